@@ -1,0 +1,33 @@
+"""Adversarially robust deep metric learning for PyTorch.
+
+>>> import torch, robustmetric as rm
+>>> model, images = rm.model("c2f2", size=8), torch.rand(8, 1, 8, 8)
+>>> labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+>>> defense = rm.defense("HM[S,LGA]&ICS", eps=8/255, alpha=1/255, steps=8)
+>>> defense(model, images, labels).loss.backward()
+"""
+
+from robustmetric.defenses import Defense, Step, defense
+from robustmetric.distance import cross_distance, embed, hardness
+from robustmetric.losses import triplet_loss
+from robustmetric.models import load_weights, model, save_weights
+from robustmetric.perturb import Budget
+from robustmetric.triplets import Triplets
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Budget",
+    "Defense",
+    "Step",
+    "Triplets",
+    "__version__",
+    "cross_distance",
+    "defense",
+    "embed",
+    "hardness",
+    "load_weights",
+    "model",
+    "save_weights",
+    "triplet_loss",
+]

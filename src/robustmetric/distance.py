@@ -1,0 +1,84 @@
+"""The unit sphere: embeddings on it, distances between them, the hardness of a triplet."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def embed(model: nn.Module, images: Tensor) -> Tensor:
+    """Run a network and put its vectors on the unit sphere: (N, …) images to (N, D) embeddings.
+
+    The network may return vectors of any length: they are normalised here, in at least single precision.
+
+    >>> embed(nn.Flatten(), torch.tensor([[[[3.0, 4.0]]]]))
+    tensor([[0.6000, 0.8000]])
+    """
+    z = model(images)
+    if not isinstance(z, Tensor):
+        raise ValueError(
+            f"the network returned a {type(z).__name__}; it must return one (N, D) tensor of embeddings: "
+            "wrap it in a module that returns the embeddings alone"
+        )
+    if z.ndim != 2 or len(z) != len(images):
+        raise ValueError(
+            f"the network returned a tensor of shape {tuple(z.shape)} for {len(images)} images; it must "
+            f"return ({len(images)}, D): flatten or pool its features"
+        )
+    if not torch.isfinite(z).all():
+        bad = int((~torch.isfinite(z)).any(1).sum())
+        raise ValueError(
+            f"{bad} of {len(z)} embeddings hold NaN or infinity: the network has diverged or its weights are "
+            "damaged; go back to its last good weights, lower the learning rate or use full precision"
+        )
+    z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+    return F.normalize(z, dim=1)
+
+
+def pair_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Euclidean distance row by row: (T, D) and (T, D) to (T,); its gradient at zero distance is zero.
+
+    >>> pair_distance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
+    tensor([1.4142])
+    """
+    distance: Tensor = torch.linalg.vector_norm(x - y, dim=-1)
+    return distance
+
+
+def cross_distance(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """Euclidean distance of all rows to all rows: (N, D) and (M, D) to (N, M); `y` defaults to `x`.
+
+    The matrix product runs in double precision, because in single precision its rounding would swallow
+    distances below 1e-3; the result has the type of `x`.
+
+    >>> cross_distance(torch.eye(2))
+    tensor([[0.0000, 1.4142],
+            [1.4142, 0.0000]])
+    """
+    wide = wide_dtype(x.device)
+    left = x.to(wide)
+    right = left if y is None else y.to(wide)
+    square = left.square().sum(1, keepdim=True) + right.square().sum(1) - 2 * left @ right.T
+    # Squares below 1e-14 are rounding: the points are the same. Their gradient is zero, as in pair_distance.
+    apart = square > 1e-14
+    return torch.where(apart, square.where(apart, torch.ones_like(square)).sqrt(), 0.0).to(x.dtype)
+
+
+def hardness(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Hardness H = d(a, p) − d(a, n) of triplets of embeddings: three (T, D) to (T,), each in [−2, 2].
+
+    >>> a, p, n = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([[-1.0, 0.0]])
+    >>> hardness(a, p, n)
+    tensor([-0.5858])
+    """
+    return pair_distance(anchor, positive) - pair_distance(anchor, negative)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Give the widest float a device has: double precision, single on Apple's GPUs.
+
+    >>> wide_dtype(torch.device("cpu"))
+    torch.float64
+    """
+    return torch.float32 if device.type == "mps" else torch.float64

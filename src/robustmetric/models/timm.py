@@ -1,0 +1,61 @@
+"""Any network of timm by its name; needs the extra ``robustmetric[timm]``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import Tensor, nn
+
+from robustmetric.models.resnet import Normalize
+
+
+def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
+    """Create timm's network ``name``, randomly initialised, with its own pixel normalisation inside.
+
+    Images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``. Parameters keep timm's names, so that a
+    file of its published weights can be given to :func:`robustmetric.models.load_weights`. The options
+    are those of ``timm.create_model``.
+
+    >>> timm_model("vit_small_patch16_224", dim=128, pretrained=True)
+    Traceback (most recent call last):
+    ...
+    ValueError: pretrained is not an option of timm:vit_small_patch16_224 here; load a file of weights ...
+    """
+    if dim < 1:
+        raise ValueError(f"dim is {dim}; the embedding needs at least 1 dimension")
+    instead = {"num_classes": "use dim", "pretrained": "load a file of weights with load_weights"}
+    for option, advice in instead.items():
+        if option in options:
+            raise ValueError(f"{option} is not an option of timm:{name} here; {advice}")
+    try:
+        timm = importlib.import_module("timm")
+    # A torchvision that does not match torch fails in any of these ways.
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])
+        raise ImportError(
+            f"timm:{name} needs timm, which failed to import ({reason}); install robustmetric[timm]"
+        ) from error
+    try:
+        network: nn.Module = timm.create_model(name, num_classes=dim, pretrained=False, **options)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"timm cannot create {name!r} with options {options}: {error};"
+            " timm.list_models() gives the names it knows"
+        ) from error
+    config: Any = network.pretrained_cfg
+    mean, std = config["mean"], config["std"]
+    if options.get("in_chans", len(mean)) != len(mean):
+        raise ValueError(
+            f"in_chans is {options['in_chans']}, but timm:{name} normalises {len(mean)} channels;"
+            f" convert the images to {len(mean)} channels"
+        )
+    # A hook and not a wrapper, which would put a prefix on all of timm's parameter names.
+    network.normalize = Normalize(mean, std)
+    network.register_forward_pre_hook(_normalize)
+    return network
+
+
+def _normalize(network: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    images, *rest = args
+    return (network.get_submodule("normalize")(images), *rest)

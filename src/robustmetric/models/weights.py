@@ -1,0 +1,148 @@
+"""Read and write a network's weights; a file is data, nothing in it is ever executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
+    """Load a file of weights into a model and return the names of the parameters that were not loaded.
+
+    The file is ``.safetensors``, or a ``torch.save`` of a state dict (alone, or under ``"state_dict"``).
+    Every parameter must be there with its shape, with one exception: a last layer with another number of
+    outputs, such as an ImageNet classifier's, is left out and the model keeps its own. That is the only
+    reason for a name to be returned. A file that does not fit raises and leaves the model as it was.
+
+    >>> import tempfile
+    >>> from robustmetric.models import C2F2
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "c2f2.safetensors")
+    ...     save_weights(C2F2(), file)
+    ...     load_weights(C2F2(), file)
+    []
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no weights file {path}")
+    found = _tensors(path)
+    own = model.state_dict()
+
+    kept = _other_head(model, own, found)
+    found = {name: value for name, value in found.items() if name not in kept}
+    # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
+    optional = {name for name in own if name.endswith("num_batches_tracked")}
+
+    problems = []
+    if missing := [name for name in own if name not in found and name not in optional and name not in kept]:
+        problems.append(f"missing from the file: {', '.join(missing)}")
+    if extra := [name for name in found if name not in own]:
+        problems.append(f"not in the model: {', '.join(extra)}")
+    forms = {name: (_form(found[name]), _form(own[name])) for name in found if name in own}
+    if wrong := [
+        f"{name} is {its}, the model has {ours}" for name, (its, ours) in forms.items() if its != ours
+    ]:
+        problems.append(f"wrong shape: {'; '.join(wrong)}")
+    if problems:
+        raise ValueError(
+            f"{path} does not fit this {type(model).__name__}: {' | '.join(problems)}"
+            " | create the model with the name and options that the weights were saved with"
+        )
+    model.load_state_dict({**own, **found})
+    return kept
+
+
+def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model's state dict as ``.safetensors``; the file appears complete or not at all.
+
+    >>> save_weights(nn.Linear(2, 2), "model.pt")
+    Traceback (most recent call last):
+    ...
+    ValueError: model.pt: weights are saved as .safetensors only; use a name that ends in .safetensors
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"{path}: weights are saved as .safetensors only; use a name that ends in .safetensors"
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to save {path.name} in; create it first")
+    # Copies, because safetensors refuses tensors that share memory or are not contiguous.
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in model.state_dict().items()
+    }
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        # Not save_file, which makes the file readable for its owner only.
+        temporary.write_bytes(save(tensors, metadata={"format": "pt"}))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name; a ValueError says why it is not a file of weights."""
+    content = _read(path)
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} holds a {type(content).__name__}; weights are a dict of names to tensors")
+    for name, value in content.items():
+        # Sparse and meta tensors could not be copied, and would fail when half of the model is loaded.
+        dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+        if not dense or not isinstance(name, str):
+            raise ValueError(
+                f"{path} is not plain weights: its entry {name!r} ({type(value).__name__}) is not a dense"
+                " tensor with a name; save the model's state_dict() alone"
+            )
+    return dict(content)
+
+
+def _read(path: Path) -> object:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about odd pickles before it refuses them
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        # `from None`: torch's own text recommends loading the file unsafely.
+        raise ValueError(
+            f"{path} is not plain weights: it was refused, and nothing in it was run."
+            " Save the weights as .safetensors where the file comes from"
+        ) from None
+    except Exception as error:  # the parsers raise nearly anything on a damaged file
+        reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])
+        raise ValueError(
+            f"{path} cannot be read as weights; it is damaged or something else ({reason})"
+        ) from error
+
+
+def _other_head(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the model's last layer if the file's has another number of outputs, else none."""
+    # torchvision calls the layer fc; every network of timm says which one it is.
+    classifier: Any = getattr(model, "get_classifier", None)
+    layer = classifier() if classifier else getattr(model, "fc", None)
+    for name, module in model.named_modules():
+        weight = f"{name}.weight"
+        if module is layer and weight in own and weight in found:
+            its, ours = found[weight].shape, own[weight].shape
+            if its[1:] == ours[1:] and its[:1] != ours[:1]:
+                return [n for n in (weight, f"{name}.bias") if n in own]
+    return []
+
+
+def _form(tensor: Tensor) -> str:
+    """Give the shape, and the type unless it is floating point: float16 may be loaded, int8 may not."""
+    shape = str(tuple(tensor.shape))
+    return shape if tensor.is_floating_point() else f"{shape} of {tensor.dtype}"

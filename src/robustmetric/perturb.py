@@ -1,0 +1,151 @@
+"""Perturbations: the budget, the projection, freezing a network, and projected gradient descent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a perturbation may cost: at most `eps` a pixel, in `steps` steps of `alpha` each.
+
+    A single step is as long as the budget allows: FGSM.
+
+    >>> Budget(eps=8 / 255, alpha=1 / 255, steps=8).stride == 1 / 255
+    True
+    >>> Budget(eps=0.1, alpha=0.01, steps=1).stride
+    0.1
+    """
+
+    eps: float
+    alpha: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.eps) and 0 <= self.eps <= 1):
+            raise ValueError(
+                f"eps must be in [0, 1], not {self.eps}: pixels are in [0, 1], so 8 grey levels are 8/255"
+            )
+        if not (math.isfinite(self.alpha) and 0 < self.alpha <= 1):
+            raise ValueError(
+                f"alpha must be in (0, 1], not {self.alpha}: pixels are in [0, 1], so a grey level is 1/255"
+            )
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps must be a whole number of at least 1, not {self.steps!r}")
+
+    @property
+    def stride(self) -> float:
+        """The length of a step."""
+        return self.eps if self.steps == 1 else self.alpha
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is not a batch (N, C, H, W) of floating-point images in [0, 1].
+
+    >>> check_images(torch.full((1, 1, 2, 2), 255.0))
+    Traceback (most recent call last):
+    ...
+    ValueError: pixels are in [255, 255]; they must be in [0, 1]: divide 8-bit images by 255 and ...
+    """
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        found = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(
+            f"images must be a floating-point tensor, not {found}: use images.float() / 255 for 8 bits"
+        )
+    if images.ndim != 4:
+        raise ValueError(f"images have shape {tuple(images.shape)}; they must have shape (N, C, H, W)")
+    if images.numel() == 0:
+        raise ValueError(
+            f"images have shape {tuple(images.shape)}: there is nothing in them; give at least one image"
+        )
+    low, high = (float(v) for v in images.detach().aminmax())
+    if not (low >= 0 and high <= 1):
+        raise ValueError(
+            f"pixels are in [{low:g}, {high:g}]; they must be in [0, 1]: divide 8-bit images by 255 and "
+            "leave the normalisation by mean and deviation to a layer of the network"
+        )
+
+
+def project(x: Tensor, origin: Tensor, eps: float) -> Tensor:
+    """Bring `x` back to within `eps` of `origin` and to within [0, 1]; all of one shape.
+
+    >>> project(torch.tensor([0.9, -0.2]), torch.tensor([0.5, 0.1]), 0.25)
+    tensor([0.7500, 0.0000])
+    """
+    return x.clamp(origin - eps, origin + eps).clamp_(0, 1)
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Hold a network in evaluation mode, its parameters without gradients; restore each module and parameter.
+
+    Modes are kept module by module, so that a BatchNorm that was frozen in a network in training stays so.
+
+    >>> model = nn.Linear(1, 1).train()
+    >>> with frozen(model):
+    ...     print(model.training, model.weight.requires_grad)
+    False False
+    >>> model.training, model.weight.requires_grad
+    (True, True)
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        for parameter, _ in flags:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""(rows of x as they are now, their (R,) positions in x) to (R,) values, each of its own row alone."""
+
+
+def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None = None) -> Tensor:
+    """Minimise an objective row by row over the perturbations that a budget allows; return the moved (T, …).
+
+    Each step goes `budget.stride` against the sign of the gradient of `x`, then back into the budget. A row
+    whose gradient is zero everywhere would stay where it is for ever: it drops out of the computation. The
+    descent begins at `x`, or at `start` projected into the budget. Call it inside `frozen(model)`.
+
+    >>> x = torch.tensor([[0.5], [0.5]])
+    >>> wanted = torch.tensor([[0.52], [0.9]])
+    >>> def short(x, rows):
+    ...     return (wanted[rows] - x).clamp_min(0).square().sum(1)
+    >>> pgd(x, short, Budget(eps=0.1, alpha=0.05, steps=8))
+    tensor([[0.5500],
+            [0.6000]])
+    """
+    moved = x.clone() if start is None else project(start, x, budget.eps)
+    rows = torch.arange(len(x), device=x.device)
+    for _ in range(budget.steps):
+        if len(rows) == 0:
+            break
+        with torch.enable_grad():
+            point = moved[rows].requires_grad_()
+            # A view, because some hooks on the network refuse a leaf as its input.
+            value = objective(point.view_as(point), rows)
+            (gradient,) = torch.autograd.grad(value.sum(), point)
+        steepest = torch.linalg.vector_norm(gradient.flatten(1), torch.inf, dim=1)
+        if not torch.isfinite(steepest).all():
+            raise ValueError(
+                "the gradient of the images holds NaN or infinity: look for a square root, logarithm or "
+                "division in the network whose gradient is infinite, or use full precision"
+            )
+        alive = steepest > 0
+        if not alive.all():
+            rows, point, gradient = rows[alive], point[alive], gradient[alive]
+        moved[rows] = project(point.detach() - budget.stride * gradient.sign(), x[rows], budget.eps)
+    return moved

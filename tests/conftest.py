@@ -1,0 +1,44 @@
+"""Shared by all tests: one thread a process, the golden figures, real images."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+DATA = Path(__file__).parent / "data"
+
+# The tests run in two processes; more threads than cores would only get in each other's way.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, NDArray[np.generic]]:
+    """What the reference implementation computes on a fixed tiny network (see data/README.md)."""
+    with np.load(DATA / "fashion-tiny.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture
+def golden_network(golden: dict[str, NDArray[np.generic]]) -> nn.Sequential:
+    """The tiny network of the golden figures, in training mode."""
+    network = nn.Sequential(
+        nn.Conv2d(1, 16, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1568, 64),
+    )
+    network.load_state_dict(
+        {name[4:]: torch.tensor(value) for name, value in golden.items() if name[:4] == "net/"}
+    )
+    return network
+
+
+@pytest.fixture
+def pairs(golden: dict[str, NDArray[np.generic]]) -> tuple[Tensor, Tensor]:
+    """A batch of 32 pairs of Fashion-MNIST images (64, 1, 28, 28) and their labels (64,)."""
+    return torch.tensor(golden["HM/images"]) / 255, torch.tensor(golden["HM/labels"])

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric.models import load_weights, model, timm_model
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.25, 0.125)
+
+
+class Tiny(nn.Module):
+    """A network with the interface of timm's: pretrained_cfg, get_classifier, parameter names of its own."""
+
+    def __init__(self, num_classes: int, in_chans: int = 3, width: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(in_chans, width, 3)
+        self.head = nn.Linear(width, num_classes)
+        self.pretrained_cfg = {"mean": MEAN, "std": STD, "input_size": (3, 8, 8), "classifier": "head"}
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.stem(x).mean(dim=(2, 3)))
+        return out
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A stand-in for timm, which cannot be installed without torchvision; returns the calls it got."""
+    calls: list[dict[str, Any]] = []
+
+    def create_model(model_name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        calls.append({"name": model_name, "pretrained": pretrained, **kwargs})
+        if model_name != "tiny":
+            raise RuntimeError(f"Unknown model ({model_name})")
+        return Tiny(**kwargs)
+
+    stub = ModuleType("timm")
+    stub.create_model = create_model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", stub)
+    return calls
+
+
+def test_it_is_created_by_name_without_a_download(calls: list[dict[str, Any]]) -> None:
+    net = model("timm:tiny", dim=7, width=5)
+    assert calls == [{"name": "tiny", "pretrained": False, "num_classes": 7, "width": 5}]
+    assert net(torch.rand(2, 3, 8, 8)).shape == (2, 7)
+
+
+def test_the_default_embedding_has_512_dimensions(calls: list[dict[str, Any]]) -> None:
+    assert timm_model("tiny")(torch.rand(2, 3, 8, 8)).shape == (2, 512)
+
+
+@pytest.mark.usefixtures("calls")
+def test_pixel_normalisation_is_inside() -> None:
+    net = timm_model("tiny", dim=7)
+    bare = Tiny(7)
+    bare.load_state_dict(net.state_dict())  # timm's names, and nothing but them
+    images = torch.rand(2, 3, 8, 8)
+    outside = (images - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    torch.testing.assert_close(net(images), bare(outside))
+    assert not torch.allclose(net(images), bare(images))
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_copy_normalises_with_its_own_numbers() -> None:
+    net = timm_model("tiny", dim=7)
+    moved = copy.deepcopy(net).double()
+    images = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(moved(images.double()).float(), net(images))
+
+
+@pytest.mark.usefixtures("calls")
+def test_published_weights_load_except_the_classifier(tmp_path: Path) -> None:
+    published = Tiny(1000)
+    torch.save(published.state_dict(), tmp_path / "tiny.pth")
+    net = timm_model("tiny", dim=7)
+    assert load_weights(net, tmp_path / "tiny.pth") == ["head.weight", "head.bias"]
+    assert torch.equal(net.state_dict()["stem.weight"], published.stem.weight)
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("huge", {}, r"timm cannot create 'huge' .*Unknown model \(huge\).*timm.list_models"),
+        ("tiny", {"depth": 3}, r"timm cannot create 'tiny' with options \{'depth': 3\}"),
+        ("tiny", {"dim": 0}, "dim is 0"),
+        ("tiny", {"num_classes": 3}, "num_classes is not an option of timm:tiny here; use dim"),
+        ("tiny", {"pretrained": True}, "pretrained is not an option .* load_weights"),
+        ("tiny", {"in_chans": 1}, "in_chans is 1, but timm:tiny normalises 3 channels"),
+    ],
+)
+def test_impossible_requests_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        timm_model(name, **options)
+
+
+@pytest.mark.usefixtures("calls")
+def test_images_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"takes \(B, 3, H, W\)"):
+        timm_model("tiny")(torch.rand(2, 1, 8, 8))
+
+
+def test_timm_that_is_not_there_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match=r"timm:tiny needs timm.*install robustmetric\[timm\]") as caught:
+        model("timm:tiny")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "OSError", "AttributeError", "ImportError"])
+def test_timm_that_fails_to_import_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    (tmp_path / "timm.py").write_text(f"raise {error}('operator torchvision::nms does not exist\\nmore')\n")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=f"{error}: operator torchvision::nms does not exist") as caught:
+        timm_model("tiny")
+    assert "\n" not in str(caught.value)
+    assert "install robustmetric[timm]" in str(caught.value)

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from robustmetric.models import C2F2, load_weights, resnet18, save_weights
+
+
+def small() -> C2F2:
+    return C2F2(size=4, dim=8)
+
+
+def state(net: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def write(content: object, path: Path) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def refuses(net: nn.Module, path: Path, *messages: str) -> None:
+    """Loading fails with a ValueError that names the file and has the messages; the model is as before."""
+    before = state(net)
+    with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+        load_weights(net, path)
+    for message in messages:
+        assert message in str(caught.value)
+    assert equal(before, state(net))
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    source, target = small(), small()
+    assert not equal(state(source), state(target))
+    path = tmp_path / "net.safetensors"
+    save_weights(source, path)
+    assert load_weights(target, path) == []
+    assert equal(state(source), state(target))
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+def test_a_path_may_be_a_string(tmp_path: Path) -> None:
+    path = str(tmp_path / "net.safetensors")
+    net = small()
+    save_weights(net, path)
+    assert load_weights(net, path) == []
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+def test_files_of_torch_save(tmp_path: Path, zipped: bool, nested: bool) -> None:
+    source, target = small(), small()
+    content: Any = {"state_dict": source.state_dict(), "epoch": 3} if nested else source.state_dict()
+    torch.save(content, tmp_path / "net.pth", _use_new_zipfile_serialization=zipped)
+    assert load_weights(target, tmp_path / "net.pth") == []
+    assert equal(state(source), state(target))
+
+
+def test_an_imagenet_classifier_keeps_the_models_own_last_layer(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    published = resnet18(dim=1000)
+    nn.init.normal_(published.bn1.bias)
+    net = resnet18(dim=32)
+    before = state(net)
+    assert load_weights(net, write(published.state_dict(), tmp_path / "r18.pth")) == ["fc.weight", "fc.bias"]
+    after, theirs = state(net), state(published)
+    for name in after:
+        kept = name.startswith("fc.")
+        assert torch.equal(after[name], before[name] if kept else theirs[name])
+
+
+def test_a_last_layer_that_fits_is_loaded(tmp_path: Path) -> None:
+    source, target = resnet18(dim=8), resnet18(dim=8)
+    save_weights(source, tmp_path / "r18.safetensors")
+    assert load_weights(target, tmp_path / "r18.safetensors") == []
+    assert equal(state(source), state(target))
+
+
+def test_a_last_layer_of_another_width_is_an_error(tmp_path: Path) -> None:
+    net = resnet18(dim=8)
+    content = {**net.state_dict(), "fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
+    path = write(content, tmp_path / "r18.pth")
+    refuses(net, path, "fc.weight is (1000, 2048), the model has (8, 512)", "fc.bias is (1000,)")
+
+
+def test_a_missing_last_layer_is_an_error(tmp_path: Path) -> None:
+    net = resnet18(dim=8)
+    content = {name: value for name, value in net.state_dict().items() if not name.startswith("fc.")}
+    refuses(net, write(content, tmp_path / "r18.pth"), "missing from the file: fc.weight, fc.bias")
+
+
+def test_old_files_have_no_counter_of_batches(tmp_path: Path) -> None:
+    source, target = resnet18(dim=8), resnet18(dim=8)
+    content = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
+    assert len(content) == 102
+    assert load_weights(target, write(content, tmp_path / "old.pth")) == []
+    assert equal(state(source), state(target))
+
+
+def test_half_precision_is_converted(tmp_path: Path) -> None:
+    source, target = small(), small()
+    path = tmp_path / "half.safetensors"
+    save_file({name: value.half() for name, value in source.state_dict().items()}, path)
+    assert load_weights(target, path) == []
+    assert target.fc1.weight.dtype == torch.float32
+    assert torch.equal(target.fc1.weight, source.fc1.weight.half().float())
+
+
+def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
+    net = small()
+    content = state(net)
+    del content["fc1.bias"], content["conv2.weight"]
+    content["head.weight"] = torch.zeros(1)
+    content["conv1.weight"] = torch.zeros(32, 3, 5, 5)
+    content["fc2.bias"] = torch.zeros(9)
+    refuses(
+        net,
+        write(content, tmp_path / "other.pt"),
+        "does not fit this C2F2",
+        "missing from the file: conv2.weight, fc1.bias",
+        "not in the model: head.weight",
+        "conv1.weight is (32, 3, 5, 5), the model has (32, 1, 5, 5)",
+        "fc2.bias is (9,), the model has (8,)",
+    )
+
+
+def test_integer_weights_do_not_fit(tmp_path: Path) -> None:
+    net = small()
+    content = {**state(net), "fc2.bias": torch.zeros(8, dtype=torch.int8)}
+    refuses(net, write(content, tmp_path / "int.pt"), "fc2.bias is (8,) of torch.int8, the model has (8,)")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    for name in ("none.pt", "none.safetensors"):
+        with pytest.raises(FileNotFoundError, match=name):
+            load_weights(small(), tmp_path / name)
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    refuses(small(), tmp_path, "cannot be read as weights")
+
+
+class Malicious:
+    """A pickle of it creates a file as soon as it is loaded without care."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("kind", ["torch", "nested", "pickle", "old pickle"])
+def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, kind: str) -> None:
+    trace, path = tmp_path / "trace", tmp_path / "evil.pt"
+    net = small()
+    content: dict[str, Any] = {**net.state_dict(), "fc1.weight": Malicious(trace)}
+    if kind == "torch":
+        torch.save(content, path)
+    elif kind == "nested":
+        torch.save({"state_dict": content}, path)
+    else:
+        path.write_bytes(pickle.dumps(content, protocol=2 if kind == "old pickle" else 4))
+    refuses(net, path, "is not plain weights", "it was refused, and nothing in it was run", ".safetensors")
+    assert not trace.exists()
+
+
+def test_the_malicious_pickle_would_have_run(tmp_path: Path) -> None:
+    torch.save(Malicious(tmp_path / "trace"), tmp_path / "evil.pt")
+    torch.load(tmp_path / "evil.pt", weights_only=False)
+    assert (tmp_path / "trace").exists()
+
+
+def test_a_pickled_network_is_refused_without_unsafe_advice(tmp_path: Path) -> None:
+    path = write(nn.Linear(2, 2), tmp_path / "net.pt")
+    refuses(small(), path, "is not plain weights")
+    with pytest.raises(ValueError, match="refused") as caught:
+        load_weights(small(), path)
+    assert caught.value.__suppress_context__
+    assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([torch.zeros(2)], "holds a list; weights are a dict of names to tensors"),
+        (torch.zeros(2), "holds a Tensor"),
+        ({"epoch": 3}, "its entry 'epoch' (int) is not a dense tensor with a name"),
+        ({3: torch.zeros(1)}, "its entry 3 (Tensor)"),
+        ({"a": torch.zeros(2).to_sparse()}, "its entry 'a' (Tensor)"),
+        ({}, "missing from the file: conv1.weight, conv1.bias"),
+    ],
+)
+def test_other_content_is_refused(tmp_path: Path, content: object, message: str) -> None:
+    refuses(small(), write(content, tmp_path / "other.pt"), message)
+
+
+@pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
+@pytest.mark.parametrize("content", [b"", b"hello world", b"\x89PNG\r\n", bytes(100), b"{" * 9000])
+def test_a_file_that_is_something_else(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    refuses(small(), path)
+
+
+@pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
+@pytest.mark.parametrize("part", [0.001, 0.5, 0.999])
+def test_a_truncated_file(tmp_path: Path, name: str, part: float) -> None:
+    path = tmp_path / name
+    if name == "net.pt":
+        torch.save(small().state_dict(), path)
+    else:
+        save_weights(small(), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
+    refuses(small(), path, "cannot be read as weights; it is damaged or something else")
+
+
+def test_shared_and_strided_parameters_are_saved(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    with torch.no_grad():
+        net[1].bias = nn.Parameter(torch.arange(6.0)[::2])
+    path = tmp_path / "tied.safetensors"
+    save_weights(net, path)
+    assert equal(load_file(path), state(net))
+    assert load_weights(net, path) == []
+    assert net[1].weight is net[0].weight
+
+
+def test_only_safetensors_is_written(tmp_path: Path) -> None:
+    for name in ("net.pt", "net", "net.safetensors.bak"):
+        with pytest.raises(ValueError, match=r"use a name that ends in .safetensors"):
+            save_weights(small(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*runs"):
+        save_weights(small(), tmp_path / "runs" / "net.safetensors")
+
+
+def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.safetensors"
+    net = small()
+    save_weights(net, path)
+    before = path.read_bytes()
+
+    def half_written(self: Path, data: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half_written)
+    with pytest.raises(OSError, match="no space left"):
+        save_weights(small(), path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+def test_a_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    save_weights(small(), tmp_path / "net.safetensors")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "net.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
