@@ -1,6 +1,7 @@
 """Shared by all tests: one thread a process, the golden figures, real images."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +16,14 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def golden() -> dict[str, NDArray[np.generic]]:
+def golden() -> dict[str, NDArray[Any]]:
     """What the reference implementation computes on a fixed tiny network (see data/README.md)."""
     with np.load(DATA / "fashion-tiny.npz") as arrays:
         return dict(arrays)
 
 
 @pytest.fixture
-def golden_network(golden: dict[str, NDArray[np.generic]]) -> nn.Sequential:
+def golden_network(golden: dict[str, NDArray[Any]]) -> nn.Sequential:
     """The tiny network of the golden figures, in training mode."""
     network = nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2, padding=2),
@@ -39,6 +40,6 @@ def golden_network(golden: dict[str, NDArray[np.generic]]) -> nn.Sequential:
 
 
 @pytest.fixture
-def pairs(golden: dict[str, NDArray[np.generic]]) -> tuple[Tensor, Tensor]:
+def pairs(golden: dict[str, NDArray[Any]]) -> tuple[Tensor, Tensor]:
     """A batch of 32 pairs of Fashion-MNIST images (64, 1, 28, 28) and their labels (64,)."""
     return torch.tensor(golden["HM/images"]) / 255, torch.tensor(golden["HM/labels"])

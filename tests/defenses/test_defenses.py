@@ -1,0 +1,218 @@
+"""What holds for every defense, and EST and ACT against plain loops."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.defenses.base import Network
+from robustmetric.defenses.est import shift
+from robustmetric.distance import cross_distance, embed
+from robustmetric.losses import triplet_loss
+from robustmetric.perturb import Budget, frozen, project
+from robustmetric.triplets import Softhard
+
+NAMES = [
+    "N/A[R]",
+    "N/A[S]",
+    "EST[R]",
+    "ACT[S]",
+    "HM[R,M]",
+    "HM[S,LGA]&ICS",
+    "HM[M,H]",
+    "HM[D,gB(S)]&L(p,p̃,a)",
+    "HM[S,2]&L(a,ã,ñ)",
+]
+
+
+class Watched(nn.Module):
+    """A small network with a frozen BatchNorm that keeps every batch it was given."""
+
+    def __init__(self, channels: int, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4 * size * size, 6)
+        self.seen: list[Tensor] = []
+        self.to(dtype).train()
+        self.norm.eval()
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach().clone())
+        z: Tensor = self.head(torch.tanh(self.norm(self.conv(x))).flatten(1))
+        return z
+
+
+def batch(layout: str, channels: int, size: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+    labels = torch.tensor([2, 2, 0, 0, 1, 1, 2, 2] if layout == "pairs" else [0, 1, 0, 2, 1, 0, 3])
+    pixels = torch.rand(len(labels), channels, size, size, generator=torch.Generator().manual_seed(seed))
+    return pixels.to(dtype), labels
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    layout=st.sampled_from(["pairs", "any"]),
+    channels=st.sampled_from([1, 3]),
+    size=st.sampled_from([3, 6]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    eps=st.floats(0, 0.5),
+    alpha=st.floats(0.001, 0.3),
+    steps=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+)
+@settings(deadline=None, max_examples=120)
+def test_every_defense_keeps_its_word(
+    name: str,
+    layout: str,
+    channels: int,
+    size: int,
+    dtype: torch.dtype,
+    eps: float,
+    alpha: float,
+    steps: int,
+    seed: int,
+) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Watched(channels, size, dtype)
+    images, labels = batch(layout, channels, size, dtype, seed)
+    kept, rng = images.clone(), torch.get_rng_state()
+    modes = [m.training for m in model.modules()]
+    flags = [p.requires_grad for p in model.parameters()]
+    numbers = {k: v.clone() for k, v in model.state_dict().items()}
+
+    step = rm.defense(name, eps=eps, alpha=alpha, steps=steps, seed=seed)(model, images, labels)
+
+    assert torch.equal(images, kept)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(v, numbers[k]) for k, v in model.state_dict().items())
+    for x in model.seen:
+        assert x.min() >= 0
+        assert x.max() <= 1
+        # Whatever the network saw is within ε of an image of the batch (and a rounding).
+        nearest = (x[:, None] - images).abs().flatten(2).amax(2).amin(1)
+        assert nearest.max() <= eps + 1e-6
+    assert step.logs["forward"] == sum(len(x) for x in model.seen)
+    assert 0 <= step.logs["perturbed"] <= 1
+    assert all(-2 <= v <= 2 for k, v in step.logs.items() if k.startswith("hardness"))
+
+    again = rm.defense(name, eps=eps, alpha=alpha, steps=steps, seed=seed)(model, images, labels)
+    assert again.loss.item() == step.loss.item()
+    assert again.logs == step.logs
+    step.loss.backward()
+    gradients = [p.grad is not None for p in model.parameters()]
+    assert gradients == flags
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restored_defense_goes_on_as_if_nothing_had_happened(
+    name: str, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    defense = rm.defense(name, eps=0.05, alpha=0.02, steps=2, seed=4)
+    defense(golden_network, *pairs)
+    saved = copy.deepcopy(defense.state_dict())
+    expected = [defense(golden_network, *pairs).loss.item() for _ in range(2)]
+
+    other = rm.defense(name, eps=0.05, alpha=0.02, steps=2, seed=99)
+    other.load_state_dict(saved)
+    assert [other(golden_network, *pairs).loss.item() for _ in range(2)] == expected
+    fresh = rm.defense(name, eps=0.05, alpha=0.02, steps=2, seed=99)
+    assert [fresh(golden_network, *pairs).loss.item() for _ in range(2)] != expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saves_only_tensors(name: str) -> None:
+    assert all(isinstance(value, Tensor) for value in rm.defense(name).state_dict().values())
+
+
+def test_shift_against_a_plain_loop(golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]) -> None:
+    network, images = golden_network.double(), pairs[0][:12].double()
+    budget = Budget(eps=16 / 255, alpha=2 / 255, steps=6)
+    with frozen(network):
+        origin = embed(network, images)
+        moved = shift(Network(network), images, origin, budget, generator=torch.Generator().manual_seed(0))
+    far = (embed(network, moved) - origin).norm(dim=1)
+
+    offset = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    for i in range(len(images)):
+        x = (images[[i]] + 1e-7 * offset[[i]]).clamp(0, 1)
+        for _ in range(6):
+            x.requires_grad_()
+            distance = (embed(network, x) - origin[[i]]).norm()
+            (up,) = torch.autograd.grad(distance, x)
+            x = project(x.detach() + 2 / 255 * up.sign(), images[[i]], 16 / 255)
+        expected = (embed(network, x) - origin[[i]]).norm().item()
+        assert far[i].item() == pytest.approx(expected, abs=1e-9)
+        assert expected > 0.01
+
+
+def test_est_takes_the_loss_on_the_moved_batch(
+    golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    images, labels = pairs
+    defense = rm.defense("EST[S]", eps=16 / 255, alpha=2 / 255, steps=3, seed=8)
+    step = defense(golden_network, images, labels)
+
+    generator = torch.Generator().manual_seed(8)
+    with frozen(golden_network):
+        origin = embed(golden_network, images)
+        moved = shift(Network(golden_network), images, origin, defense.budget, generator=generator)
+    z = embed(golden_network, moved)
+    triplets = Softhard()(cross_distance(z.detach()), labels, generator=generator)
+    expected = triplet_loss(z[triplets.anchor], z[triplets.positive], z[triplets.negative])
+    assert step.loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert step.logs["forward"] == 64 * (1 + 3 + 1)
+    assert step.logs["backward"] == 64 * (3 + 1)
+
+
+def test_act_pulls_positive_and_negative_together_and_leaves_the_anchor(
+    golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    network, images, labels = golden_network.double(), pairs[0].double(), pairs[1]
+    step = rm.defense("ACT[S]", eps=16 / 255, alpha=2 / 255, steps=5, seed=6)(network, images, labels)
+
+    with torch.no_grad():
+        dist = cross_distance(embed(network, images))
+    triplets = Softhard()(dist, labels, generator=torch.Generator().manual_seed(6))
+    losses = []
+    for a, p, n in triplets.stack().tolist():
+        pair = images[[p, n]]
+        origin = pair.clone()
+        for _ in range(5):
+            pair.requires_grad_()
+            z = embed(network, pair)
+            (up,) = torch.autograd.grad((z[0] - z[1]).norm(), pair)
+            pair = project(pair.detach() - 2 / 255 * up.sign(), origin, 16 / 255)
+        za, (zp, zn) = embed(network, images[[a]])[0], embed(network, pair)
+        assert (zp - zn).norm() < dist[p, n]
+        losses.append(max(0.0, ((za - zp).norm() - (za - zn).norm() + 0.2).item()))
+    assert step.loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-9)
+
+
+# Without min-max training, which is known to collapse.
+@pytest.mark.parametrize("name", [name for name in NAMES if "HM[S,2]" not in name])
+def test_any_module_that_gives_vectors_can_be_trained(name: str, pairs: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(196, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 8)
+    )
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    defense = rm.defense(name, eps=0.02, alpha=0.01, steps=2)
+    losses = []
+    for _ in range(25):
+        loss = defense(network, *pairs).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < sum(losses[:5])
+    assert network.training
+    assert all(m.training for m in network.modules())

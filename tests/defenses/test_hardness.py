@@ -1,0 +1,258 @@
+"""Hardness Manipulation: the golden figures, and what dropping finished triplets may not change."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.defenses.base import Moved, Network, embed_roles
+from robustmetric.defenses.hardness import HardnessManipulation, manipulate
+from robustmetric.destination import Benign, Constant, Destination, Gradual
+from robustmetric.distance import cross_distance, embed, hardness
+from robustmetric.losses import SextupletTerm, triplet_loss
+from robustmetric.perturb import Budget, frozen, project
+from robustmetric.triplets import SAMPLERS, Semihard, Softhard, Triplets
+
+Golden = dict[str, NDArray[Any]]
+BUDGET = Budget(eps=16 / 255, alpha=2 / 255, steps=8)
+FIGURES = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
+
+
+class Fixed:
+    """A sampler that gives the triplets it was made with."""
+
+    def __init__(self, positions: NDArray[Any]) -> None:
+        self.triplets = Triplets(*torch.tensor(positions))
+
+    def __call__(
+        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
+    ) -> Triplets:
+        return self.triplets
+
+
+def golden_defense(kind: str, golden: Golden) -> HardnessManipulation:
+    destination: Destination
+    if kind == "semihard":
+        destination = Benign(Fixed(golden["HM/semihard/dest_triplets"]))
+    elif kind == "lga":
+        destination = Gradual()
+        destination.update(torch.tensor(0.09))
+    else:
+        destination = Constant(2)
+    return HardnessManipulation(
+        Fixed(golden["HM/source_triplets"]), destination, [SextupletTerm("ICS")], budget=BUDGET
+    )
+
+
+def benign(network: nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return cross_distance(embed(network, images))
+
+
+def all_images(images: Tensor, source: Triplets, moved: Moved) -> Tensor:
+    """The perturbed triplets (T, 3, C, H, W), those left alone included."""
+    whole = images[source.stack()]
+    whole[moved.rows] = moved.images
+    return whole
+
+
+def reached(network: nn.Module, triplets: Tensor) -> Tensor:
+    with torch.no_grad():
+        return hardness(*embed(network, triplets.flatten(0, 1)).view(len(triplets), 3, -1).unbind(1))
+
+
+@pytest.mark.parametrize("kind", ["semihard", "lga", "const2"])
+def test_reaches_the_hardness_of_the_reference(
+    kind: str, golden: Golden, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    images, labels = pairs
+    defense = golden_defense(kind, golden)
+    dist = benign(golden_network, images)
+    source = defense.source(dist, labels, generator=defense.generator)
+    found = source.hardness(dist)
+    np.testing.assert_allclose(found, golden["HM/hardness_before"], atol=1e-5)
+    wanted = defense.destination(dist, labels, source, sampler=defense.source, generator=defense.generator)
+    with frozen(golden_network):
+        moved = manipulate(Network(golden_network), images, source, found, wanted, BUDGET)
+    after = reached(golden_network, all_images(images, source, moved)).numpy()
+    gap = np.abs(after - golden[f"HM/{kind}/hardness_after"])
+    assert (gap < 0.02).mean() > 0.95, f"largest differences {np.sort(gap)[-5:]}"
+
+    step = defense(golden_network, images, labels)
+    figures = FIGURES[f"HM/{kind}"]
+    assert step.logs["hardness/reached"] == pytest.approx(figures["mean_H"], abs=0.002)
+    assert step.logs["loss/triplet"] == pytest.approx(figures["loss"], abs=0.001)
+    assert step.logs["loss/ICS"] == pytest.approx(0.5 * figures["ics"], abs=0.001)
+    assert step.loss.item() == pytest.approx(step.logs["loss/triplet"] + step.logs["loss/ICS"])
+
+
+def in_full(network: nn.Module, x: Tensor, wanted: Tensor, budget: Budget) -> Tensor:
+    """The manipulation as the paper writes it: every triplet in every step."""
+    moved = x.clone()
+    for _ in range(budget.steps):
+        point = moved.clone().requires_grad_()
+        h = hardness(*embed(network, point.flatten(0, 1)).view(len(x), 3, -1).unbind(1))
+        ((wanted - h).clamp_min(0) ** 2).sum().backward()
+        assert point.grad is not None
+        moved = project(point.detach() - budget.stride * point.grad.sign(), x, budget.eps)
+    return moved
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8])
+@pytest.mark.parametrize("value", [-0.3, -0.1, 0.1])
+def test_dropping_finished_triplets_changes_nothing(
+    value: float, steps: int, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    network, images, labels = golden_network.double(), pairs[0].double(), pairs[1]
+    budget = Budget(eps=16 / 255, alpha=2 / 255, steps=steps)
+    dist = benign(network, images)
+    source = Softhard()(dist, labels, generator=torch.Generator().manual_seed(1))
+    found, wanted = source.hardness(dist), torch.full((32,), value, dtype=torch.float64)
+    counted = Network(network)
+    with frozen(network):
+        moved = manipulate(counted, images, source, found, wanted, budget)
+        expected = in_full(network, images[source.stack()], wanted, budget)
+    assert 0 < len(moved.rows) < 32
+    # Double precision: other batch sizes round otherwise, by some 1e-15.
+    torch.testing.assert_close(
+        reached(network, all_images(images, source, moved)), reached(network, expected), atol=1e-9, rtol=0
+    )
+    assert counted.forward == counted.backward <= len(moved.rows) * 3 * steps
+    if steps == 8:
+        assert counted.forward < len(moved.rows) * 3 * steps
+
+
+@pytest.mark.parametrize("letter", SAMPLERS)
+def test_the_sources_own_destination_is_regular_training(
+    letter: str, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    manipulated = rm.defense(f"HM[{letter},{letter}]", seed=3)(golden_network, *pairs)
+    regular = rm.defense(f"N/A[{letter}]", seed=3)(golden_network, *pairs)
+    assert manipulated.logs["perturbed"] == 0
+    assert manipulated.logs["hardness/reached"] == pytest.approx(
+        manipulated.logs["hardness/source"], abs=1e-6
+    )
+    assert manipulated.loss.item() == pytest.approx(regular.loss.item(), abs=1e-6)
+    # No image was perturbed: after mining, the network sees images of the batch and nothing else.
+    assert manipulated.logs["forward"] - 64 == manipulated.logs["backward"] <= 64
+
+
+@pytest.mark.parametrize("source", SAMPLERS)
+def test_no_destination_is_harder_than_two(
+    source: str, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    def level(destination: str) -> float:
+        defense = rm.defense(f"HM[{source},{destination}]", eps=16 / 255, alpha=2 / 255, steps=8, seed=5)
+        return float(defense(golden_network, *pairs).logs["hardness/reached"])
+
+    others = [*SAMPLERS, "0", "-γ/2", "LGA", "g2", "g1/2", "gB(M)"]
+    assert level("2") >= max(level(destination) for destination in others)
+
+
+def test_two_is_min_max_training(golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]) -> None:
+    images, labels = pairs
+    defense = rm.defense("min-max[S]", eps=16 / 255, alpha=2 / 255, steps=4, seed=2)
+    step = defense(golden_network, images, labels)
+    source = Softhard()(benign(golden_network, images), labels, generator=torch.Generator().manual_seed(2))
+    moved = images[source.stack()]
+    origin = moved.clone()
+    for _ in range(4):
+        moved.requires_grad_()
+        h = hardness(*embed(golden_network, moved.flatten(0, 1)).view(32, 3, -1).unbind(1))
+        (up,) = torch.autograd.grad(h.sum(), moved)
+        moved = project(moved.detach() + 2 / 255 * up.sign(), origin, 16 / 255)
+    assert step.logs["hardness/reached"] == pytest.approx(
+        reached(golden_network, moved).mean().item(), abs=1e-3
+    )
+    assert step.logs["perturbed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [
+        ("ICS", "a a~ p"),
+        ("L(a,ã,p̃)", "a a~ p~"),
+        ("L(p,p̃,a)", "p p~ a"),
+        ("L(a,ã,ñ)", "a a~ n~"),
+        ("L(a,p,ñ)", "a p n~"),
+        ("L(a,p,n)", "a p n"),
+    ],
+)
+def test_terms_take_their_part_of_the_sextuplet(
+    name: str, roles: str, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    images, labels = pairs
+    defense = rm.defense(f"HM[S,M]&{name}", eps=16 / 255, alpha=2 / 255, steps=3, seed=7)
+    assert isinstance(defense, HardnessManipulation)
+    step = defense(golden_network, images, labels)
+
+    # The same once more, each of the six embeddings computed where it stands.
+    generator = torch.Generator().manual_seed(7)
+    dist = benign(golden_network, images)
+    source = Softhard()(dist, labels, generator=generator)
+    wanted = Semihard()(dist, labels, generator=generator).hardness(dist)
+    with frozen(golden_network):
+        moved = manipulate(
+            Network(golden_network), images, source, source.hardness(dist), wanted, defense.budget
+        )
+    six = torch.cat([images[source.stack()], all_images(images, source, moved)], dim=1)
+    names = ("a", "p", "n", "a~", "p~", "n~")
+    z = dict(zip(names, embed(golden_network, six.flatten(0, 1)).view(32, 6, -1).unbind(1), strict=True))
+    a, p, n = (z[role] for role in roles.split())
+    margin = 0.0 if name in ("ICS", "L(a,ã,p̃)", "L(p,p̃,a)") else 0.2
+    expected = triplet_loss(z["a~"], z["p~"], z["n~"]) + 0.5 * triplet_loss(a, p, n, margin=margin)
+    assert step.loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+    ours = torch.autograd.grad(step.loss, list(golden_network.parameters()))
+    theirs = torch.autograd.grad(expected, list(golden_network.parameters()))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3)
+
+
+def test_gradual_adversary_follows_the_triplet_loss_alone(
+    golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    defense = rm.defense("HM[S,LGA]&ICS(λ=1)", eps=16 / 255, alpha=2 / 255, steps=8)
+    first = defense(golden_network, *pairs)
+    assert first.logs["hardness/destination"] == pytest.approx(-0.2)
+    assert first.logs["loss/ICS"] > 0
+    assert defense.state_dict()["destination.previous_loss"].item() == first.logs["loss/triplet"]
+    second = defense(golden_network, *pairs)
+    assert second.logs["hardness/destination"] == pytest.approx(-min(0.2, first.logs["loss/triplet"]))
+    defense.eval()
+    defense(golden_network, *pairs)
+    assert defense.state_dict()["destination.previous_loss"].item() == second.logs["loss/triplet"]
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "dropout"])
+def test_a_network_that_mixes_images_gets_whole_batches(kind: str, pairs: tuple[Tensor, Tensor]) -> None:
+    images, labels = pairs
+    torch.manual_seed(0)
+    layer = nn.BatchNorm2d(4) if kind == "batchnorm" else nn.Dropout(0.5)
+    network = nn.Sequential(nn.Conv2d(1, 4, 5, stride=2), layer, nn.Flatten(), nn.Linear(4 * 12 * 12, 8))
+    source = Softhard()(benign(network.eval(), images), labels, generator=torch.Generator())
+    moved = Moved(torch.tensor([3]), images[source.stack()[[3]]] * 0.5)
+
+    sizes: list[int] = []
+    hook = network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    alone = embed_roles(Network(network), images, source, moved, ["a", "p"])
+    rows = source.stack().tolist()
+    once = {i for k, row in enumerate(rows) for i in (row[:2] if k == 3 else row)}
+    assert sizes == [len(once) + 3]
+    sizes.clear()
+    together = embed_roles(Network(network.train()), images, source, moved, ["a", "p"])
+    assert sizes == [96, 64]
+    hook.remove()
+    assert set(alone) == set(together) == {"a", "p", "a~", "p~", "n~"}
+    if kind == "batchnorm":
+        network[1] = nn.BatchNorm2d(4)
+        z = embed(network, all_images(images, source, moved).flatten(0, 1)).view(32, 3, -1)
+        for k, role in enumerate(("a~", "p~", "n~")):
+            torch.testing.assert_close(together[role], z[:, k])
+        torch.testing.assert_close(together["a"], embed(network, images)[source.anchor])
