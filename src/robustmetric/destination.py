@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robustmetric.registry import parameters
-from robustmetric.triplets import Sampler, Triplets
+from robustmetric.registry import is_number, parameters
+from robustmetric.triplets import Sampler, Triplets, check_margin
 
 
 class Destination(nn.Module):
@@ -78,7 +78,13 @@ class Benign(Destination):
         """Draw the benign triplets and give their hardness (T,)."""
         if sampler == self.sampler:
             return source.hardness(dist)
-        return self.sampler(dist, labels, generator=generator, dim=dim).hardness(dist)
+        drawn = self.sampler(dist, labels, generator=generator, dim=dim)
+        if not torch.equal(drawn.anchor, source.anchor):
+            raise ValueError(
+                f"the samplers {sampler_name(sampler)} and {self.name} drew triplets of other anchors; a "
+                "destination needs the anchors of its source, in their order"
+            )
+        return drawn.hardness(dist)
 
 
 class Constant(Destination):
@@ -121,6 +127,7 @@ class OfMargin(Constant):
     """
 
     def __init__(self, factor: float, *, margin: float = 0.2) -> None:
+        check_margin(margin)
         super().__init__(factor * margin)
         self.factor = factor
 
@@ -128,6 +135,8 @@ class OfMargin(Constant):
     def name(self) -> str:
         """The multiple, as a fraction of γ."""
         part = Fraction(self.factor).limit_denominator(1000)
+        if float(part) != self.factor:
+            return f"{self.factor!r}γ"
         above = {1: "γ", -1: "-γ"}.get(part.numerator, f"{part.numerator}γ")
         return above if part.denominator == 1 else f"{above}/{part.denominator}"
 
@@ -142,7 +151,8 @@ class FollowsLoss(Destination):
 
     def __init__(self, *, margin: float, u: float | None) -> None:
         super().__init__()
-        if u is not None and not (u > 0 and math.isfinite(u)):
+        check_margin(margin)
+        if u is not None and not (is_number(u) and u > 0):
             raise ValueError(f"u must be a positive number, not {u}: the loss is clipped at u (γ by default)")
         self.margin = margin
         self.u = u
@@ -170,7 +180,7 @@ class Boosted(FollowsLoss):
         self, base: Destination, *, xi: float | None = None, margin: float = 0.2, u: float | None = None
     ) -> None:
         super().__init__(margin=margin, u=u)
-        if xi is not None and not math.isfinite(xi):
+        if xi is not None and not is_number(xi):
             raise ValueError(f"ξ must be a finite number, not {xi} (0.1 by default)")
         self.base = base
         self.xi = xi

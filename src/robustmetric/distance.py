@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 def embed(model: nn.Module, images: Tensor) -> Tensor:
@@ -26,14 +25,22 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
             f"the network returned a tensor of shape {tuple(z.shape)} for {len(images)} images; it must "
             f"return ({len(images)}, D): flatten or pool its features"
         )
-    if not torch.isfinite(z).all():
-        bad = int((~torch.isfinite(z)).any(1).sum())
+    z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+    length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    if not torch.isfinite(length).all():
+        bad = int((~torch.isfinite(length)).sum())
         raise ValueError(
             f"{bad} of {len(z)} embeddings hold NaN or infinity: the network has diverged or its weights are "
             "damaged; go back to its last good weights, lower the learning rate or use full precision"
         )
-    z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
-    return F.normalize(z, dim=1)
+    if not length.all():
+        raise ValueError(
+            f"{int((length == 0).sum())} of {len(z)} embeddings are zero and have no direction: the "
+            "network is dead for these images; end it with a linear layer and not with ReLU, or "
+            "lower the learning rate"
+        )
+    unit: Tensor = z / length
+    return unit
 
 
 def pair_distance(x: Tensor, y: Tensor) -> Tensor:
@@ -62,6 +69,8 @@ def cross_distance(x: Tensor, y: Tensor | None = None) -> Tensor:
     square = left.square().sum(1, keepdim=True) + right.square().sum(1) - 2 * left @ right.T
     # Squares below 1e-14 are rounding: the points are the same. Their gradient is zero, as in pair_distance.
     apart = square > 1e-14
+    if y is None:
+        apart.fill_diagonal_(False)
     return torch.where(apart, square.where(apart, torch.ones_like(square)).sqrt(), 0.0).to(x.dtype)
 
 

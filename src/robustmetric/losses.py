@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from robustmetric.distance import hardness
-from robustmetric.registry import lookup, parameters
+from robustmetric.registry import is_number, lookup, parameters
 
 
 def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.2) -> Tensor:
@@ -63,7 +62,7 @@ class SextupletTerm:
     def __post_init__(self) -> None:
         lookup("sextuplet term", self.kind, TERMS)
         for symbol, value in (("λ", self.weight), ("γ", self.margin)):
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            if value is not None and not (is_number(value) and value >= 0):
                 raise ValueError(f"{symbol} of {self.kind} must be a number of at least 0, not {value}")
 
     @property

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
+
+from robustmetric.registry import is_number
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,15 @@ class Budget:
     steps: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.eps) and 0 <= self.eps <= 1):
+        if not (is_number(self.eps) and 0 <= self.eps <= 1):
             raise ValueError(
-                f"eps must be in [0, 1], not {self.eps}: pixels are in [0, 1], so 8 grey levels are 8/255"
+                f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255"
             )
-        if not (math.isfinite(self.alpha) and 0 < self.alpha <= 1):
+        if not (is_number(self.alpha) and 0 < self.alpha <= 1):
             raise ValueError(
-                f"alpha must be in (0, 1], not {self.alpha}: pixels are in [0, 1], so a grey level is 1/255"
+                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is 1/255"
             )
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+        if not (is_number(self.steps, Integral) and self.steps >= 1):
             raise ValueError(f"steps must be a whole number of at least 1, not {self.steps!r}")
 
     @property
@@ -64,6 +66,8 @@ def check_images(images: Tensor) -> None:
         raise ValueError(
             f"images have shape {tuple(images.shape)}: there is nothing in them; give at least one image"
         )
+    if images.isnan().any():
+        raise ValueError("pixels hold NaN; they must be in [0, 1]: look at how the images were made")
     low, high = (float(v) for v in images.detach().aminmax())
     if not (low >= 0 and high <= 1):
         raise ValueError(
@@ -128,6 +132,8 @@ def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None
     tensor([[0.5500],
             [0.6000]])
     """
+    if torch.is_inference_mode_enabled():
+        raise ValueError("inference mode leaves no gradient to follow: use torch.no_grad() instead")
     moved = x.clone() if start is None else project(start, x, budget.eps)
     rows = torch.arange(len(x), device=x.device)
     for _ in range(budget.steps):

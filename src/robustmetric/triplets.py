@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.distance import wide_dtype
+from robustmetric.registry import is_number
 
 
 class Triplets(NamedTuple):
@@ -84,6 +85,20 @@ def check_labels(labels: Tensor, count: int) -> None:
         )
 
 
+def check_margin(margin: float) -> None:
+    """Refuse a margin γ that no triplet of the unit sphere could keep.
+
+    >>> check_margin(3)
+    Traceback (most recent call last):
+    ...
+    ValueError: margin must be in (0, 2], not 3: distances on the unit sphere are at most 2
+    """
+    if not (is_number(margin) and 0 < margin <= 2):
+        raise ValueError(
+            f"margin must be in (0, 2], not {margin!r}: distances on the unit sphere are at most 2"
+        )
+
+
 @dataclass(frozen=True)
 class Random:
     """R: the partner and a uniform negative.
@@ -114,6 +129,9 @@ class Semihard:
 
     letter: ClassVar[str] = "M"
     margin: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_margin(self.margin)
 
     def __call__(
         self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
@@ -163,8 +181,10 @@ class Distance:
         self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
     ) -> Triplets:
         """Return one triplet for each anchor."""
-        if dim is None:
-            raise ValueError("the Distance sampler needs the length of the embeddings: pass dim=z.shape[1]")
+        if dim is None or dim < 1:
+            raise ValueError(
+                f"the Distance sampler needs the length of the embeddings, not {dim}: pass dim=z.shape[1]"
+            )
         rows = _rows(dist, labels, generator)
         # The ends, a copy of the anchor and its opposite, would have infinite weight.
         d = rows.dist.to(wide_dtype(dist.device)).clamp(1e-6, 2 - 1e-6)
@@ -215,6 +235,8 @@ def _rows(dist: Tensor, labels: Tensor, generator: torch.Generator) -> _Rows:
             "batch against all: use cross_distance(embeddings)"
         )
     check_labels(labels, len(dist))
+    if not torch.isfinite(dist).all():
+        raise ValueError("distances hold NaN or infinity: look at the embeddings they were computed from")
     labels = labels.to(dist.device)
     same = labels[:, None] == labels
     other = ~same
@@ -238,5 +260,6 @@ def _draw(weight: Tensor, generator: torch.Generator) -> Tensor:
     edges = weight.to(wide).cumsum(1)
     # One number an anchor, made where the generator lives: the same triplets on every device.
     u = torch.rand(len(weight), 1, generator=generator, device=generator.device, dtype=torch.float64)
-    point = u.to(weight.device, wide) * edges[:, -1:]
-    return torch.searchsorted(edges, point, right=True).squeeze(1).clamp_max(weight.shape[1] - 1)
+    # Below 1 after rounding too: a point at the last edge would be an image without weight.
+    u = u.to(weight.device, wide).clamp_max(1 - torch.finfo(wide).eps)
+    return torch.searchsorted(edges, u * edges[:, -1:], right=True).squeeze(1)

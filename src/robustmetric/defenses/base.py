@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from robustmetric.destination import sampler_name
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget, check_images
-from robustmetric.triplets import Sampler, Triplets, check_labels
+from robustmetric.triplets import Sampler, Triplets, check_labels, check_margin
 
 
 class Step(NamedTuple):
@@ -55,13 +55,11 @@ class Defense(nn.Module):
 
     def __init__(self, source: Sampler, *, budget: Budget, margin: float = 0.2, seed: int = 0) -> None:
         super().__init__()
-        if not 0 < margin <= 2:
-            raise ValueError(
-                f"margin must be in (0, 2], not {margin}: distances on the unit sphere are at most 2"
-            )
+        check_margin(margin)
         self.source = source
         self.budget = budget
         self.margin = margin
+        self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
 
     @property
@@ -97,7 +95,8 @@ class Defense(nn.Module):
 
     def __repr__(self) -> str:
         b = self.budget
-        return f"defense({self.name!r}, eps={b.eps}, alpha={b.alpha}, steps={b.steps}, margin={self.margin})"
+        settings = f"eps={b.eps}, alpha={b.alpha}, steps={b.steps}, margin={self.margin}, seed={self.seed}"
+        return f"defense({self.name!r}, {settings})"
 
 
 class Moved(NamedTuple):

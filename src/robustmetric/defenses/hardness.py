@@ -64,7 +64,8 @@ class HardnessManipulation(Defense):
         logs = {"loss/triplet": triplet.item()}
         for term in self.terms:
             part = term(role, margin=self.margin)
-            logs[f"loss/{term.kind}"] = part.item()
+            key = f"loss/{term.kind}"
+            logs[key] = logs.get(key, 0.0) + part.item()
             loss = loss + part
         if self.training:
             self.destination.update(triplet)

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from robustmetric.defenses.act import AntiCollapse
@@ -17,7 +18,7 @@ from robustmetric.destination import Benign, Boosted, Constant, Destination, Gra
 from robustmetric.losses import TERMS, SextupletTerm
 from robustmetric.perturb import Budget
 from robustmetric.registry import unknown
-from robustmetric.triplets import SAMPLERS, Sampler, Semihard
+from robustmetric.triplets import SAMPLERS, Sampler, Semihard, check_margin
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ FAMILIES: dict[str, type[Defense]] = {
     "EST": EmbeddingShifted,
     "ACT": AntiCollapse,
     "HM": HardnessManipulation,
+    "min-max": HardnessManipulation,
 }
 GRADUAL = {name: power for power, name in Gradual.NAMES.items()}
 _DESTINATIONS = dict.fromkeys([*SAMPLERS, *GRADUAL, "gB(…)", "a number such as 0, 2 or -γ/2"])
@@ -60,16 +62,20 @@ def defense(
         HM[S,LGB]
              ^
     """
+    check_margin(margin)
     budget = Budget(eps=eps, alpha=alpha, steps=steps)
+    if not isinstance(name, str) or len(name) > 500:
+        raise ValueError(f"a defense is given by its name, at most 500 characters, not {name!r:.60}")
     first, *behind = _Part(name, 0, name).split("&")
-    shape = re.fullmatch(r"(.*?)\[(.*)\]\s*", first.text, re.DOTALL)
-    if shape is None:
+    family, inside, rest = first.enclosed("[", "]")
+    if inside is None:
         first.fail("a defense is written FAMILY[…], such as HM[S,LGA]&ICS, N/A[R], EST[R] or ACT[S]")
-    family, inside = first.part(*shape.span(1)), first.part(*shape.span(2))
-    minmax = family.plain.lower() in ("min-max", "minmax")
-    kind = HardnessManipulation if minmax else family.lookup("defense", FAMILIES)
+    kind = family.lookup("defense", FAMILIES)
+    if rest.plain:
+        rest.fail("only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS")
     items = inside.split(",")
-    count = 2 if kind is HardnessManipulation and not minmax else 1
+    minmax = family.plain == "min-max"
+    count = 2 if family.plain == "HM" else 1
     if len(items) != count:
         wanted = "a source and a destination, such as [S,LGA]" if count == 2 else "one sampler, such as [S]"
         inside.fail(f"{family.plain} takes {wanted}")
@@ -98,7 +104,7 @@ class _Part:
         """The piece in one spelling: Greek letters, ASCII minus, a tilde behind its letter, no blanks."""
         text = unicodedata.normalize("NFD", self.text).replace("\u0303", "~").replace("−", "-")
         for word, letter in (("gamma", "γ"), ("lambda", "λ"), ("xi", "ξ")):
-            text = text.replace(word, letter)
+            text = re.sub(rf"(?<![A-Za-z]){word}(?![A-Za-z])", letter, text)
         return "".join(text.split())
 
     def part(self, begin: int, end: int) -> _Part:
@@ -118,12 +124,30 @@ class _Part:
             self.part(len(self.text), len(self.text)).fail("a bracket is not closed")
         return [*parts, self.part(begin, len(self.text))]
 
+    def enclosed(self, begin: str, end: str) -> tuple[_Part, _Part | None, _Part]:
+        """Take `head[inside]rest` apart; without brackets there is no inside."""
+        opened = self.text.find(begin)
+        if opened < 0:
+            return self, None, self.part(len(self.text), len(self.text))
+        closed, depth = opened, 0
+        for closed in range(opened, len(self.text)):
+            depth += (self.text[closed] in "([") - (self.text[closed] in ")]")
+            if depth == 0:
+                break
+        if self.text[closed] != end:
+            self.part(closed, closed + 1).fail(f"{end} must close what {begin} opens")
+        return (
+            self.part(0, opened),
+            self.part(opened + 1, closed),
+            self.part(closed + 1, len(self.text)),
+        )
+
     def call(self) -> tuple[_Part, list[_Part]]:
         """Take `head(a,b)` apart; without brackets there are no arguments."""
-        shape = re.fullmatch(r"([^(]*)\((.*)\)\s*", self.text, re.DOTALL)
-        if shape is None:
-            return self, []
-        return self.part(*shape.span(1)), self.part(*shape.span(2)).split(",")
+        head, inside, rest = self.enclosed("(", ")")
+        if rest.plain:
+            rest.fail("nothing may stand behind the bracket of parameters")
+        return head, [] if inside is None else inside.split(",")
 
     def lookup(self, kind: str, known: Mapping[str, type[Defense]]) -> type[Defense]:
         if self.plain not in known:
@@ -144,52 +168,61 @@ def _sampler(part: _Part, margin: float) -> Sampler:
     return Semihard(margin=margin) if letter == "M" else SAMPLERS[letter]()
 
 
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+
+
 def _destination(part: _Part, margin: float) -> Destination:
     head, arguments = part.call()
     name = head.plain
     if name in GRADUAL:
-        given = _parameters(arguments, {"u": "u"}, name)
-        return _made(part, lambda: Gradual(power=GRADUAL[name], margin=margin, **given))
+        return _with_parameters(
+            partial(Gradual, power=GRADUAL[name], margin=margin), arguments, {"u": "u"}, name
+        )
     if name == "gB":
         if not arguments:
             part.fail("gB takes a destination to raise, such as gB(M) or gB(M,ξ=0.1)")
         base = _destination(arguments[0], margin)
-        given = _parameters(arguments[1:], {"ξ": "xi", "u": "u"}, name)
-        return _made(part, lambda: Boosted(base, margin=margin, **given))
-    if name in SAMPLERS and not arguments:
-        return Benign(_sampler(part, margin))
-    number = re.fullmatch(r"([+-]?)(\d+\.?\d*|\.\d+)?(γ?)(?:/(\d+\.?\d*))?", part.plain)
-    if number is None or not (number[2] or number[3]) or float(number[4] or 1) == 0:
+        known = {"ξ": "xi", "u": "u"}
+        return _with_parameters(partial(Boosted, base, margin=margin), arguments[1:], known, name)
+    number = re.fullmatch(rf"([+-]?)({_NUMBER})?(γ?)(?:/({_NUMBER}))?", name)
+    is_number = number is not None and (number[2] or number[3]) and float(number[4] or 1) != 0
+    if name not in SAMPLERS and not is_number:
         part.fail(unknown("destination", name, _DESTINATIONS))
+    if arguments:
+        arguments[0].fail(f"{name} takes no parameters")
+    if number is None or name in SAMPLERS:
+        return Benign(_sampler(part, margin))
     value = float(number[1] + (number[2] or "1")) / float(number[4] or 1)
     return _made(part, lambda: OfMargin(value, margin=margin) if number[3] else Constant(value))
 
 
 def _term(part: _Part) -> SextupletTerm:
     head, arguments = part.call()
-    if head.plain == "L":
-        roles = arguments[:3]
-        kind, arguments = f"L({','.join(role.plain for role in roles)})", arguments[3:]
-    else:
-        kind = head.plain
+    kind = head.plain
+    if kind == "L" and arguments:
+        kind = f"L({','.join(role.plain for role in arguments[:3])})"
+        arguments = arguments[3:]
     if kind not in TERMS:
         part.fail(unknown("term", kind, TERMS))
-    given = _parameters(arguments, {"λ": "weight", "γ": "margin"}, kind)
-    return _made(part, lambda: SextupletTerm(kind, **given))
+    return _with_parameters(partial(SextupletTerm, kind), arguments, {"λ": "weight", "γ": "margin"}, kind)
 
 
-def _parameters(parts: list[_Part], known: dict[str, str], owner: str) -> dict[str, float]:
-    """Read `symbol=number` pieces as keyword arguments."""
+def _with_parameters(make: Callable[..., T], parts: list[_Part], known: dict[str, str], owner: str) -> T:
+    """Make an object with the `symbol=number` pieces as its keyword arguments."""
     given: dict[str, float] = {}
     for part in parts:
         symbol, _, text = part.plain.partition("=")
         if symbol not in known:
             part.fail(unknown(f"parameter of {owner}", symbol, known))
+        if known[symbol] in given:
+            part.fail(f"{symbol} is given twice")
         try:
-            given[known[symbol]] = float(text)
+            value = float(text)
         except ValueError:
             part.fail(f"{symbol} must be a number, not {text!r}")
-    return given
+        given[known[symbol]] = value
+        _made(part, partial(make, **{known[symbol]: value}))
+    return make(**given)
 
 
 def _made(part: _Part, make: Callable[[], T]) -> T:

@@ -1,0 +1,334 @@
+"""Each destination against its formula, what it remembers, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from robustmetric.destination import (
+    Benign,
+    Boosted,
+    Constant,
+    Destination,
+    FollowsLoss,
+    Gradual,
+    OfMargin,
+    sampler_name,
+)
+from robustmetric.distance import cross_distance
+from robustmetric.triplets import Distance, Hardest, Random, Sampler, Semihard, Softhard, Triplets
+
+GAMMA = 0.2
+LABELS = torch.tensor([0, 0, 1, 1, 0, 0, 2, 2, 1, 1, 3, 3])
+SAMPLERS: list[Sampler] = [Random(), Semihard(), Softhard(), Distance(), Hardest()]
+
+
+def distances(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    z = torch.randn(len(LABELS), 8, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return cross_distance(torch.nn.functional.normalize(z, dim=1))
+
+
+DIST = distances()
+SOURCE = Random()(DIST, LABELS, generator=torch.Generator().manual_seed(1))
+
+
+def hardness_of(source: Triplets, dist: Tensor) -> list[float]:
+    return [float(dist[a, p]) - float(dist[a, n]) for a, p, n in source.stack().tolist()]
+
+
+def value(destination: Destination, *, seed: int = 0) -> list[float]:
+    """What a destination gives the triplets of R."""
+    g = torch.Generator().manual_seed(seed)
+    found: Tensor = destination(DIST, LABELS, SOURCE, sampler=Random(), generator=g, dim=8)
+    assert found.shape == SOURCE.anchor.shape
+    assert found.dtype == DIST.dtype
+    listed: list[float] = found.tolist()
+    return listed
+
+
+def everywhere(number: float) -> object:
+    """That number for each triplet."""
+    return pytest.approx([number] * len(SOURCE.anchor), abs=1e-6)
+
+
+def hardest() -> list[float]:
+    """H of each anchor of the batch of pairs with its nearest negative, by a loop."""
+    found = []
+    for a in range(0, len(LABELS), 2):
+        nearest = min(float(DIST[a, n]) for n in range(len(LABELS)) if LABELS[n] != LABELS[a])
+        found.append(float(DIST[a, a + 1]) - nearest)
+    return found
+
+
+# --- Values that follow the loss: before the first iteration, then for losses below, at and above u.
+
+LOSSES = [0.0, 0.05, 0.13, 0.2, 0.7, 2.2, 3.1]
+
+
+@pytest.mark.parametrize(
+    ("destination", "formula"),
+    [
+        (Gradual(), lambda loss: -0.2 * min(0.2, loss) / 0.2),
+        (Gradual(power=2), lambda loss: -0.2 * (min(0.2, loss) / 0.2) ** 2),
+        (Gradual(power=0.5), lambda loss: -0.2 * (min(0.2, loss) / 0.2) ** 0.5),
+        (Gradual(u=2.2), lambda loss: -0.2 * min(2.2, loss) / 2.2),
+        (Gradual(u=0.1), lambda loss: -0.2 * min(0.1, loss) / 0.1),
+        (Gradual(margin=0.7), lambda loss: -0.7 * min(0.7, loss) / 0.7),
+        (Gradual(power=2, margin=0.7, u=2.2), lambda loss: -0.7 * (min(2.2, loss) / 2.2) ** 2),
+        (Boosted(Constant(-0.1)), lambda loss: -0.1 + 0.1 * (1 - min(0.2, loss) / 0.2)),
+        (Boosted(Constant(-0.1), xi=0.4), lambda loss: -0.1 + 0.4 * (1 - min(0.2, loss) / 0.2)),
+        (Boosted(Constant(0), u=2.2), lambda loss: 0.1 * (1 - min(2.2, loss) / 2.2)),
+        (Boosted(Constant(0), xi=-0.3, u=0.1), lambda loss: -0.3 * (1 - min(0.1, loss) / 0.1)),
+        (Boosted(Constant(0), margin=0.7), lambda loss: 0.1 * (1 - min(0.7, loss) / 0.7)),
+        (
+            Boosted(Gradual()),
+            lambda loss: -0.2 * min(0.2, loss) / 0.2 + 0.1 * (1 - min(0.2, loss) / 0.2),
+        ),
+        (
+            Boosted(Gradual(power=2, u=2.2), xi=0.3),
+            lambda loss: -0.2 * (min(2.2, loss) / 2.2) ** 2 + 0.3 * (1 - min(0.2, loss) / 0.2),
+        ),
+        (
+            Boosted(Boosted(Gradual(power=0.5), u=1.0)),
+            lambda loss: (
+                -0.2 * (min(0.2, loss) / 0.2) ** 0.5
+                + 0.1 * (1 - min(1.0, loss) / 1.0)
+                + 0.1 * (1 - min(0.2, loss) / 0.2)
+            ),
+        ),
+    ],
+    ids=lambda part: part.name if isinstance(part, Destination) else "",
+)
+def test_follows_the_loss(destination: Destination, formula: Callable[[float], float]) -> None:
+    destination = copy.deepcopy(destination)
+    assert value(destination) == everywhere(formula(math.inf))  # ℓ̄ = 1 before the first iteration
+    for loss in LOSSES:
+        destination.update(torch.tensor(loss))
+        assert value(destination) == everywhere(formula(loss))
+        assert value(destination) == everywhere(formula(loss))  # asking changes nothing
+
+
+def test_at_first_all_of_lga_are_minus_gamma() -> None:
+    for power in (1, 2, 0.5):
+        assert value(Gradual(power=power)) == everywhere(-GAMMA)
+        assert value(Gradual(power=power, u=2.2)) == everywhere(-GAMMA)
+
+
+def test_gb_over_samplers() -> None:
+    base = hardest()
+    destination = Boosted(Benign(Hardest()))
+    assert value(destination) == pytest.approx(base, abs=1e-6)
+    destination.update(torch.tensor(0.05))
+    assert value(destination) == pytest.approx([h + 0.1 * 0.75 for h in base], abs=1e-6)
+    destination = Boosted(Benign(Hardest()), xi=0.5, u=2.2)
+    destination.update(torch.tensor(1.1))
+    assert value(destination) == pytest.approx([h + 0.25 for h in base], abs=1e-6)
+
+    of_m = Boosted(Benign(Semihard()))
+    of_m.update(torch.tensor(0.1))
+    drawn = Semihard()(DIST, LABELS, generator=torch.Generator().manual_seed(7))
+    assert value(of_m, seed=7) == pytest.approx([h + 0.05 for h in hardness_of(drawn, DIST)], abs=1e-6)
+
+
+@pytest.mark.parametrize("number", [2, -2, 0, 0.5, -0.1])
+def test_constants(number: float) -> None:
+    destination = Constant(number)
+    assert value(destination) == everywhere(number)
+    destination.update(torch.tensor(0.01))
+    assert value(destination) == everywhere(number)
+
+
+@pytest.mark.parametrize(
+    ("factor", "margin", "number", "name"),
+    [
+        (-0.5, 0.2, -0.1, "-γ/2"),
+        (-1, 0.2, -0.2, "-γ"),
+        (1, 0.3, 0.3, "γ"),
+        (0.5, 0.2, 0.1, "γ/2"),
+        (-1.5, 0.2, -0.3, "-3γ/2"),
+        (2, 0.5, 1.0, "2γ"),
+    ],
+)
+def test_multiples_of_the_margin(factor: float, margin: float, number: float, name: str) -> None:
+    destination = OfMargin(factor, margin=margin)
+    assert value(destination) == everywhere(number)
+    assert destination.name == name
+    assert OfMargin(factor).value == pytest.approx(factor * GAMMA)
+
+
+def test_type_of_the_distances() -> None:
+    dist = distances(torch.float64)
+    for destination in (Gradual(), Boosted(Constant(0)), Constant(1), Boosted(Benign(Hardest()))):
+        destination.update(torch.tensor(0.1))
+        g = torch.Generator()
+        found = destination(dist, LABELS, SOURCE, sampler=Random(), generator=g)
+        assert found.dtype == torch.float64
+        assert found.isfinite().all()
+
+
+# --- What is remembered.
+
+
+def test_update_takes_any_scalar_without_its_graph() -> None:
+    weight = torch.tensor(0.05, requires_grad=True, dtype=torch.float64)
+    destination = Gradual()
+    destination.update(weight * 2)
+    assert not destination.previous_loss.requires_grad
+    assert value(destination) == everywhere(-0.1)
+    kept = destination.previous_loss.clone()
+    with torch.no_grad():
+        weight.mul_(3)
+    assert torch.equal(destination.previous_loss, kept)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Gradual,
+        lambda: Gradual(power=2, u=2.2),
+        lambda: Boosted(Benign(Hardest())),
+        lambda: Boosted(Gradual(u=1.0), xi=0.3),
+    ],
+)
+def test_state_is_saved_and_restored(make: Callable[[], FollowsLoss]) -> None:
+    before, fresh = make(), make()
+    at_first = value(fresh)
+    first_state = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
+    before.update(torch.tensor(0.07))
+    fresh.load_state_dict(before.state_dict())
+    assert fresh.previous_loss.item() == pytest.approx(0.07)
+    assert value(fresh) == value(before) != at_first
+    fresh.load_state_dict(first_state)  # and from before the first iteration
+    assert value(fresh) == at_first
+
+
+def test_base_class() -> None:
+    class Silent(Destination):
+        pass
+
+    with pytest.raises(TypeError, match="Silent must implement forward"):
+        value(Silent())
+    assert Silent().name == "Silent"
+    assert Silent().update(torch.tensor(0.1)) is None  # type: ignore[func-returns-value]
+
+
+# --- The hardness of benign triplets.
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=sampler_name)
+def test_own_sampler_gives_the_sources_hardness(sampler: Sampler) -> None:
+    g = torch.Generator().manual_seed(3)
+    source = sampler(DIST, LABELS, generator=g, dim=8)
+    before = g.get_state()
+    twin = type(sampler)()  # another of the same kind
+    found = Benign(twin)(DIST, LABELS, source, sampler=sampler, generator=g, dim=8)
+    assert torch.equal(found, source.hardness(DIST))
+    assert found.tolist() == pytest.approx(hardness_of(source, DIST), abs=1e-6)
+    assert torch.equal(g.get_state(), before)
+
+
+@pytest.mark.parametrize("other", SAMPLERS, ids=sampler_name)
+@pytest.mark.parametrize("labels", [LABELS, torch.tensor([0, 1, 0, 2, 1, 0, 3, 3, 2, 1, 1, 0])])
+def test_another_sampler_keeps_the_anchors(other: Sampler, labels: Tensor) -> None:
+    source = Semihard(margin=0.3)(DIST, labels, generator=torch.Generator().manual_seed(4))
+    g = torch.Generator().manual_seed(5)
+    found = Benign(other)(DIST, labels, source, sampler=Semihard(margin=0.3), generator=g, dim=8)
+    drawn = other(DIST, labels, generator=torch.Generator().manual_seed(5), dim=8)
+    assert torch.equal(found, drawn.hardness(DIST))
+    for a, h in zip(source.anchor.tolist(), found.tolist(), strict=True):
+        mates = [p for p in range(len(labels)) if p != a and labels[p] == labels[a]]
+        others = [n for n in range(len(labels)) if labels[n] != labels[a]]
+        possible = [float(DIST[a, p]) - float(DIST[a, n]) for p in mates for n in others]
+        assert min(abs(h - q) for q in possible) < 1e-6
+
+
+def test_hardest_of_the_same_anchors() -> None:
+    assert value(Benign(Hardest())) == pytest.approx(hardest(), abs=1e-6)
+
+
+def test_m_of_another_margin_is_another_sampler() -> None:
+    g = torch.Generator().manual_seed(6)
+    source = Semihard()(DIST, LABELS, generator=g)
+    before = g.get_state()
+    Benign(Semihard(margin=0.5))(DIST, LABELS, source, sampler=Semihard(), generator=g)
+    assert not torch.equal(g.get_state(), before)
+
+
+def test_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    for sampler in SAMPLERS:
+        assert len(value(Boosted(Benign(sampler)))) == len(SOURCE.anchor)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- Names and errors.
+
+
+@pytest.mark.parametrize(
+    ("destination", "name"),
+    [
+        (Gradual(), "LGA"),
+        (Gradual(power=2), "g2"),
+        (Gradual(power=0.5, u=1), "g1/2(u=1.0)"),
+        (Constant(2), "2"),
+        (Constant(-0.25), "-0.25"),
+        (Benign(Softhard()), "S"),
+        (Boosted(Benign(Semihard())), "gB(M)"),
+        (Boosted(Gradual(u=2.2), xi=0.3, u=1.5), "gB(LGA(u=2.2),ξ=0.3,u=1.5)"),
+    ],
+)
+def test_names(destination: Destination, name: str) -> None:
+    assert destination.name == name
+    assert name in repr(destination)
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: Constant(3), ["not 3", "in [-2, 2]", "range of hardness"]),
+        (lambda: Constant(-2.5), ["not -2.5", "in [-2, 2]"]),
+        (lambda: Constant(math.nan), ["not nan", "in [-2, 2]"]),
+        (lambda: OfMargin(-20), ["not -4.0", "in [-2, 2]"]),
+        (lambda: Gradual(u=0), ["not 0", "u must be a positive number", "clipped at u", "γ by default"]),
+        (lambda: Gradual(u=-1), ["not -1", "u must be a positive number"]),
+        (lambda: Gradual(u=math.nan), ["not nan", "u must be a positive number"]),
+        (lambda: Boosted(Constant(0), u=math.inf), ["not inf", "u must be a positive number"]),
+        (
+            lambda: Boosted(Constant(0), xi=math.inf),
+            ["not inf", "ξ must be a finite number", "0.1 by default"],
+        ),
+        (lambda: Boosted(Constant(0), xi=math.nan), ["not nan", "ξ must be a finite number"]),
+        (lambda: Gradual(power=3), ["not 3", "power must be one of", "1 (LGA), 2 (g2) and 0.5 (g1/2)"]),
+    ],
+)
+def test_refuses(make: Callable[[], Destination], parts: list[str]) -> None:
+    with pytest.raises(ValueError, match=re.escape(parts[0])) as error:
+        make()
+    assert all(part in str(error.value) for part in parts)
+
+
+def test_a_destination_needs_the_anchors_of_its_source() -> None:
+    class Backwards:
+        def __call__(
+            self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
+        ) -> Triplets:
+            return Triplets(*(role.flip(0) for role in Random()(dist, labels, generator=generator)))
+
+    labels = torch.tensor([0, 0, 1, 1])
+    dist = torch.cdist(torch.eye(4), torch.eye(4))
+    generator = torch.Generator()
+    source = Random()(dist, labels, generator=generator)
+    with pytest.raises(ValueError, match="R and Backwards drew triplets of other anchors"):
+        Benign(Backwards())(dist, labels, source, sampler=Random(), generator=generator)
+
+
+@pytest.mark.parametrize("make", [Gradual, lambda margin: OfMargin(1, margin=margin)])
+def test_a_margin_of_zero_is_refused(make: Callable[..., Destination]) -> None:
+    with pytest.raises(ValueError, match=re.escape("margin must be in (0, 2], not 0")):
+        make(margin=0)
