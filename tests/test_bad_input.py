@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.defenses import HardnessManipulation
+from robustmetric.destination import Gradual
+from robustmetric.triplets import Softhard
 
 ATTACKING = ("HM[S,LGA]&ICS", "EST[R]", "ACT[S]")
 DEFENSES = ("N/A[R]", *ATTACKING)
@@ -132,7 +135,7 @@ IMAGES: dict[str, tuple[Any, list[str]]] = {
     "a little too bright": (with_pixel(1.25), ["pixels are in [0, 1.25]", "must be in [0, 1]"]),
     "standardised": (
         with_pixel(1.0) * 4.5 - 2,
-        ["pixels are in [-2, 2.5]", "must be in [0, 1]", "leave the normalisation", "layer of the network"],
+        ["pixels are in [-2, 2.5]", "must be in [0, 1]", "leave the normalisation", "to the network"],
     ),
     "below zero": (with_pixel(-0.125), ["pixels are in [-0.125, ", "must be in [0, 1]"]),
     "NaN": (with_pixel(math.nan), ["pixels hold NaN", "must be in [0, 1]"]),
@@ -366,3 +369,44 @@ def test_the_ends_of_what_is_allowed_work(name: str, setting: str, value: Any) -
 def test_a_budget_of_its_own_is_checked_alike(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=f"{says}$|{says}:"):
         rm.Budget(**({"eps": 0.1, "alpha": 0.1, "steps": 1} | given))
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_pixel_just_beyond_the_end_gets_other_advice(name: str) -> None:
+    images = with_pixel(1.0)
+    images[0, 0, 0, 0] = 1.0000001
+    message = refused(name, Net(), images, LABELS)
+    assert "1.00000012]; they must be in [0, 1]: use images.clamp(0, 1)" in message
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENSES if name != "N/A[R]"])
+def test_a_network_that_cuts_the_way_to_the_images_is_refused(name: str) -> None:
+    message = refused(name, Net(lambda net, z: z.detach()), with_pixel(1.0), LABELS)
+    assert "the embeddings do not depend on the images: take no_grad() and detach() out" in message
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None, True, "0"])
+def test_a_seed_is_a_whole_number(seed: int) -> None:
+    with pytest.raises(ValueError, match="seed must be a whole number of at least 0, not "):
+        rm.defense("N/A[R]", seed=seed)
+
+
+def test_a_network_is_a_module() -> None:
+    with pytest.raises(ValueError, match=re.escape("the network must be a torch.nn.Module, not a function")):
+        rm.defense("N/A[R]")(lambda x: x, with_pixel(1.0), LABELS)
+
+
+def test_parts_put_together_by_hand_are_checked() -> None:
+    budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
+    wrong: Any = "LGA"
+    with pytest.raises(ValueError, match=re.escape("HM takes a Destination and SextupletTerms, not 'LGA'")):
+        HardnessManipulation(Softhard(), wrong, budget=budget)
+    with pytest.raises(ValueError, match=re.escape("and ['LGA']: rm.defense() makes them from a name")):
+        HardnessManipulation(Softhard(), Gradual(), [wrong], budget=budget)
+
+    class Broken(Gradual):
+        def relative_loss(self) -> Tensor:
+            return torch.tensor(math.nan)
+
+    with pytest.raises(ValueError, match="the destination LGA holds NaN or infinity"):
+        HardnessManipulation(Softhard(), Broken(), budget=budget)(Net(), with_pixel(1.0), LABELS)

@@ -14,6 +14,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_the_code_of_a_page_runs(page: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
+    assert not re.search(r"^[A-Z]+_[A-Z]+$", page.read_text(encoding="utf-8"), re.MULTILINE), "a gap to fill"
     names: dict[str, object] = {}
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -39,6 +39,12 @@ def test_the_query_is_left_out_by_its_index_and_not_by_its_distance() -> None:
     assert recall_at_1(gallery, labels) == 3 / 5
 
 
+def test_a_query_must_have_an_answer() -> None:
+    with pytest.raises(ValueError, match="no two of the 3 images share a class; no query has an answer"):
+        recall_at_1(torch.eye(3), torch.tensor([0, 1, 2]))
+    assert recall_at_1(torch.eye(3), torch.tensor([4, 4, 4])) == 1
+
+
 def test_queries_must_be_the_images_of_the_gallery() -> None:
     with pytest.raises(ValueError, match=r"queries have shape \(2, 3\) and the gallery \(4, 3\)"):
         recall_at_1(torch.eye(4)[:, :3], torch.tensor([0, 0, 1, 1]), torch.eye(3)[:2])

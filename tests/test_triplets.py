@@ -29,6 +29,7 @@ from robustmetric.triplets import (
     Semihard,
     Softhard,
     Triplets,
+    check_classes,
     check_labels,
 )
 
@@ -504,6 +505,11 @@ def test_order_of_table_1_on_digits() -> None:
 # --- Errors.
 
 
+def check(labels: Tensor, count: int) -> None:
+    check_labels(labels, count)
+    check_classes(labels)
+
+
 @pytest.mark.parametrize(
     ("labels", "count", "parts"),
     [
@@ -520,7 +526,7 @@ def test_order_of_table_1_on_digits() -> None:
 )
 def test_labels_refused(labels: Tensor, count: int, parts: list[str]) -> None:
     with pytest.raises(ValueError, match=re.escape(parts[0])) as error:
-        check_labels(labels, count)
+        check(labels, count)
     assert all(part in str(error.value) for part in parts)
     for letter in LETTERS:  # each sampler says the same
         with pytest.raises(ValueError, match=re.escape(str(error.value))):

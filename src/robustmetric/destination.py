@@ -49,7 +49,7 @@ class Destination(nn.Module):
 class Benign(Destination):
     """The hardness of a benign triplet with the same anchor, drawn by a sampler.
 
-    The sampler of the source triplets gives the source's own hardness: HM[X,X] changes no image.
+    The sampler of the source triplets gives the source's own hardness: HM[X,X] perturbs no image.
 
     >>> from robustmetric.triplets import Semihard
     >>> Benign(Semihard()).name
@@ -96,8 +96,10 @@ class Constant(Destination):
 
     def __init__(self, value: float) -> None:
         super().__init__()
-        if not -2 <= value <= 2:
-            raise ValueError(f"a constant destination must be in [-2, 2], the range of hardness, not {value}")
+        if not (is_number(value) and -2 <= value <= 2):
+            raise ValueError(
+                f"a constant destination must be in [-2, 2], the range of hardness, not {value!r}"
+            )
         self.value = float(value)
 
     @property

@@ -20,7 +20,17 @@ def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: flo
     >>> triplet_loss(a, p, n)
     tensor(1.6142)
     """
-    return (hardness(anchor, positive, negative) + margin).clamp_min(0).mean()
+    return hinge(hardness(anchor, positive, negative), margin)
+
+
+def hinge(hardness: Tensor, margin: float) -> Tensor:
+    """Mean of max(0, H + margin) over the hardness (T,) of triplets.
+
+    >>> import torch
+    >>> hinge(torch.tensor([-0.5, 0.1]), 0.2)
+    tensor(0.1500)
+    """
+    return (hardness + margin).clamp_min(0).mean()
 
 
 class Roles(NamedTuple):

@@ -70,10 +70,10 @@ def check_images(images: Tensor) -> None:
         raise ValueError("pixels hold NaN; they must be in [0, 1]: look at how the images were made")
     low, high = (float(v) for v in images.detach().aminmax())
     if not (low >= 0 and high <= 1):
-        raise ValueError(
-            f"pixels are in [{low:g}, {high:g}]; they must be in [0, 1]: divide 8-bit images by 255 and "
-            "leave the normalisation by mean and deviation to a layer of the network"
-        )
+        advice = "divide 8-bit images by 255 and leave the normalisation by mean and deviation to the network"
+        if low > -1e-3 and high < 1 + 1e-3:
+            advice = "use images.clamp(0, 1), for resizing rounds beyond the ends"
+        raise ValueError(f"pixels are in [{low:.9g}, {high:.9g}]; they must be in [0, 1]: {advice}")
 
 
 def project(x: Tensor, origin: Tensor, eps: float) -> Tensor:
@@ -134,16 +134,16 @@ def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None
     """
     if torch.is_inference_mode_enabled():
         raise ValueError("inference mode leaves no gradient to follow: use torch.no_grad() instead")
-    moved = x.clone() if start is None else project(start, x, budget.eps)
+    x = x.detach()
+    moved = torch.empty_like(x)
+    # The rows that still move, packed: where they are and how far they may go.
     rows = torch.arange(len(x), device=x.device)
+    point = x if start is None else project(start, x, budget.eps)
+    low, high = (x - budget.eps).clamp_(0, 1), (x + budget.eps).clamp_(0, 1)
     for _ in range(budget.steps):
         if len(rows) == 0:
             break
-        with torch.enable_grad():
-            point = moved[rows].requires_grad_()
-            # A view, because some hooks on the network refuse a leaf as its input.
-            value = objective(point.view_as(point), rows)
-            (gradient,) = torch.autograd.grad(value.sum(), point)
+        gradient = _gradient(objective, point, rows)
         steepest = torch.linalg.vector_norm(gradient.flatten(1), torch.inf, dim=1)
         if not torch.isfinite(steepest).all():
             raise ValueError(
@@ -152,6 +152,22 @@ def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None
             )
         alive = steepest > 0
         if not alive.all():
-            rows, point, gradient = rows[alive], point[alive], gradient[alive]
-        moved[rows] = project(point.detach() - budget.stride * gradient.sign(), x[rows], budget.eps)
+            moved[rows] = point
+            rows, point, gradient, low, high = (t[alive] for t in (rows, point, gradient, low, high))
+        point = point.sub(gradient.sign(), alpha=budget.stride).clamp_(low, high)
+    moved[rows] = point
     return moved
+
+
+def _gradient(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = point.detach().requires_grad_()
+        # A view, because some hooks on the network refuse a leaf as its input.
+        value = objective(leaf.view_as(leaf), rows)
+        if not value.requires_grad:
+            raise ValueError(
+                "the embeddings do not depend on the images: take no_grad() and detach() out of the network; "
+                "requires_grad_(False) freezes parameters and leaves the way to the images open"
+            )
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return gradient

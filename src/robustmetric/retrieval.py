@@ -29,12 +29,15 @@ def recall_at_1(
             f"queries have shape {tuple(queries.shape)} and the gallery {tuple(gallery.shape)}; they must be "
             "the same images in the same order"
         )
+    labels = labels.to(gallery.device)
+    _, kind, count = labels.unique(return_inverse=True, return_counts=True)
+    answered = count[kind] > 1
+    if not answered.any():
+        raise ValueError(f"no two of the {len(labels)} images share a class; no query has an answer to find")
     nearest = []
     for index in torch.arange(len(gallery), device=gallery.device).split(chunk):
         dist = cross_distance(queries[index], gallery)
         dist[torch.arange(len(index), device=dist.device), index] = torch.inf
         nearest.append(dist.argmin(1))
-    labels = labels.to(gallery.device)
-    _, kind, count = labels.unique(return_inverse=True, return_counts=True)
-    answered = count[kind] > 1
-    return (labels[torch.cat(nearest)] == labels)[answered].double().mean().item()
+    hits = (labels[torch.cat(nearest)] == labels)[answered]
+    return int(hits.sum()) / len(hits)

@@ -53,12 +53,12 @@ class Sampler(Protocol):
 
 
 def check_labels(labels: Tensor, count: int) -> None:
-    """Refuse labels that do not name a class for each of `count` images, or of which no triplet can be made.
+    """Refuse labels that do not name a class for each of `count` images.
 
-    >>> check_labels(torch.tensor([4, 4, 4]), 3)
+    >>> check_labels(torch.tensor([4, 4, 4]), 2)
     Traceback (most recent call last):
     ...
-    ValueError: all 3 images are of class 4; a triplet needs a negative: put at least two classes in a batch
+    ValueError: labels have shape (3,) for 2 images; they must have shape (2,): one class for each image
     """
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
         found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
@@ -72,6 +72,17 @@ def check_labels(labels: Tensor, count: int) -> None:
         )
     if count == 0:
         raise ValueError("the batch is empty; give at least two images of one class and one of another")
+
+
+def check_classes(labels: Tensor) -> None:
+    """Refuse labels (N,) of which no triplet can be made.
+
+    >>> check_classes(torch.tensor([4, 4, 4]))
+    Traceback (most recent call last):
+    ...
+    ValueError: all 3 images are of class 4; a triplet needs a negative: put at least two classes in a batch
+    """
+    count = len(labels)
     classes, sizes = labels.unique(return_counts=True)
     if len(classes) == 1:
         raise ValueError(
@@ -235,6 +246,7 @@ def _rows(dist: Tensor, labels: Tensor, generator: torch.Generator) -> _Rows:
             "batch against all: use cross_distance(embeddings)"
         )
     check_labels(labels, len(dist))
+    check_classes(labels)
     if not torch.isfinite(dist).all():
         raise ValueError("distances hold NaN or infinity: look at the embeddings they were computed from")
     labels = labels.to(dist.device)

@@ -1,6 +1,7 @@
 """What holds for every defense, and EST and ACT against plain loops."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.defenses.base import Network
+from robustmetric.defenses.base import Network, mixes_images
 from robustmetric.defenses.est import shift
 from robustmetric.distance import cross_distance, embed
 from robustmetric.losses import triplet_loss
@@ -100,9 +101,14 @@ def test_every_defense_keeps_its_word(
         # Whatever the network saw is within ε of an image of the batch (and a rounding).
         nearest = (x[:, None] - images).abs().flatten(2).amax(2).amin(1)
         assert nearest.max() <= eps + 1e-6
-    assert step.logs["forward"] == sum(len(x) for x in model.seen)
+    assert step.logs["images/forward"] == sum(len(x) for x in model.seen)
     assert 0 <= step.logs["perturbed"] <= 1
-    assert all(-2 <= v <= 2 for k, v in step.logs.items() if k.startswith("hardness"))
+    keys = {"loss/triplet", "hardness/source", "hardness/destination", "hardness/reached", "perturbed"}
+    assert keys <= set(step.logs)
+    for key in ("source", "destination", "reached"):
+        without = key == "destination" and name[:3] in ("EST", "ACT")
+        assert without == math.isnan(step.logs[f"hardness/{key}"])
+        assert without or -2 <= step.logs[f"hardness/{key}"] <= 2.2
 
     again = rm.defense(name, eps=eps, alpha=alpha, steps=steps, seed=seed)(model, images, labels)
     assert again.loss.item() == step.loss.item()
@@ -169,8 +175,8 @@ def test_est_takes_the_loss_on_the_moved_batch(
     triplets = Softhard()(cross_distance(z.detach()), labels, generator=generator)
     expected = triplet_loss(z[triplets.anchor], z[triplets.positive], z[triplets.negative])
     assert step.loss.item() == pytest.approx(expected.item(), abs=1e-6)
-    assert step.logs["forward"] == 64 * (1 + 3 + 1)
-    assert step.logs["backward"] == 64 * (3 + 1)
+    assert step.logs["images/forward"] == 64 * (1 + 3 + 1)
+    assert step.logs["images/backward"] == 64 * (3 + 1)
 
 
 def test_act_pulls_positive_and_negative_together_and_leaves_the_anchor(
@@ -216,3 +222,54 @@ def test_any_module_that_gives_vectors_can_be_trained(name: str, pairs: tuple[Te
     assert sum(losses[-5:]) < sum(losses[:5])
     assert network.training
     assert all(m.training for m in network.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["EST[R]", "HM[S,2]", "ACT[S]"])
+def test_autocast_perturbs_all_the_same(
+    name: str, dtype: torch.dtype, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    images = pairs[0] * 0.5 + 0.3
+
+    def run() -> dict[str, float]:
+        defense = rm.defense(name, eps=0.1, alpha=0.02, steps=4)
+        return defense(golden_network, images, pairs[1]).logs
+
+    exact = run()
+    with torch.autocast("cpu", dtype=dtype):
+        rough = run()
+    assert rough["perturbed"] == exact["perturbed"] == 1
+    assert rough["images/forward"] == exact["images/forward"]
+    if name != "EST[R]":  # whose direction begins at random
+        assert rough["hardness/reached"] == pytest.approx(exact["hardness/reached"], abs=0.03)
+
+
+def test_no_gradient_flows_into_the_images(
+    golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    images = pairs[0].clone().requires_grad_()
+    rm.defense("HM[S,2]&ICS", steps=2)(golden_network, images, pairs[1]).loss.backward()
+    assert images.grad is None
+
+
+@pytest.mark.parametrize(
+    ("module", "mixes"),
+    [
+        (nn.BatchNorm2d(2), True),
+        (nn.BatchNorm2d(2).eval(), False),
+        (nn.BatchNorm2d(2, track_running_stats=False).eval(), True),
+        (nn.SyncBatchNorm(2), True),
+        (nn.GroupNorm(1, 2), False),
+        (nn.InstanceNorm2d(2), False),
+        (nn.Dropout(0.1), True),
+        (nn.Dropout(0.1).eval(), False),
+        (nn.Dropout(0.0), False),
+        (nn.FeatureAlphaDropout(0.5), True),
+        (nn.RReLU(), True),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), True),
+        (nn.MultiheadAttention(4, 2), False),
+    ],
+    ids=str,
+)
+def test_tells_which_networks_mix_their_images(module: nn.Module, mixes: bool) -> None:
+    assert mixes_images(nn.Sequential(nn.Identity(), module)) == mixes

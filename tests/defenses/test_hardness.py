@@ -123,9 +123,9 @@ def test_dropping_finished_triplets_changes_nothing(
     torch.testing.assert_close(
         reached(network, all_images(images, source, moved)), reached(network, expected), atol=1e-9, rtol=0
     )
-    assert counted.forward == counted.backward <= len(moved.rows) * 3 * steps
+    assert counted.forwards == counted.backwards <= len(moved.rows) * 3 * steps
     if steps == 8:
-        assert counted.forward < len(moved.rows) * 3 * steps
+        assert counted.forwards < len(moved.rows) * 3 * steps
 
 
 @pytest.mark.parametrize("letter", SAMPLERS)
@@ -140,7 +140,7 @@ def test_the_sources_own_destination_is_regular_training(
     )
     assert manipulated.loss.item() == pytest.approx(regular.loss.item(), abs=1e-6)
     # No image was perturbed: after mining, the network sees images of the batch and nothing else.
-    assert manipulated.logs["forward"] - 64 == manipulated.logs["backward"] <= 64
+    assert manipulated.logs["images/forward"] - 64 == manipulated.logs["images/backward"] <= 64
 
 
 @pytest.mark.parametrize("source", SAMPLERS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles
 from robustmetric.distance import cross_distance, hardness, pair_distance
-from robustmetric.losses import triplet_loss
+from robustmetric.losses import hinge
 from robustmetric.perturb import frozen, pgd
 
 
@@ -36,13 +38,15 @@ class AntiCollapse(Defense):
 
             x[:, 1:] = pgd(x[:, 1:], apart, self.budget)
         role = embed_roles(network, images, source, Moved(torch.arange(len(x), device=x.device), x))
-        loss = triplet_loss(role["a~"], role["p~"], role["n~"], self.margin)
+        reached = hardness(role["a~"], role["p~"], role["n~"])
+        loss = hinge(reached, self.margin)
         return Step(
             loss,
             {
                 "loss/triplet": loss.item(),
                 "hardness/source": source.hardness(dist).mean().item(),
-                "hardness/reached": hardness(role["a~"], role["p~"], role["n~"]).mean().item(),
-                "perturbed": 1.0,
+                "hardness/destination": math.nan,
+                "hardness/reached": reached.mean().item(),
+                "perturbed": (x != images[source.stack()]).flatten(1).any(1).double().mean().item(),
             },
         )

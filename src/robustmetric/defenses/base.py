@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from robustmetric.destination import sampler_name
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget, check_images
-from robustmetric.triplets import Sampler, Triplets, check_labels, check_margin
+from robustmetric.registry import is_number
+from robustmetric.triplets import Sampler, Triplets, check_classes, check_labels, check_margin
 
 
 class Step(NamedTuple):
@@ -28,20 +30,29 @@ class Network:
     >>> network = Network(nn.Flatten())
     >>> with torch.no_grad():
     ...     z = network(torch.ones(3, 1, 2, 2))
-    >>> network.forward, network.backward
+    >>> network.forwards, network.backwards
     (3, 0)
     """
 
     def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"the network must be a torch.nn.Module, not a {type(model).__name__}")
         self.model = model
-        self.forward = 0
-        self.backward = 0
+        self.forwards = 0
+        self.backwards = 0
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Embed (N, C, H, W) images as (N, D); with gradients enabled, a backward pass is counted too."""
-        self.forward += len(images)
-        self.backward += len(images) if torch.is_grad_enabled() else 0
-        return embed(self.model, images)
+    def __call__(self, images: Tensor, *, learn: bool = False) -> Tensor:
+        """Embed (N, C, H, W) images as (N, D); with gradients enabled, a backward pass is counted too.
+
+        Only what the network is to `learn` from goes through DistributedDataParallel: its workers wait for
+        each other in every pass, and perturbations take each worker another number of passes.
+        """
+        self.forwards += len(images)
+        self.backwards += len(images) if torch.is_grad_enabled() else 0
+        model = self.model
+        if isinstance(model, nn.parallel.DistributedDataParallel) and not learn:
+            model = model.get_submodule("module")
+        return embed(model, images)
 
 
 class Defense(nn.Module):
@@ -51,11 +62,14 @@ class Defense(nn.Module):
     its own, whose state is part of `state_dict()`: a restored training goes on with the same draws.
     """
 
-    family: ClassVar[str]
+    family: ClassVar[str] = "?"
+    __call__: Callable[..., Step]
 
     def __init__(self, source: Sampler, *, budget: Budget, margin: float = 0.2, seed: int = 0) -> None:
         super().__init__()
         check_margin(margin)
+        if not (is_number(seed, Integral) and seed >= 0):
+            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self.source = source
         self.budget = budget
         self.margin = margin
@@ -70,16 +84,19 @@ class Defense(nn.Module):
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
         """Give the loss of (N, C, H, W) images in [0, 1] with (N,) labels, and its logs.
 
-        The logs hold means over the triplets (`hardness/source`, `hardness/destination`,
-        `hardness/reached`), the parts of the loss (`loss/…`), the share of triplets that were `perturbed`,
-        and the images that went `forward` and `backward` through the network, the loss's own backward
-        included.
+        The logs hold means over the triplets (`hardness/source` and `hardness/destination` as mined,
+        `hardness/reached` as the loss sees it; NaN where a defense has none), the parts of the loss
+        (`loss/…`), the share of triplets that were `perturbed` (of images for EST), and how many images went
+        forward and backward through the network (`images/forward`, `images/backward`), the loss's own
+        backward included. No gradient flows back into the images.
         """
         check_images(images)
         check_labels(labels, len(images))
+        check_classes(labels)
         network = Network(model)
-        loss, logs = self.step(network, images, labels.to(images.device))
-        return Step(loss, {**logs, "forward": float(network.forward), "backward": float(network.backward)})
+        loss, logs = self.step(network, images.detach(), labels.to(images.device))
+        passes = {"images/forward": float(network.forwards), "images/backward": float(network.backwards)}
+        return Step(loss, {**logs, **passes})
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Compute the loss of a batch that was found valid."""
@@ -100,7 +117,7 @@ class Defense(nn.Module):
 
 
 class Moved(NamedTuple):
-    """Triplets that were perturbed: their (A,) rows among the triplets and their (A, 3, C, H, W) images."""
+    """Triplets that were perturbed: (A,) rows among the triplets, ascending, and (A, 3, C, H, W) images."""
 
     rows: Tensor
     images: Tensor
@@ -119,11 +136,11 @@ def embed_roles(
     if mixes_images(network.model):
         perturbed = images[positions]
         perturbed[moved.rows] = moved.images
-        z = network(perturbed.flatten(0, 1))
+        z = network(perturbed.flatten(0, 1), learn=True)
         where = torch.arange(len(z), device=z.device).view(-1, 3)
         found = {f"{role}~": z.index_select(0, where[:, k]) for k, role in enumerate("apn")}
         if benign:
-            z = network(images)
+            z = network(images, learn=True)
             found |= {role: z.index_select(0, positions[:, "apn".index(role)]) for role in benign}
         return found
     changed = torch.zeros_like(positions, dtype=torch.bool)
@@ -132,21 +149,34 @@ def embed_roles(
     needed[positions[~changed]] = True
     for role in benign:
         needed[positions[:, "apn".index(role)]] = True
-    z = network(torch.cat([images[needed], moved.images[changed[moved.rows]]]))
+    z = network(torch.cat([images[needed], moved.images[changed[moved.rows]]]), learn=True)
     place = (needed.cumsum(0) - 1)[positions]
     where = torch.where(changed, (changed.flatten().cumsum(0) - 1).view_as(changed) + needed.sum(), place)
     found = {f"{role}~": z.index_select(0, where[:, k]) for k, role in enumerate("apn")}
     return found | {role: z.index_select(0, place[:, "apn".index(role)]) for role in benign}
 
 
-_MIXING = re.compile("batch_?norm|drop|stochastic", re.IGNORECASE)
+def mean_over_workers(value: Tensor) -> Tensor:
+    """Average a scalar over the workers of a distributed training; alone, give it as it is.
+
+    >>> mean_over_workers(torch.tensor(0.5))
+    tensor(0.5000)
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return value
+    mean = value.clone()
+    torch.distributed.all_reduce(mean)
+    return mean / torch.distributed.get_world_size()
+
+
+_MIXING = re.compile("batch_?norm|drop|stochastic|rrelu", re.IGNORECASE)
 
 
 def mixes_images(model: nn.Module) -> bool:
     """Tell whether an image's embedding depends on its batch, or on chance, as the network stands now.
 
     That is so while a BatchNorm or any kind of dropout is in training mode, and always for a BatchNorm that
-    keeps no running statistics.
+    keeps no running statistics. Modules are told by their names; a dropout of probability 0 does nothing.
 
     >>> mixes_images(nn.BatchNorm2d(3).train()), mixes_images(nn.BatchNorm2d(3).eval())
     (True, False)
@@ -155,6 +185,12 @@ def mixes_images(model: nn.Module) -> bool:
     def mixes(module: nn.Module) -> bool:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             return True
-        return module.training and _MIXING.search(type(module).__name__) is not None
+        if not module.training:
+            return False
+        if isinstance(module, nn.MultiheadAttention):
+            return bool(module.dropout)
+        if _MIXING.search(type(module).__name__) is None:
+            return False
+        return bool(getattr(module, "p", getattr(module, "drop_prob", 1)))
 
     return any(mixes(module) for module in model.modules())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Network, Step
-from robustmetric.distance import cross_distance, pair_distance
-from robustmetric.losses import triplet_loss
+from robustmetric.distance import cross_distance, hardness, pair_distance
+from robustmetric.losses import hinge
 from robustmetric.perturb import Budget, frozen, pgd
 
 
@@ -27,18 +29,19 @@ class EmbeddingShifted(Defense):
             with torch.no_grad():
                 origin = network(images)
             moved = shift(network, images, origin, self.budget, generator=self.generator)
-        z = network(moved)
-        dist = cross_distance(z.detach())
-        triplets = self.source(dist, labels, generator=self.generator, dim=z.shape[1])
+        z = network(moved, learn=True)
+        triplets = self.source(cross_distance(z.detach()), labels, generator=self.generator, dim=z.shape[1])
         a, p, n = (z.index_select(0, role) for role in triplets)
-        loss = triplet_loss(a, p, n, self.margin)
+        reached = hardness(a, p, n)
+        loss = hinge(reached, self.margin)
         return Step(
             loss,
             {
                 "loss/triplet": loss.item(),
                 "hardness/source": triplets.hardness(cross_distance(origin)).mean().item(),
-                "hardness/reached": triplets.hardness(dist).mean().item(),
-                "perturbed": 1.0,
+                "hardness/destination": math.nan,
+                "hardness/reached": reached.mean().item(),
+                "perturbed": (moved != images).flatten(1).any(1).double().mean().item(),
             },
         )
 
@@ -51,7 +54,10 @@ def shift(
     At the origin the gradient of the distance is zero: the descent begins a tiny random offset away. Call
     it inside `frozen(network.model)`.
     """
-    tiny = max(1e-7, torch.finfo(images.dtype).eps)
+    kind = images.device.type
+    # Under autocast the network rounds the images: a smaller offset would be lost.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype
+    tiny = max(1e-7, torch.finfo(dtype).eps)
     offset = torch.randn(images.shape, generator=generator, device=generator.device).to(images)
 
     def nearness(x: Tensor, rows: Tensor) -> Tensor:

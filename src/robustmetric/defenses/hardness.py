@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles
+from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles, mean_over_workers
 from robustmetric.destination import Destination, sampler_name
 from robustmetric.distance import cross_distance, hardness
-from robustmetric.losses import SextupletTerm, triplet_loss
+from robustmetric.losses import SextupletTerm, hinge
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.triplets import Sampler, Triplets
 
@@ -36,6 +36,11 @@ class HardnessManipulation(Defense):
         seed: int = 0,
     ) -> None:
         super().__init__(source, budget=budget, margin=margin, seed=seed)
+        if not isinstance(destination, Destination) or not all(isinstance(t, SextupletTerm) for t in terms):
+            raise ValueError(
+                f"HM takes a Destination and SextupletTerms, not {destination!r} and {terms!r}: rm.defense() "
+                "makes them from a name such as HM[S,LGA]&ICS"
+            )
         self.destination = destination
         self.terms = tuple(terms)
         used = {role for term in self.terms for role in term.roles[:3]}
@@ -57,10 +62,13 @@ class HardnessManipulation(Defense):
             wanted = self.destination(
                 dist, labels, source, sampler=self.source, generator=self.generator, dim=z.shape[1]
             )
+            if not torch.isfinite(wanted).all():
+                raise ValueError(f"the destination {self.destination.name} holds NaN or infinity: {wanted}")
             found = source.hardness(dist)
             moved = manipulate(network, images, source, found, wanted, self.budget)
         role = embed_roles(network, images, source, moved, self._benign)
-        loss = triplet = triplet_loss(role["a~"], role["p~"], role["n~"], self.margin)
+        reached = hardness(role["a~"], role["p~"], role["n~"])
+        loss = triplet = hinge(reached, self.margin)
         logs = {"loss/triplet": triplet.item()}
         for term in self.terms:
             part = term(role, margin=self.margin)
@@ -68,14 +76,14 @@ class HardnessManipulation(Defense):
             logs[key] = logs.get(key, 0.0) + part.item()
             loss = loss + part
         if self.training:
-            self.destination.update(triplet)
+            self.destination.update(mean_over_workers(triplet.detach()))
         return Step(
             loss,
             {
                 **logs,
                 "hardness/source": found.mean().item(),
                 "hardness/destination": wanted.mean().item(),
-                "hardness/reached": hardness(role["a~"], role["p~"], role["n~"]).mean().item(),
+                "hardness/reached": reached.mean().item(),
                 "perturbed": len(moved.rows) / len(found),
             },
         )

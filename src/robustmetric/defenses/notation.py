@@ -213,7 +213,7 @@ def _with_parameters(make: Callable[..., T], parts: list[_Part], known: dict[str
     for part in parts:
         symbol, _, text = part.plain.partition("=")
         if symbol not in known:
-            part.fail(unknown(f"parameter of {owner}", symbol, known))
+            part.fail(f"{unknown(f'parameter of {owner}', symbol, known)}; written {next(iter(known))}=0.1")
         if known[symbol] in given:
             part.fail(f"{symbol} is given twice")
         try:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Network, Step
 from robustmetric.distance import cross_distance, hardness
-from robustmetric.losses import triplet_loss
+from robustmetric.losses import hinge
 
 
 class Regular(Defense):
@@ -21,11 +21,11 @@ class Regular(Defense):
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Embed the batch once, mine in it, take the loss."""
-        z = network(images)
+        z = network(images, learn=True)
         triplets = self.source(cross_distance(z.detach()), labels, generator=self.generator, dim=z.shape[1])
         a, p, n = (z.index_select(0, role) for role in triplets)
-        loss = triplet_loss(a, p, n, self.margin)
-        reached = hardness(a, p, n).mean().item()
+        found = hardness(a, p, n)
+        loss, reached = hinge(found, self.margin), found.mean().item()
         return Step(
             loss,
             {

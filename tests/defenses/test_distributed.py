@@ -1,0 +1,61 @@
+"""Two workers: they do not wait for each other in PGD, learn the same, and follow one loss."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = """
+import json, sys
+from datetime import timedelta
+import torch
+from torch import nn
+import torch.distributed as dist
+import robustmetric as rm
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+rank = dist.get_rank()
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 8))
+model = nn.parallel.DistributedDataParallel(net)
+optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+defense = rm.defense(sys.argv[1], eps=0.2, alpha=0.03, steps=6, seed=rank)
+labels = torch.arange(6).repeat_interleave(2)
+logs = []
+for i in range(6):
+    generator = torch.Generator().manual_seed(100 * rank + i)
+    images = torch.rand(12, 1, 8, 8, generator=generator)
+    step = defense(model, images, labels)
+    optimiser.zero_grad()
+    step.loss.backward()
+    optimiser.step()
+    logs.append((step.logs["loss/triplet"], step.logs["hardness/destination"], step.logs["images/forward"]))
+weights = [p.detach().flatten().tolist() for p in model.parameters()]
+with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
+    json.dump({"weights": weights, "logs": logs}, file)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("name", ["HM[S,LGA]&ICS", "HM[S,gB(M)]"])
+def test_two_workers_train_one_network(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(  # noqa: S603
+        [*launch, str(script), name, str(tmp_path)], capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert one["weights"] == two["weights"]
+    # Unequal numbers of passes, which would have made the workers wait for each other for ever.
+    assert [forward for _, _, forward in one["logs"]] != [forward for _, _, forward in two["logs"]]
+    if name == "HM[S,LGA]&ICS":
+        for step in range(5):
+            mean = (one["logs"][step][0] + two["logs"][step][0]) / 2
+            for worker in (one, two):
+                assert worker["logs"][step + 1][1] == pytest.approx(-min(0.2, mean), abs=1e-6)
