@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+
+from robustmetric.files import write_atomically
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
@@ -81,13 +82,9 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in model.state_dict().items()
     }
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        # Not save_file, which makes the file readable for its owner only.
-        temporary.write_bytes(save(tensors, metadata={"format": "pt"}))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = save(tensors, metadata={"format": "pt"})
+    # Not save_file, which makes the file readable for its owner only.
+    write_atomically(path, lambda file: file.write(content))
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,49 @@
+"""Files that appear complete or not at all, also if the machine stops in the middle."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a new file, bring it to the disk, and put it in the place of `path` in one step.
+
+    Until then `path` is what it was; if anything goes wrong it stays so, and no rest is left behind.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "note.txt")
+    ...     write_atomically(file, lambda f: f.write(b"complete"))
+    ...     file.read_text()
+    'complete'
+    """
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def publish(draft: Path, final: Path) -> None:
+    """Rename a file that is on the disk over another, and bring the folder's new entry to the disk.
+
+    >>> publish(Path("no such draft"), Path("final"))
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: ...
+    """
+    draft.replace(final)
+    if os.name == "posix":
+        folder = os.open(final.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,1 @@
+"""Training: recipes, the Lightning module, runs that survive anything."""

@@ -1,0 +1,121 @@
+"""Callbacks: checkpoints that survive anything, a metrics file, and the collapse guard."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from torch import Tensor
+
+from robustmetric.files import write_atomically
+from robustmetric.models import save_weights
+from robustmetric.training.module import MetricModule
+
+
+class Stopped(Exception):  # noqa: N818 (it is no error)
+    """A training that stopped before its end, at a step from which it can be resumed."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to the disk under another name, and renames it when it is there as a whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint; until the last moment `path` holds the previous one."""
+        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+
+
+class Keeper(L.Callback):
+    """Writes `last.ckpt` at intervals of steps and when told to stop, and weights at each validation."""
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self.folder, self.every = folder, every
+        self.stop: str | None = None
+        self.best = -math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the best R@1 so far."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the best R@1."""
+        self.best = state_dict["best"]
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save at the end of a step; a stop takes effect here, where nothing is half done."""
+        # All workers must agree, or some would wait for the others for ever.
+        stop = trainer.strategy.reduce_boolean_decision(self.stop is not None, all=False)
+        if stop or trainer.global_step % self.every == 0:
+            trainer.save_checkpoint(self.folder / "last.ckpt")
+        if stop:
+            raise Stopped(self.stop or "another worker was told to stop")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep the weights of this validation, and of the best one."""
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, MetricModule)  # noqa: S101
+        save_weights(pl_module.model, self.folder / "last.safetensors")
+        score = float(trainer.callback_metrics["R@1"])
+        if score > self.best:
+            self.best = score
+            save_weights(pl_module.model, self.folder / "best.safetensors")
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save the end, so that a finished run is known as such."""
+        trainer.save_checkpoint(self.folder / "last.ckpt")
+
+
+class MetricsFile(L.Callback):
+    """Writes `metrics.csv`: a row for each logged step and each validation."""
+
+    FIELDS = (
+        "epoch", "step", "loss", "loss/triplet", "loss/ICS", "hardness/source", "hardness/destination",
+        "hardness/reached", "perturbed", "images/forward", "images/backward", "R@1", "R@2", "mAP", "NMI",
+    )  # fmt: skip
+
+    def __init__(self, path: Path, every: int = 10) -> None:
+        self.path, self.every = path, every
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin the file, or drop the rows behind the checkpoint that the training goes on from."""
+        if not trainer.is_global_zero:
+            return
+        kept: list[dict[str, str]] = []
+        if self.path.exists():
+            with self.path.open(newline="", encoding="utf-8") as file:
+                kept = [row for row in csv.DictReader(file) if int(row["step"]) <= trainer.global_step]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.FIELDS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(kept)
+        write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write the step's figures every so many steps."""
+        if trainer.is_global_zero and trainer.global_step % self.every == 0:
+            self._add(
+                trainer,
+                {k: v for k, v in trainer.callback_metrics.items() if k not in ("R@1", "R@2", "mAP", "NMI")},
+            )
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the scores."""
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            names = ("R@1", "R@2", "mAP", "NMI")
+            self._add(trainer, {name: trainer.callback_metrics[name] for name in names})
+
+    def _add(self, trainer: L.Trainer, values: dict[str, Tensor]) -> None:
+        row = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.FIELDS, extrasaction="ignore")
+            writer.writerow({**row, **{name: f"{float(value):.6g}" for name, value in values.items()}})

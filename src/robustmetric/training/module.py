@@ -1,0 +1,134 @@
+"""The training as a Lightning module: a network, a defense, Adam, and validation by retrieval."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robustmetric.data.pairs import Batch
+from robustmetric.defenses import Defense
+from robustmetric.distance import embed
+from robustmetric.retrieval import retrieval_scores
+
+
+class MetricModule(L.LightningModule):
+    """Trains `model` with `defense`; for a Trainer of your own.
+
+    Training batches are (images, labels) as the defense takes them; validation batches are (images, labels)
+    of the test set, whose embeddings are collected and scored together. Each step draws its triplets from
+    `seed`, the step and the worker, so that a resumed training draws the same. Logged are the defense's
+    figures and, after validation, R@1, R@2, mAP and NMI.
+
+    >>> import robustmetric as rm
+    >>> module = MetricModule(rm.model("c2f2"), rm.defense("HM[S,LGA]&ICS"), lr=1e-3)
+    >>> type(module.configure_optimizers()).__name__
+    'Adam'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        defense: Defense,
+        *,
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.defense = defense
+        self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
+        self._found: list[tuple[Tensor, Tensor]] = []
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Give Adam over the parameters that learn."""
+        learning = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.optim.Adam(learning, lr=self.lr, weight_decay=self.weight_decay)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Take the defense's loss on a batch."""
+        mixed = np.random.SeedSequence([self.seed, self.global_step, self.global_rank])
+        self.defense.generator.manual_seed(int(mixed.generate_state(1)[0]))
+        images, labels = batch
+        step = self.defense(self.model, images, labels)
+        logs = {"loss": step.loss.item(), **step.logs}
+        for name, value in logs.items():
+            self.log(name, value, prog_bar=name in ("loss", "hardness/reached", "perturbed"))
+        return step.loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin to collect embeddings."""
+        self._found = []
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Embed a batch of the test set."""
+        images, labels = batch
+        self._found.append((embed(self.model, images), labels))
+
+    def on_validation_epoch_end(self) -> None:
+        """Score all embeddings."""
+        z, labels = (torch.cat(parts) for parts in zip(*self._found, strict=True))
+        self._found = []
+        if self.trainer.sanity_checking:
+            return
+        scores = retrieval_scores(z, labels)
+        self.log_dict({name: value for name, value in scores.items() if name != "R@1"}, rank_zero_only=True)
+        self.log("R@1", scores["R@1"], prog_bar=True, rank_zero_only=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the random states, of all workers, which Lightning does not."""
+        states: list[Any] = [random_states()]
+        if self.trainer.world_size > 1:
+            states = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(states, random_states())
+        checkpoint["random_states"] = states
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the random states of this worker, to be set when the training begins."""
+        states = checkpoint.get("random_states", [])
+        self._random_states = states[self.global_rank] if self.global_rank < len(states) else None
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Set the random states of the checkpoint at the very last moment before going on."""
+        if (states := getattr(self, "_random_states", None)) is not None:
+            set_random_states(states)
+            self._random_states = None
+
+
+def random_states() -> dict[str, Any]:
+    """Give the states of Python's, NumPy's and torch's global generators as plain data.
+
+    >>> sorted(random_states())
+    ['cpu', 'cuda', 'numpy', 'python']
+    """
+    name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, numbers, next_gauss = random.getstate()
+    return {
+        "python": [version, list(numbers), next_gauss],
+        "numpy": [name, [int(k) for k in keys], place, has_gauss, gauss],
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Bring the global generators back to the states that `random_states` gave.
+
+    >>> states = random_states()
+    >>> drawn = torch.rand(1)
+    >>> set_random_states(states)
+    >>> bool(torch.rand(1) == drawn)
+    True
+    """
+    version, numbers, next_gauss = states["python"]
+    random.setstate((version, tuple(numbers), next_gauss))
+    name, keys, place, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
+    torch.set_rng_state(states["cpu"].cpu())
+    if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])

@@ -1,0 +1,138 @@
+"""Recipes: everything that a training depends on, as data that can be read, changed and kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from robustmetric.registry import lookup, unknown
+
+
+def _fraction(value: object) -> object:
+    """Read '8/255' as a number; leave anything else to the check that follows."""
+    parts = re.fullmatch(r"\s*([\d.]+)\s*/\s*([\d.]+)\s*", value) if isinstance(value, str) else None
+    return float(parts[1]) / float(parts[2]) if parts and float(parts[2]) else value
+
+
+Level = Annotated[float, BeforeValidator(_fraction)]
+
+
+class Recipe(BaseModel):
+    """What to train on, which network, which defense, and how.
+
+    >>> Recipe(data="digits", defense="HM[S,LGA]&ICS", eps="8/255").eps == 8 / 255
+    True
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: str = Field("digits", description="data set")
+    root: Path | None = Field(None, description="where its files are")
+    model: str = Field("c2f2", description="network: a name, timm:NAME or file.py:function")
+    weights: Path | None = Field(None, description="weights to begin with")
+    dim: int = Field(512, ge=1, description="length of the embeddings")
+    freeze_bn: bool = Field(False, description="keep BatchNorm's statistics as they are (ResNets)")
+    defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
+    eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
+    alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the size of a step")
+    eta: int = Field(8, ge=1, description="η, the number of steps")
+    margin: float = Field(0.2, gt=0, le=2, description="γ of the triplet loss")
+    epochs: int = Field(8, ge=1, description="how often each image is an anchor")
+    batch: int = Field(112, ge=8, multiple_of=2, description="images in a batch of a worker, two a pair")
+    lr: float = Field(1e-3, gt=0, description="learning rate of Adam")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
+    resize: int | None = Field(None, ge=4, description="size that images are brought to, before cropping")
+    crop: int | None = Field(None, ge=4, description="size of a random crop in training, central in tests")
+    flip: bool = Field(False, description="mirror half of the training images")
+    validate_every: int = Field(1, ge=1, description="epochs between two validations")
+    save_every: int = Field(100, ge=1, description="steps between two checkpoints")
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
+        "32-true", description="floats"
+    )
+    seed: int = Field(0, ge=0, description="starts every random draw")
+
+
+def recipe_names() -> list[str]:
+    """List the recipes that come with the package.
+
+    >>> "28x28" in recipe_names()
+    True
+    """
+    folder = resources.files("robustmetric.training") / "recipes"
+    return sorted(
+        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
+    )
+
+
+def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe by its name or from a YAML file, with some of its entries changed.
+
+    >>> load_recipe("28x28", {"eta": 8, "data": "mnist"}).eta
+    8
+    """
+    entries: dict[str, Any] = {}
+    if name is not None:
+        entries = _read(name)
+    return make_recipe({**entries, **(changes or {})})
+
+
+def make_recipe(entries: Mapping[str, Any]) -> Recipe:
+    """Check the entries of a recipe; say which is wrong, what it is and what it may be.
+
+    >>> make_recipe({"epoch": 3})
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown recipe entry 'epoch' (did you mean 'epochs'?); known: alpha, ...
+    """
+    for key in entries:
+        if key not in Recipe.model_fields:
+            raise ValueError(unknown("recipe entry", str(key), Recipe.model_fields))
+    try:
+        return Recipe(**entries)
+    except ValidationError as error:
+        problems = [
+            f"{problem['loc'][0]} is {problem['input']!r}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+            for problem in error.errors()
+        ]
+        raise ValueError("; ".join(problems)) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """Write a recipe as YAML, with what each entry means.
+
+    >>> print(dump_recipe(Recipe()).splitlines()[0])
+    data: digits  # data set
+    """
+    values = recipe.model_dump(mode="json")
+    lines = []
+    for key, field in Recipe.model_fields.items():
+        entry = yaml.safe_dump({key: values[key]}, allow_unicode=True).strip()
+        lines.append(f"{entry}  # {field.description}")
+    return "\n".join(lines) + "\n"
+
+
+def _read(name: str | Path) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no recipe file {path}")
+        text = path.read_text(encoding="utf-8")
+    else:
+        known = {
+            key: resources.files("robustmetric.training") / "recipes" / f"{key}.yaml"
+            for key in recipe_names()
+        }
+        text = lookup("recipe", str(name), known).read_text(encoding="utf-8")
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{name} must hold entries such as 'epochs: 8', not {type(entries).__name__}")
+    return entries

@@ -1,0 +1,241 @@
+"""A run: from a recipe to a folder with a trained network, resumable at any moment."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import platform
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch import nn
+
+from robustmetric import data, models
+from robustmetric.data.cache import Pixels, cached
+from robustmetric.data.pairs import ImageLoader, PairLoader
+from robustmetric.defenses import defense
+from robustmetric.files import write_atomically
+from robustmetric.training.callbacks import AtomicCheckpointIO, Keeper, MetricsFile
+from robustmetric.training.module import MetricModule
+from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What to train on: how many workers on how many machines, of which kind."""
+
+    accelerator: str = "auto"
+    devices: int = 1
+    nodes: int = 1
+
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    machines: Machines | None = None,
+    cache: Path | None = None,
+    skip_broken: bool = False,
+    callbacks: list[L.Callback] | None = None,
+    loggers: list[Any] | None = None,
+    progress: bool = True,
+    report: Report = print,
+) -> MetricModule:
+    """Train as a recipe says and leave in `out` all that explains and continues the run.
+
+    `out` gets `recipe.yaml` (as resolved), `run.json` (versions), `metrics.csv`, `last.ckpt` (Lightning's
+    checkpoint, every `save_every` steps and on SIGTERM or Ctrl-C), `last.safetensors` and `best.safetensors`
+    (by R@1). With `resume`, a run goes on from its last checkpoint. Decoded images are kept in `cache`. A
+    stop that was asked for raises `Stopped` when its checkpoint is written.
+    """
+    machines = machines or Machines()
+    _claim(recipe, out, resume)
+    train_set, test_set = _images(recipe, cache, skip_broken, report)
+    L.seed_everything(recipe.seed, verbose=False)
+    model = make_model(recipe, train_set)
+    if recipe.weights is not None and (kept := models.load_weights(model, recipe.weights)):
+        report(
+            f"the last layer of {recipe.weights} does not fit; starting with a new one ({', '.join(kept)})"
+        )
+    guard = defense(
+        recipe.defense,
+        eps=recipe.eps,
+        alpha=recipe.alpha,
+        steps=recipe.eta,
+        margin=recipe.margin,
+        seed=recipe.seed,
+    )
+    module = MetricModule(model, guard, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=recipe.seed)
+    keeper = Keeper(out, recipe.save_every)
+    workers = machines.devices * machines.nodes
+    with _quiet():
+        trainer = L.Trainer(
+            accelerator=machines.accelerator,
+            devices=machines.devices,
+            num_nodes=machines.nodes,
+            strategy="ddp" if workers > 1 else "auto",
+            precision=recipe.precision,
+            max_epochs=recipe.epochs,
+            check_val_every_n_epoch=recipe.validate_every,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+            logger=loggers or False,
+            callbacks=[MetricsFile(out / "metrics.csv"), *(callbacks or []), keeper],
+            plugins=[AtomicCheckpointIO()],
+            enable_checkpointing=False,
+            enable_progress_bar=progress,
+            enable_model_summary=False,
+            default_root_dir=out,
+        )
+        loader = PairLoader(
+            train_set.pixels,
+            train_set.labels,
+            pairs=recipe.batch // 2,
+            seed=recipe.seed,
+            crop=recipe.crop,
+            flip=recipe.flip,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            progress=lambda: (
+                trainer.current_epoch,
+                trainer.fit_loop.epoch_loop.batch_progress.current.ready,
+            ),
+        )
+        tests = ImageLoader(test_set.pixels, test_set.labels, batch=recipe.batch, crop=recipe.crop)
+        checkpoint = out / "last.ckpt"
+        go_on = checkpoint if resume and checkpoint.exists() else None
+        with _stopping(keeper):
+            trainer.fit(module, loader, tests, ckpt_path=go_on, weights_only=True)
+    return module
+
+
+def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
+    """Make the recipe's network for these images: by name, or by a function of a file of the user's.
+
+    `file.py:function` is called without arguments and returns a module that maps (N, C, H, W) images in
+    [0, 1] to (N, D).
+    """
+    name = recipe.model
+    if ".py:" in name:
+        return _from_file(name)
+    options: dict[str, Any] = {"dim": recipe.dim}
+    height, _, channels = images.pixels.shape[1:]
+    if name == "c2f2":
+        options |= {"channels": channels, "size": recipe.crop or height}
+    if recipe.freeze_bn:
+        options["freeze_bn"] = True
+    return models.model(name, **options)
+
+
+def _from_file(name: str) -> nn.Module:
+    file, _, function = name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path} to take the network {function!r} from")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # noqa: S101
+    assert spec.loader is not None  # noqa: S101
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        raise ValueError(f"{path} has no function {function!r}; write --model FILE.py:FUNCTION")
+    model = factory()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} returned a {type(model).__name__}; it must return a torch.nn.Module")
+    return model
+
+
+def _images(recipe: Recipe, cache: Path | None, skip_broken: bool, report: Report) -> tuple[Pixels, Pixels]:
+    """Load both splits as pixels, decoded once and kept."""
+    key = hashlib.sha256(str(recipe.root and recipe.root.resolve()).encode()).hexdigest()[:12]
+    folder = (cache or Path.home() / ".cache" / "robustmetric") / f"{recipe.data}-{key}"
+    size = None if recipe.resize is None else (recipe.resize, recipe.resize)
+    found = []
+    for split in ("train", "test"):
+        images = data.load(recipe.data, recipe.root, split)
+        grey = images.pixels is not None and images.pixels.shape[3] == 1 and recipe.model == "c2f2"
+        pixels = cached(images, folder, size=size, channels=1 if grey else 3, skip_broken=skip_broken)
+        for file in pixels.skipped:
+            report(f"left out, not readable: {file}")
+        found.append(pixels)
+    return found[0], found[1]
+
+
+def _claim(recipe: Recipe, out: Path, resume: bool) -> None:
+    """Make `out` this run's folder; refuse one that holds another run."""
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        return
+    kept = out / "recipe.yaml"
+    if kept.exists():
+        before = load_recipe(kept)
+        differing = [
+            k for k in Recipe.model_fields if k != "epochs" and getattr(before, k) != getattr(recipe, k)
+        ]
+        if not resume:
+            raise ValueError(f"{out} holds a run already: continue it with --resume, or give another --out")
+        if differing:
+            told = ", ".join(f"{k} was {getattr(before, k)!r}, is {getattr(recipe, k)!r}" for k in differing)
+            raise ValueError(
+                f"{out} holds another run: {told}; resume with its own recipe or give another --out"
+            )
+    elif out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty and holds no run: give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(kept, lambda file: file.write(dump_recipe(recipe).encode()))
+    about = {"python": platform.python_version(), "platform": platform.platform(), "seed": recipe.seed}
+    for package in ("robustmetric", "torch", "lightning", "numpy", "pillow"):
+        try:
+            about[package] = version(package)
+        except PackageNotFoundError:
+            about[package] = "not installed"
+    text = json.dumps({**about, "command": sys.argv[1:]}, indent=1)
+    write_atomically(out / "run.json", lambda file: file.write(text.encode()))
+
+
+@contextmanager
+def _stopping(keeper: Keeper) -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into a stop at the end of the step; a second one stops at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if keeper.stop is not None:
+            raise KeyboardInterrupt
+        keeper.stop = signal.Signals(number).name
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning's advertisements and its advice on DataLoader workers, which are not used, to itself."""
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "pytorch.utilities.rank_zero")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning.*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,167 @@
+"""Writers of tiny data sets in the layouts and file formats of the originals.
+
+Each fixture gives a function that writes a data set into a directory and returns what `load` takes as root.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+Maker = Callable[..., Path]
+
+
+def write_image(path: Path, seed: int, size: tuple[int, int] = (20, 16)) -> None:
+    """Write a small colour image of noise, in the format of its suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+@pytest.fixture(scope="session")
+def make_image() -> Callable[..., None]:
+    """Write one image: make_image(path, seed)."""
+    return write_image
+
+
+@pytest.fixture(scope="session")
+def make_idx() -> Maker:
+    """Write one split as idx files: make_idx(root, labels, split="train", mark="-", packed=True)."""
+
+    def make(
+        root: Path, labels: Sequence[int], *, split: str = "train", mark: str = "-", packed: bool = True
+    ) -> Path:
+        root.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(len(labels)).integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
+        prefix = {"train": "train", "test": "t10k"}[split]
+        for kind, dimensions, content in (
+            ("images", 3, struct.pack(">4I", 0x803, *pixels.shape) + pixels.tobytes()),
+            ("labels", 1, struct.pack(">2I", 0x801, len(labels)) + bytes(labels)),
+        ):
+            path = root / f"{prefix}-{kind}{mark}idx{dimensions}-ubyte{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(content) if packed else content)
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_cub() -> Maker:
+    """Write CUB-200-2011: make_cub(root, counts=(3, 2, 2, 3)) with so many images for each class."""
+
+    def make(root: Path, counts: Sequence[int] = (3, 2, 2, 3)) -> Path:
+        root.mkdir(parents=True, exist_ok=True)
+        names = [f"{number:03}.Bird_{number}" for number in range(1, len(counts) + 1)]
+        images = [
+            (number, f"{names[number - 1]}/Bird_{number}_{i:04}.jpg")
+            for number, count in enumerate(counts, start=1)
+            for i in range(count)
+        ]
+        for seed, (_, path) in enumerate(images):
+            write_image(root / "images" / path, seed)
+        files: dict[str, Sequence[object]] = {
+            "images.txt": [path for _, path in images],
+            "image_class_labels.txt": [number for number, _ in images],
+            "train_test_split.txt": [i % 2 for i in range(len(images))],
+            "bounding_boxes.txt": ["1.0 1.0 8.0 8.0" for _ in images],
+            "classes.txt": names,
+        }
+        for file, lines in files.items():
+            (root / file).write_text("".join(f"{i} {line}\n" for i, line in enumerate(lines, start=1)))
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_cars() -> Maker:
+    """Write Cars-196: make_cars(root, counts=(2, 3, 3, 2)) with so many images for each class."""
+
+    def make(root: Path, counts: Sequence[int] = (2, 3, 3, 2), *, packed: bool = True) -> Path:
+        labels = [number for number, count in enumerate(counts, start=1) for _ in range(count)]
+        fields = ("relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test")
+        annotations = np.empty((1, len(labels)), dtype=[(field, object) for field in fields])
+        (root / "car_ims").mkdir(parents=True, exist_ok=True)
+        for i, label in enumerate(labels):
+            path = f"car_ims/{i + 1:06}.jpg"
+            write_image(root / path, i)
+            box = [np.uint8(value) for value in (1, 1, 18, 14)]
+            annotations[0, i] = (path, *box, np.uint8(label), np.uint8(i % 2))
+        names = np.empty((1, len(counts)), dtype=object)
+        names[0, :] = [f"Make Model {number} Sedan 2012" for number in range(1, len(counts) + 1)]
+        variables = {"annotations": annotations, "class_names": names}
+        savemat(root / "cars_annos.mat", variables, do_compression=packed)
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_sop() -> Maker:
+    """Write Stanford Online Products: make_sop(root, train=(2, 3), test=(3, 2)), images for each class."""
+
+    def make(root: Path, train: Sequence[int] = (2, 3), test: Sequence[int] = (3, 2)) -> Path:
+        root.mkdir(parents=True, exist_ok=True)
+        image = label = 0
+        for split, counts in (("train", train), ("test", test)):
+            lines = ["image_id class_id super_class_id path"]
+            for count in counts:
+                label += 1
+                for i in range(count):
+                    image += 1
+                    path = f"bicycle_final/{111085122870 + label}_{i}.JPG"
+                    write_image(root / path, image)
+                    lines.append(f"{image} {label} 1 {path}")
+            (root / f"Ebay_{split}.txt").write_text("\n".join(lines) + "\n")
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_folder() -> Maker:
+    """Write a directory for each class: make_folder(root, {"cat": 3, "dog": 2}, suffix=".png").
+
+    Names may hold a directory more, for splits: {"train/cat": 2, "test/cat": 2}.
+    """
+
+    def make(root: Path, counts: Mapping[str, int] | None = None, *, suffix: str = ".png") -> Path:
+        counts = {"bird": 2, "cat": 3, "dog": 2, "emu": 2} if counts is None else counts
+        for number, (name, count) in enumerate(counts.items()):
+            for i in range(count):
+                write_image(root / name / f"{i}{suffix}", 100 * number + i)
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_csv() -> Maker:
+    """Write a table of images: make_csv(root, ["cat", "cat", "dog", "dog"], splits=None) with images in it.
+
+    One image for each label, pictures/0.png and so on; returns the CSV file.
+    """
+
+    def make(
+        root: Path,
+        labels: Sequence[str] = ("cat", "dog", "cat", "dog"),
+        splits: Sequence[str] | None = None,
+    ) -> Path:
+        root.mkdir(parents=True, exist_ok=True)
+        lines = ["path,label" if splits is None else "path,label,split"]
+        for i, label in enumerate(labels):
+            path = f"pictures/{i}.png"
+            write_image(root / path, i)
+            lines.append(f'{path},"{label}"' + (f",{splits[i]}" if splits is not None else ""))
+        file = root / "images.csv"
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return file
+
+    return make

@@ -1,0 +1,118 @@
+"""A directory for each class: splits, order, what counts as an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from robustmetric.data import load
+from robustmetric.data.folder import SUFFIXES
+
+Maker = Callable[..., Path]
+
+
+def names(files: tuple[Path, ...] | None) -> list[str]:
+    assert files is not None
+    return [f"{file.parent.name}/{file.name}" for file in files]
+
+
+def test_the_first_half_of_the_sorted_classes_trains(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"emu": 2, "bird": 2, "dog": 2, "cat": 1})
+    train, test = load("folder", root), load("folder", root, "test")
+    assert (train.classes, test.classes) == (("bird", "cat"), ("dog", "emu"))
+    assert names(train.files) == ["bird/0.png", "bird/1.png", "cat/0.png"]
+    assert train.labels.tolist() == [0, 0, 1]
+    assert test.labels.tolist() == [0, 0, 1, 1]
+
+
+def test_train_and_test_directories_are_the_splits(make_folder: Maker, tmp_path: Path) -> None:
+    counts = {"train/cat": 2, "train/dog": 1, "test/cat": 1, "test/emu": 2, "other/x": 1}
+    root = make_folder(tmp_path, counts)
+    train, test = load("folder", root), load("folder", root, "test")
+    assert (train.classes, test.classes) == (("cat", "dog"), ("cat", "emu"))
+    assert names(train.files) == ["cat/0.png", "cat/1.png", "dog/0.png"]
+    assert test.labels.tolist() == [0, 1, 1]
+
+
+def test_a_class_may_be_called_train(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"bus": 2, "train": 2})
+    assert load("folder", root, "test").classes == ("train",)
+
+
+def test_files_come_in_natural_order(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"a": 12, "b": 2})
+    assert names(load("folder", root).files) == [f"a/{i}.png" for i in range(12)]
+    for name in ("x1.png", "x01.png", "x1a10.png", "x1a9.png", "10x.png", "²3.png"):
+        (root / "b" / name).touch()
+    found = names(load("folder", root, "test").files)
+    expected = ["0", "1", "10x", "x01", "x1", "x1a9", "x1a10", "²3"]
+    assert found == [f"b/{name}.png" for name in expected]
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".JPG", ".Png"])
+def test_images_are_known_by_their_suffix(suffix: str, make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"cat": 2, "dog": 2}, suffix=suffix)
+    assert len(load("folder", root)) == 2
+
+
+def test_other_hidden_and_deeper_files_are_ignored(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"cat": 2, "dog": 2, ".hidden": 2, "cat/deeper": 2, "cat/odd.png": 1})
+    for name in ("readme.txt", "cat/notes.txt", "cat/.0.png", "cat/film.gif", "cat/Thumbs.db", "cat/png"):
+        (root / name).touch()
+    train = load("folder", root)
+    assert train.classes == ("cat",)
+    assert names(train.files) == ["cat/0.png", "cat/1.png"]
+
+
+def test_links_are_followed(make_folder: Maker, tmp_path: Path) -> None:
+    make_folder(tmp_path / "real", {"cat": 2, "dog": 2})
+    root = tmp_path / "links"
+    (root / "dog").mkdir(parents=True)
+    (root / "cat").symlink_to(tmp_path / "real" / "cat", target_is_directory=True)
+    for i in range(2):
+        (root / "dog" / f"{i}.png").symlink_to(tmp_path / "real" / "dog" / f"{i}.png")
+    assert names(load("folder", root).files) == ["cat/0.png", "cat/1.png"]
+    assert names(load("folder", root, "test").files) == ["dog/0.png", "dog/1.png"]
+
+
+def test_a_class_that_is_a_broken_link_is_named(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path)
+    (root / "fox").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match=r"links that lead nowhere: .*fox; mend or remove"):
+        load("folder", root)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_class_directories_without_images_are_named(split: str, make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path)
+    for name in ("ant", "bee"):
+        (root / name).mkdir()
+    (root / "ant" / "film.gif").touch()
+    with pytest.raises(
+        ValueError, match=r"^2 class directories hold no images: .*ant, .*bee; expected"
+    ) as caught:
+        load("folder", root, "train" if split == "train" else "test")
+    assert ".bmp, .jpeg, .jpg, .png, .webp directly in each" in str(caught.value)
+
+
+def test_a_lone_train_directory_gets_the_hint(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"train/cat": 2, "val/cat": 2})
+    with pytest.raises(ValueError, match=r"2 class directories hold no images.*call splits train and test"):
+        load("folder", root)
+
+
+def test_images_without_class_directories_are_refused(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {".": 3})
+    with pytest.raises(
+        ValueError, match="holds no directories; put the images of each class into one of its own"
+    ):
+        load("folder", root)
+
+
+def test_one_class_leaves_nothing_to_test(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"cat": 3})
+    assert len(load("folder", root)) == 3
+    with pytest.raises(ValueError, match=r"test split of folder has two images \(0 images, 0 classes\)"):
+        load("folder", root, "test")

