@@ -7,6 +7,7 @@
 >>> defense(model, images, labels).loss.backward()
 """
 
+from robustmetric import data, training
 from robustmetric.defenses import Defense, Step, defense
 from robustmetric.distance import cross_distance, embed, hardness
 from robustmetric.losses import triplet_loss
@@ -23,11 +24,13 @@ __all__ = [
     "Triplets",
     "__version__",
     "cross_distance",
+    "data",
     "defense",
     "embed",
     "hardness",
     "load_weights",
     "model",
     "save_weights",
+    "training",
     "triplet_loss",
 ]

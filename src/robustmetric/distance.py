@@ -6,6 +6,10 @@ import torch
 from torch import Tensor, nn
 
 
+class BrokenEmbeddingsError(ValueError):
+    """Embeddings, or gradients of images, that are no numbers or zero: the network has diverged or died."""
+
+
 def embed(model: nn.Module, images: Tensor) -> Tensor:
     """Run a network and put its vectors on the unit sphere: (N, …) images to (N, D) embeddings.
 
@@ -29,12 +33,12 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     if not torch.isfinite(length).all():
         bad = int((~torch.isfinite(length)).sum())
-        raise ValueError(
+        raise BrokenEmbeddingsError(
             f"{bad} of {len(z)} embeddings hold NaN or infinity: the network has diverged or its weights are "
             "damaged; go back to its last good weights, lower the learning rate or use full precision"
         )
     if not length.all():
-        raise ValueError(
+        raise BrokenEmbeddingsError(
             f"{int((length == 0).sum())} of {len(z)} embeddings are zero and have no direction: the "
             "network is dead for these images; end it with a linear layer and not with ReLU, or "
             "lower the learning rate"

@@ -10,6 +10,7 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
+from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.registry import is_number
 
 
@@ -146,7 +147,7 @@ def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None
         gradient = _gradient(objective, point, rows)
         steepest = torch.linalg.vector_norm(gradient.flatten(1), torch.inf, dim=1)
         if not torch.isfinite(steepest).all():
-            raise ValueError(
+            raise BrokenEmbeddingsError(
                 "the gradient of the images holds NaN or infinity: look for a square root, logarithm or "
                 "division in the network whose gradient is infinite, or use full precision"
             )

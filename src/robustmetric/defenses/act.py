@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles
+from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles, spread
 from robustmetric.distance import cross_distance, hardness, pair_distance
 from robustmetric.losses import hinge
 from robustmetric.perturb import frozen, pgd
@@ -47,6 +47,7 @@ class AntiCollapse(Defense):
                 "hardness/source": source.hardness(dist).mean().item(),
                 "hardness/destination": math.nan,
                 "hardness/reached": reached.mean().item(),
-                "perturbed": (x != images[source.stack()]).flatten(1).any(1).double().mean().item(),
+                "perturbed": (x != images[source.stack()]).flatten(1).any(1).float().mean().item(),
+                "spread": spread(dist),
             },
         )

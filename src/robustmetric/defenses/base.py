@@ -88,7 +88,8 @@ class Defense(nn.Module):
         `hardness/reached` as the loss sees it; NaN where a defense has none), the parts of the loss
         (`loss/…`), the share of triplets that were `perturbed` (of images for EST), and how many images went
         forward and backward through the network (`images/forward`, `images/backward`), the loss's own
-        backward included. No gradient flows back into the images.
+        backward included. `spread` is one minus the mean cosine of the batch's embeddings, near 0 when the
+        network has collapsed. No gradient flows back into the images.
         """
         check_images(images)
         check_labels(labels, len(images))
@@ -114,6 +115,16 @@ class Defense(nn.Module):
         b = self.budget
         settings = f"eps={b.eps}, alpha={b.alpha}, steps={b.steps}, margin={self.margin}, seed={self.seed}"
         return f"defense({self.name!r}, {settings})"
+
+
+def spread(dist: Tensor) -> float:
+    """One minus the mean cosine of different images, from their (N, N) distances on the unit sphere.
+
+    >>> spread(torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
+    1.0
+    """
+    count = len(dist)
+    return dist.square().sum().item() / (2 * count * (count - 1))
 
 
 class Moved(NamedTuple):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Network, Step
+from robustmetric.defenses.base import Defense, Network, Step, spread
 from robustmetric.distance import cross_distance, hardness, pair_distance
 from robustmetric.losses import hinge
 from robustmetric.perturb import Budget, frozen, pgd
@@ -30,7 +30,8 @@ class EmbeddingShifted(Defense):
                 origin = network(images)
             moved = shift(network, images, origin, self.budget, generator=self.generator)
         z = network(moved, learn=True)
-        triplets = self.source(cross_distance(z.detach()), labels, generator=self.generator, dim=z.shape[1])
+        dist = cross_distance(z.detach())
+        triplets = self.source(dist, labels, generator=self.generator, dim=z.shape[1])
         a, p, n = (z.index_select(0, role) for role in triplets)
         reached = hardness(a, p, n)
         loss = hinge(reached, self.margin)
@@ -41,7 +42,8 @@ class EmbeddingShifted(Defense):
                 "hardness/source": triplets.hardness(cross_distance(origin)).mean().item(),
                 "hardness/destination": math.nan,
                 "hardness/reached": reached.mean().item(),
-                "perturbed": (moved != images).flatten(1).any(1).double().mean().item(),
+                "perturbed": (moved != images).flatten(1).any(1).float().mean().item(),
+                "spread": spread(dist),
             },
         )
 

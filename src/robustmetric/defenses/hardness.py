@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles, mean_over_workers
+from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles, mean_over_workers, spread
 from robustmetric.destination import Destination, sampler_name
 from robustmetric.distance import cross_distance, hardness
 from robustmetric.losses import SextupletTerm, hinge
@@ -85,6 +85,7 @@ class HardnessManipulation(Defense):
                 "hardness/destination": wanted.mean().item(),
                 "hardness/reached": reached.mean().item(),
                 "perturbed": len(moved.rows) / len(found),
+                "spread": spread(dist),
             },
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Network, Step
+from robustmetric.defenses.base import Defense, Network, Step, spread
 from robustmetric.distance import cross_distance, hardness
 from robustmetric.losses import hinge
 
@@ -22,7 +22,8 @@ class Regular(Defense):
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Embed the batch once, mine in it, take the loss."""
         z = network(images, learn=True)
-        triplets = self.source(cross_distance(z.detach()), labels, generator=self.generator, dim=z.shape[1])
+        dist = cross_distance(z.detach())
+        triplets = self.source(dist, labels, generator=self.generator, dim=z.shape[1])
         a, p, n = (z.index_select(0, role) for role in triplets)
         found = hardness(a, p, n)
         loss, reached = hinge(found, self.margin), found.mean().item()
@@ -34,5 +35,6 @@ class Regular(Defense):
                 "hardness/destination": reached,
                 "hardness/reached": reached,
                 "perturbed": 0.0,
+                "spread": spread(dist),
             },
         )

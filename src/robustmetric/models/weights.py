@@ -62,8 +62,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     return kept
 
 
-def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a model's state dict as ``.safetensors``; the file appears complete or not at all.
+def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Write a model's state dict, or one, as ``.safetensors``; the file appears complete or not at all.
 
     >>> save_weights(nn.Linear(2, 2), "model.pt")
     Traceback (most recent call last):
@@ -80,7 +80,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     # Copies, because safetensors refuses tensors that share memory or are not contiguous.
     tensors = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
+        for name, value in (model.state_dict() if isinstance(model, nn.Module) else model).items()
     }
     content = save(tensors, metadata={"format": "pt"})
     # Not save_file, which makes the file readable for its owner only.

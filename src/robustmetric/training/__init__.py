@@ -1,1 +1,57 @@
-"""Training: recipes, the Lightning module, runs that survive anything."""
+"""Training: recipes, the Lightning module, runs that survive anything.
+
+What needs Lightning is imported when it is first used, so that the rest of the package starts quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, recipe_names
+
+if TYPE_CHECKING:
+    from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile
+    from robustmetric.training.module import MetricModule
+    from robustmetric.training.run import Machines, train
+
+_LATER = {
+    "AtomicCheckpointIO": "callbacks",
+    "CollapseGuard": "callbacks",
+    "Keeper": "callbacks",
+    "Machines": "run",
+    "MetricModule": "module",
+    "MetricsFile": "callbacks",
+    "train": "run",
+}
+
+
+class Stopped(Exception):  # noqa: N818 (it is no error)
+    """A training that stopped before its end, at a step from which it can be resumed."""
+
+
+class CollapsedError(RuntimeError):
+    """A network whose embeddings all point the same way, or are no numbers any more."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+
+
+__all__ = [
+    "AtomicCheckpointIO",
+    "CollapseGuard",
+    "CollapsedError",
+    "Keeper",
+    "Machines",
+    "MetricModule",
+    "MetricsFile",
+    "Recipe",
+    "Stopped",
+    "dump_recipe",
+    "load_recipe",
+    "recipe_names",
+    "train",
+]

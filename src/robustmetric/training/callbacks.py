@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
+from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
+from robustmetric.training import CollapsedError, Stopped
 from robustmetric.training.module import MetricModule
 
-
-class Stopped(Exception):  # noqa: N818 (it is no error)
-    """A training that stopped before its end, at a step from which it can be resumed."""
+Report = Callable[[str], None]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -71,6 +72,86 @@ class Keeper(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the end, so that a finished run is known as such."""
         trainer.save_checkpoint(self.folder / "last.ckpt")
+
+
+class CollapseGuard(L.Callback):
+    """Watches the spread of embeddings, keeps the last good weights and says what happened.
+
+    The network counts as collapsed when its spread (one minus the mean cosine) has been below 0.01, and below
+    a tenth of what it began with, for `patience` steps. A network that has diverged to NaN is caught too.
+    `good.safetensors` gets the weights of the last of every `patience` steps at which all was well.
+    """
+
+    def __init__(
+        self, folder: Path, *, patience: int = 20, go_on: bool = False, report: Report = print
+    ) -> None:
+        self.folder, self.patience, self.go_on, self.report = folder, patience, go_on, report
+        self.begun: float | None = None
+        self.narrow = 0
+        self.told = False
+        self._good: tuple[int, dict[str, Tensor]] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what the guard has seen."""
+        return {"begun": self.begun, "narrow": self.narrow, "told": self.told}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what it had seen."""
+        self.begun, self.narrow, self.told = (state_dict[key] for key in ("begun", "narrow", "told"))
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the weights that the training begins with as good."""
+        self._keep(trainer.global_step, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Look at the spread of the step."""
+        spread = float(trainer.callback_metrics["spread"])
+        self.begun = spread if self.begun is None else self.begun
+        well = spread >= min(0.01, 0.1 * self.begun)
+        self.narrow = 0 if well else self.narrow + 1
+        if well and trainer.global_step % self.patience == 0:
+            self._keep(trainer.global_step, pl_module)
+        if self.narrow >= self.patience and not self.told:
+            self.told = True
+            self._tell(
+                trainer,
+                pl_module,
+                f"the network collapsed at about step {trainer.global_step - self.patience + 1}: its "
+                f"embeddings all point the same way (spread {spread:.1e}, it began with {self.begun:.1e})",
+            )
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Recognise a network that has diverged."""
+        if isinstance(exception, BrokenEmbeddingsError):
+            self.go_on = False  # there is nothing left to go on with
+            self._tell(trainer, pl_module, f"the network diverged at step {trainer.global_step}: {exception}")
+
+    def _keep(self, step: int, module: L.LightningModule) -> None:
+        assert isinstance(module, MetricModule)  # noqa: S101
+        self._good = (
+            step,
+            {name: value.detach().cpu().clone() for name, value in module.model.state_dict().items()},
+        )
+
+    def _tell(self, trainer: L.Trainer, module: L.LightningModule, what: str) -> None:
+        assert isinstance(module, MetricModule)  # noqa: S101
+        assert self._good is not None  # noqa: S101
+        step, weights = self._good
+        path = self.folder / "good.safetensors"
+        if trainer.is_global_zero:
+            save_weights(weights, path)
+        message = (
+            f"{what}. The weights of step {step}, when all was well, are in {path}. What usually helps: a "
+            "softer destination (LGA, -γ/2), fewer or smaller PGD steps (eta, alpha, eps), the sampler S or "
+            "R for the source, a lower learning rate"
+        )
+        if not self.go_on:
+            raise CollapsedError(message)
+        self.report(f"{message}. Going on, as told")
 
 
 class MetricsFile(L.Callback):

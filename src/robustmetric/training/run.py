@@ -10,7 +10,7 @@ import platform
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+import lightning.pytorch.loggers
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 
@@ -27,11 +28,10 @@ from robustmetric.data.cache import Pixels, cached
 from robustmetric.data.pairs import ImageLoader, PairLoader
 from robustmetric.defenses import defense
 from robustmetric.files import write_atomically
-from robustmetric.training.callbacks import AtomicCheckpointIO, Keeper, MetricsFile
+from robustmetric.registry import lookup
+from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile, Report
 from robustmetric.training.module import MetricModule
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def train(
     callbacks: list[L.Callback] | None = None,
     loggers: list[Any] | None = None,
     progress: bool = True,
+    go_on_after_collapse: bool = False,
     report: Report = print,
 ) -> MetricModule:
     """Train as a recipe says and leave in `out` all that explains and continues the run.
@@ -61,13 +62,14 @@ def train(
     `out` gets `recipe.yaml` (as resolved), `run.json` (versions), `metrics.csv`, `last.ckpt` (Lightning's
     checkpoint, every `save_every` steps and on SIGTERM or Ctrl-C), `last.safetensors` and `best.safetensors`
     (by R@1). With `resume`, a run goes on from its last checkpoint. Decoded images are kept in `cache`. A
-    stop that was asked for raises `Stopped` when its checkpoint is written.
+    stop that was asked for raises `Stopped` when its checkpoint is written; a network that collapses raises
+    `CollapsedError`, with the last good weights in `good.safetensors`, unless told to go on.
     """
     machines = machines or Machines()
     _claim(recipe, out, resume)
-    train_set, test_set = _images(recipe, cache, skip_broken, report)
+    images = PairData(*_images(recipe, cache, skip_broken, report), recipe)
     L.seed_everything(recipe.seed, verbose=False)
-    model = make_model(recipe, train_set)
+    model = make_model(recipe, images.train_set)
     if recipe.weights is not None and (kept := models.load_weights(model, recipe.weights)):
         report(
             f"the last layer of {recipe.weights} does not fit; starting with a new one ({', '.join(kept)})"
@@ -81,6 +83,7 @@ def train(
         seed=recipe.seed,
     )
     module = MetricModule(model, guard, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=recipe.seed)
+    watch = CollapseGuard(out, go_on=go_on_after_collapse, report=report)
     keeper = Keeper(out, recipe.save_every)
     workers = machines.devices * machines.nodes
     with _quiet():
@@ -95,33 +98,64 @@ def train(
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
             logger=loggers or False,
-            callbacks=[MetricsFile(out / "metrics.csv"), *(callbacks or []), keeper],
+            callbacks=[MetricsFile(out / "metrics.csv"), watch, *(callbacks or []), keeper],
             plugins=[AtomicCheckpointIO()],
             enable_checkpointing=False,
             enable_progress_bar=progress,
             enable_model_summary=False,
             default_root_dir=out,
         )
-        loader = PairLoader(
-            train_set.pixels,
-            train_set.labels,
+        checkpoint = out / "last.ckpt"
+        go_on = checkpoint if resume and checkpoint.exists() else None
+        with _stopping(keeper):
+            trainer.fit(module, datamodule=images, ckpt_path=go_on, weights_only=True)
+    return module
+
+
+class PairData(L.LightningDataModule):
+    """The training set as batches of pairs, shared out among the workers, and the whole test set for each."""
+
+    def __init__(self, train_set: Pixels, test_set: Pixels, recipe: Recipe) -> None:
+        super().__init__()
+        self.train_set, self.test_set, self.recipe = train_set, test_set, recipe
+
+    def train_dataloader(self) -> PairLoader:
+        """Batches of pairs from where the trainer is, which knows its worker by now."""
+        assert self.trainer is not None  # noqa: S101
+        trainer, recipe = self.trainer, self.recipe
+        done = trainer.fit_loop.epoch_loop.batch_progress.current
+        return PairLoader(
+            self.train_set.pixels,
+            self.train_set.labels,
             pairs=recipe.batch // 2,
             seed=recipe.seed,
             crop=recipe.crop,
             flip=recipe.flip,
             rank=trainer.global_rank,
             world=trainer.world_size,
-            progress=lambda: (
-                trainer.current_epoch,
-                trainer.fit_loop.epoch_loop.batch_progress.current.ready,
-            ),
+            progress=lambda: (trainer.current_epoch, done.ready),
         )
-        tests = ImageLoader(test_set.pixels, test_set.labels, batch=recipe.batch, crop=recipe.crop)
-        checkpoint = out / "last.ckpt"
-        go_on = checkpoint if resume and checkpoint.exists() else None
-        with _stopping(keeper):
-            trainer.fit(module, loader, tests, ckpt_path=go_on, weights_only=True)
-    return module
+
+    def val_dataloader(self) -> ImageLoader:
+        """The test set in its order."""
+        test, recipe = self.test_set, self.recipe
+        return ImageLoader(test.pixels, test.labels, batch=recipe.batch, crop=recipe.crop)
+
+
+def make_logger(name: str, out: Path) -> Any:
+    """Make one of Lightning's loggers by its name, writing into the run's folder.
+
+    >>> make_logger("tensorbord", Path("."))
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: csv, tensorboard, wandb
+    """
+    kinds = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger"}
+    kind = getattr(lightning.pytorch.loggers, lookup("logger", name, kinds))
+    try:
+        return kind(save_dir=out, name=name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the logger {name} needs a package that is not installed: {error}") from None
 
 
 def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
