@@ -1,22 +1,23 @@
 """The command line as a user sees it."""
 
 import re
+from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from robustmetric import cli
 
 
-def test_demo_trains_attacks_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "EPOCHS", 1)
-    monkeypatch.setattr(cli, "TRAINING", 1500)
-    first, second = (CliRunner().invoke(cli.app, ["demo", "--seed", "1"]) for _ in range(2))
+def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
+    first, second = (
+        CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--epochs", "1", "--seed", "1"])
+        for _ in range(2)
+    )
     assert first.exit_code == 0, first.output
-    assert "1500 digits to learn from, 297 others to query" in first.output
+    assert "797 digits that were not trained on" in first.output
     rows = {
         name: [float(v) for v in re.findall(r"([\d.]+) %", line)]
-        for name in ("N/A[S]", "HM[S,LGA]&ICS")
+        for name in cli.DEFENSES
         for line in first.output.splitlines()
         if name in line and "%" in line
     }

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import robustmetric as rm
@@ -42,75 +42,68 @@ def main() -> None:
     """Embedding networks that keep their ranking under adversarial perturbation."""
 
 
-@dataclass(frozen=True)
-class _Score:
-    clean: float
-    attacked: float
-
-
-EPS = 0.2
-EPOCHS = 8
-PAIRS = 64
-TRAINING = 1000
+DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
 
 
 @app.command()
 def demo(
+    out: Path = typer.Option(Path("runs/demo"), help="Folder for the two runs; finished ones are reused."),
+    epochs: int = typer.Option(8, help="How often each image is an anchor."),
     seed: int = typer.Option(0, help="Starts every random draw."),
 ) -> None:
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-    labels = torch.tensor(digits.target)
+    from robustmetric.training.run import make_model, pixels
+    from robustmetric.training.run import train as run_training
+
     console = Console()
-    console.print(
-        f"{TRAINING} digits to learn from, {len(labels) - TRAINING} others to query; "
-        f"ε = {EPS:g}, pixels are in \\[0, 1]"
-    )
     table = Table("defense", "R@1 on clean images", "R@1 under the ES attack")
-    columns = [TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console) as progress:
-        for name in ("N/A[S]", "HM[S,LGA]&ICS"):
-            model = _train(name, images[:TRAINING], labels[:TRAINING], seed, progress)
-            score = _score(model, images[TRAINING:], labels[TRAINING:], seed, progress)
-            table.add_row(name, f"{100 * score.clean:.1f} %", f"{100 * score.attacked:.1f} %")
+    for name in DEFENSES:
+        recipe = load_recipe(
+            "digits", {"defense": name, "epochs": epochs, "seed": seed, "validate_every": epochs}
+        )
+        folder = out / re.sub(r"\W+", "-", name).strip("-")
+        console.print(f"train {escape(name)}, in {folder}")
+        run_training(
+            recipe,
+            folder,
+            resume=True,
+            callbacks=_bars(console),
+            progress=console.is_terminal,
+            report=console.print,
+        )
+        _, test = pixels(recipe)
+        model = make_model(recipe, test)
+        rm.load_weights(model, folder / "last.safetensors")
+        images = torch.from_numpy(test.pixels.transpose(0, 3, 1, 2).astype("float32")) / 255
+        clean, attacked = _score(model, images, test.labels, recipe.eps, seed, console)
+        table.add_row(escape(name), f"{100 * clean:.1f} %", f"{100 * attacked:.1f} %")
+    console.print(
+        f"{len(images)} digits that were not trained on; ε = {recipe.eps:g}, pixels are in \\[0, 1]"
+    )
     console.print(table)
 
 
-def _train(name: str, images: Tensor, labels: Tensor, seed: int, progress: Progress) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = rm.model("c2f2", size=8)
-    defense = rm.defense(name, eps=EPS, alpha=EPS / 4, steps=8, seed=seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(seed)
-    task = progress.add_task(f"train {name}", total=EPOCHS * -(-len(images) // PAIRS))
-    for _ in range(EPOCHS):
-        for anchor in torch.randperm(len(images), generator=generator).split(PAIRS):
-            # Each anchor's partner is another image of its class.
-            mates = (labels[anchor, None] == labels).double()
-            mates[torch.arange(len(anchor)), anchor] = 0
-            partner = torch.multinomial(mates, 1, generator=generator)
-            batch = torch.cat([anchor[:, None], partner], dim=1).flatten()
-            loss = defense(model, images[batch], labels[batch]).loss
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            progress.advance(task)
-    return model
+def _bars(console: Console) -> list[Any]:
+    """Make a progress bar for a terminal."""
+    from lightning.pytorch.callbacks import RichProgressBar
+
+    return [RichProgressBar(leave=True)] if console.is_terminal else []
 
 
-def _score(model: nn.Module, images: Tensor, labels: Tensor, seed: int, progress: Progress) -> _Score:
+def _score(
+    model: nn.Module, images: Tensor, labels: Tensor, eps: float, seed: int, console: Console
+) -> tuple[float, float]:
     """R@1 with clean queries and with queries whose embeddings were moved as far as the budget allows."""
     generator = torch.Generator().manual_seed(seed)
-    budget = Budget(eps=EPS, alpha=EPS / 10, steps=32)
+    budget = Budget(eps=eps, alpha=eps / 10, steps=32)
     network, moved = Network(model), []
     with frozen(model), torch.no_grad():
         gallery = network(images)
-        for part in progress.track(list(torch.arange(len(images)).split(256)), description="attack"):
+        parts = list(torch.arange(len(images)).split(128))
+        for part in track(parts, description="attack", console=console):
             x = shift(network, images[part], gallery[part], budget, generator=generator)
             moved.append(network(x))
-    return _Score(recall_at_1(gallery, labels), recall_at_1(gallery, labels, torch.cat(moved)))
+    return recall_at_1(gallery, labels), recall_at_1(gallery, labels, torch.cat(moved))
 
 
 @app.command()
@@ -171,7 +164,6 @@ def train(
     else:
         made = load_recipe(recipe, changes)
     # Lightning takes seconds to import: here, and not when the command line starts.
-    from lightning.pytorch.callbacks import RichProgressBar
     from lightning.pytorch.utilities import rank_zero_only
 
     from robustmetric.training.run import Machines, make_logger
@@ -186,7 +178,7 @@ def train(
             machines=Machines(accelerator=accelerator, devices=devices, nodes=nodes),
             cache=cache,
             skip_broken=skip_broken,
-            callbacks=[RichProgressBar(leave=True)] if console.is_terminal else [],
+            callbacks=_bars(console),
             loggers=[make_logger(name, out) for name in logger],
             progress=console.is_terminal,
             go_on_after_collapse=after_collapse == "continue",

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from rich.table import Table
+from rich.text import Text
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.cache import _decoded, _orientation, _whole_images
@@ -116,11 +117,11 @@ def show(description: Description) -> Table:
     table.add_row(f"width×height{first}", _counted(sizes))
     table.add_row(f"modes{first}", _counted(d.modes))
     if d.unreadable:
-        # Not as markup: a path may hold brackets.
-        names = [str(file).replace("[", r"\[") for file in d.unreadable[:LISTED]]
-        more = len(d.unreadable) - len(names)
-        rest = [f"and {more:,} more"] if more else []
-        table.add_row(f"not readable: {len(d.unreadable):,}{first}", "\n".join([*names, *rest]))
+        lines = [str(file) for file in d.unreadable[:LISTED]]
+        if len(d.unreadable) > LISTED:
+            lines.append(f"and {len(d.unreadable) - LISTED:,} more")
+        # Text and not markup: a path may hold brackets.
+        table.add_row(f"not readable: {len(d.unreadable):,}{first}", Text("\n".join(lines)))
     return table
 
 
@@ -232,5 +233,5 @@ def _write(pen: ImageDraw.ImageDraw, text: str, left: int, bottom: int, size: in
     while line and pen.textlength(line, font=font) > room:
         text = text[:-1]
         line = f"{text.rstrip()}..." if text else ""
-    # From the font's own height, so that names of all letters stand on one line.
+    # The font's height counts, not the text's own: names with and without descenders stand alike.
     pen.text((left, bottom - GAP // 2 - round(1.2 * size)), line, fill=_INK, font=font)

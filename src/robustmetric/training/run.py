@@ -67,7 +67,7 @@ def train(
     """
     machines = machines or Machines()
     _claim(recipe, out, resume)
-    images = PairData(*_images(recipe, cache, skip_broken, report), recipe)
+    images = PairData(*pixels(recipe, cache, skip_broken=skip_broken, report=report), recipe)
     L.seed_everything(recipe.seed, verbose=False)
     model = make_model(recipe, images.train_set)
     if recipe.weights is not None and (kept := models.load_weights(model, recipe.weights)):
@@ -195,8 +195,15 @@ def _from_file(name: str) -> nn.Module:
     return model
 
 
-def _images(recipe: Recipe, cache: Path | None, skip_broken: bool, report: Report) -> tuple[Pixels, Pixels]:
-    """Load both splits as pixels, decoded once and kept."""
+def pixels(
+    recipe: Recipe, cache: Path | None = None, *, skip_broken: bool = False, report: Report = print
+) -> tuple[Pixels, Pixels]:
+    """Load the recipe's training and test set as pixels, decoded once and kept in `cache`.
+
+    >>> train_set, test_set = pixels(Recipe(data="digits"))
+    >>> train_set.pixels.shape
+    (1000, 8, 8, 1)
+    """
     key = hashlib.sha256(str(recipe.root and recipe.root.resolve()).encode()).hexdigest()[:12]
     folder = (cache or Path.home() / ".cache" / "robustmetric") / f"{recipe.data}-{key}"
     size = None if recipe.resize is None else (recipe.resize, recipe.resize)
@@ -204,10 +211,10 @@ def _images(recipe: Recipe, cache: Path | None, skip_broken: bool, report: Repor
     for split in ("train", "test"):
         images = data.load(recipe.data, recipe.root, split)
         grey = images.pixels is not None and images.pixels.shape[3] == 1 and recipe.model == "c2f2"
-        pixels = cached(images, folder, size=size, channels=1 if grey else 3, skip_broken=skip_broken)
-        for file in pixels.skipped:
+        kept = cached(images, folder, size=size, channels=1 if grey else 3, skip_broken=skip_broken)
+        for file in kept.skipped:
             report(f"left out, not readable: {file}")
-        found.append(pixels)
+        found.append(kept)
     return found[0], found[1]
 
 
