@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import robustmetric as rm
 from robustmetric.defenses.base import Network
 from robustmetric.defenses.est import shift
+from robustmetric.files import write_atomically
 from robustmetric.perturb import Budget, frozen
 from robustmetric.retrieval import recall_at_1
 from robustmetric.training import CollapsedError, Stopped, load_recipe, recipe_names
@@ -188,3 +190,35 @@ def train(
         console.print(f"stopped by {stopped}; go on with: robustmetric train --out {out} --resume")
         raise typer.Exit(130) from None
     console.print(f"done; the run is in {out}")
+
+
+sets = typer.Typer(no_args_is_help=True, help="Look at data sets.")
+app.add_typer(sets, name="data")
+
+
+@sets.callback()
+def look() -> None:
+    """Look at data sets."""
+
+
+@sets.command("describe")
+def describe(
+    name: str = typer.Argument(help="digits, mnist, fashion-mnist, cub, cars, sop, folder or csv."),
+    root: Path = typer.Option(None, help="Where its files are."),
+    sheet: Path = typer.Option(None, help="Write a contact sheet of the training images to this PNG."),
+    seed: int = typer.Option(0, help="Chooses the images of the sheet."),
+) -> None:
+    """Show counts, classes and sizes of a data set, and some of its images."""
+    from robustmetric.data import describe as about
+
+    console = Console()
+    for split in ("train", "test"):
+        console.print(about.show(about.describe(rm.data.load(name, root, split))))
+    if sheet is not None:
+        if sheet.suffix.lower() != ".png":
+            raise ValueError(f"the contact sheet is a PNG: {sheet} must end in .png")
+        image = about.contact_sheet(rm.data.load(name, root, "train"), seed=seed)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        write_atomically(sheet, lambda file: file.write(buffer.getvalue()))
+        console.print(f"contact sheet in {sheet}")

@@ -66,7 +66,7 @@ def train(
     `CollapsedError`, with the last good weights in `good.safetensors`, unless told to go on.
     """
     machines = machines or Machines()
-    _claim(recipe, out, resume)
+    _check_folder(recipe, out, resume)
     images = PairData(*pixels(recipe, cache, skip_broken=skip_broken, report=report), recipe)
     L.seed_everything(recipe.seed, verbose=False)
     model = make_model(recipe, images.train_set)
@@ -107,6 +107,7 @@ def train(
         )
         checkpoint = out / "last.ckpt"
         go_on = checkpoint if resume and checkpoint.exists() else None
+        _begin(recipe, out)
         with _stopping(keeper):
             trainer.fit(module, datamodule=images, ckpt_path=go_on, weights_only=True)
     return module
@@ -218,8 +219,8 @@ def pixels(
     return found[0], found[1]
 
 
-def _claim(recipe: Recipe, out: Path, resume: bool) -> None:
-    """Make `out` this run's folder; refuse one that holds another run."""
+def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+    """Refuse a folder that holds another run, or anything else."""
     if getattr(rank_zero_only, "rank", 0) != 0:
         return
     kept = out / "recipe.yaml"
@@ -237,8 +238,14 @@ def _claim(recipe: Recipe, out: Path, resume: bool) -> None:
             )
     elif out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no run: give another --out")
+
+
+def _begin(recipe: Recipe, out: Path) -> None:
+    """Write down what is about to happen."""
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        return
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(kept, lambda file: file.write(dump_recipe(recipe).encode()))
+    write_atomically(out / "recipe.yaml", lambda file: file.write(dump_recipe(recipe).encode()))
     about = {"python": platform.python_version(), "platform": platform.platform(), "seed": recipe.seed}
     for package in ("robustmetric", "torch", "lightning", "numpy", "pillow"):
         try:

@@ -1,0 +1,106 @@
+"""Two steps of training through the command line on every layout of data."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from robustmetric import cli
+
+Make = Callable[..., Path]
+
+
+def train(tmp_path: Path, *arguments: str) -> Any:
+    settings = ["--epochs", "1", "--eta", "1", "--batch", "8", "--cache", str(tmp_path / "cache")]
+    return CliRunner().invoke(
+        cli.app,
+        [
+            "train",
+            "--out",
+            str(tmp_path / "run"),
+            *settings,
+            "--set",
+            "resize=36",
+            "--set",
+            "crop=32",
+            *arguments,
+        ],
+    )
+
+
+@pytest.mark.parametrize("name", ["cub", "cars", "sop", "folder", "csv"])
+def test_every_layout_can_be_trained_on(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    make: Make = request.getfixturevalue(f"make_{name}")
+    arguments: dict[str, tuple[Any, ...]] = {
+        "cub": ([2, 2, 2, 2, 3, 3],),
+        "cars": ([2, 2, 2, 2, 3, 3],),
+        "sop": ([3, 3, 2], [3, 3]),
+        "folder": ({"ant": 3, "bee": 3, "cat": 2, "dog": 3, "elk": 3},),
+        "csv": (["a"] * 3 + ["b"] * 3 + ["c"] * 2 + ["d"] * 3 + ["e"] * 3,),
+    }
+    root = make(tmp_path / "data", *arguments[name])
+    done = train(tmp_path, "--data", name, "--root", str(root), "--model", "c2f2", "--set", "flip=true")
+    assert done.exit_code == 0, (done.output, done.exception)
+    run = tmp_path / "run"
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert int(rows[-1]["step"]) == 2
+    assert 0 <= float(rows[-1]["R@1"]) <= 1
+    assert json.loads((run / "run.json").read_text())["seed"] == 0
+    assert (run / "last.safetensors").exists()
+
+
+def test_broken_images_are_listed_and_left_out_on_request(tmp_path: Path, make_folder: Make) -> None:
+    root = make_folder(tmp_path / "data", {"ant": 5, "bee": 4, "cat": 3, "dog": 3})
+    broken = sorted((root / "ant").iterdir())[0]
+    broken.write_bytes(b"")
+    arguments = ["--data", "folder", "--root", str(root), "--model", "c2f2"]
+    refused = train(tmp_path, *arguments)
+    assert refused.exit_code == 1
+    assert isinstance(refused.exception, ValueError)
+    assert str(broken) in str(refused.exception)
+    other = tmp_path / "other"
+    other.mkdir()
+    done = train(other, *arguments, "--skip-broken")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "left out, not readable" in done.output
+    assert broken.name in done.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--defense", "HM[Q,LGA]"], "unknown sampler 'Q'"),
+        (["--data", "cup"], "unknown data set 'cup' (did you mean 'cub'?)"),
+        (["--model", "resnet19"], "unknown model 'resnet19' (did you mean 'resnet18'?)"),
+        (["--set", "epoch=3"], "unknown recipe entry 'epoch' (did you mean 'epochs'?)"),
+        (["--set", "epochs"], "--set takes KEY=VALUE"),
+        (["--recipe", "29x29"], "unknown recipe '29x29' (did you mean '28x28'?)"),
+        (["--eps", "8"], "eps is"),
+        (["--after-collapse", "shrug"], "--after-collapse is stop or continue, not 'shrug'"),
+        (["--logger", "tensorbord"], "unknown logger 'tensorbord' (did you mean 'tensorboard'?)"),
+        (["--data", "folder", "--root", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_options_are_named(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run"), *arguments])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, (ValueError, FileNotFoundError))
+    assert message in str(done.exception)
+
+
+def test_describe_shows_counts_and_writes_a_sheet(tmp_path: Path, make_folder: Make) -> None:
+    root = make_folder(tmp_path / "data", {"ant": 5, "bee": 4, "cat": 3, "dog": 3})
+    sheet = tmp_path / "sheet.png"
+    done = CliRunner().invoke(
+        cli.app, ["data", "describe", "folder", "--root", str(root), "--sheet", str(sheet)]
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "folder, train" in done.output
+    assert sheet.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
