@@ -245,8 +245,10 @@ def main() -> None:
         data = Pairs(images, labels, 224, 3)
         train(learnt, rm.defense("N/A[S]"), data, 8)
         model.load_state_dict(learnt.state_dict())
+        # With so few steps behind it the loss is high and LGA asks for nothing: hold it at its hardest, 0.
         defense = manipulation(8 / 255, 1 / 255, steps)
-        defense(model, *data.draw(8))
+        defense.destination.update(torch.tensor(0.0))
+        defense.eval()
         compare("ResNet-18 224×224, 8 triplets", model, defense, data, 8, rounds=3 if steps == 8 else 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def _bars(console: Console) -> list[Any]:
     return [RichProgressBar(leave=True)] if console.is_terminal else []
 
 
+def _decoding(console: Console) -> Callable[[str, int, int], None]:
+    """Make a watcher that shows how far the decoding of images is, in steps of a tenth."""
+    shown: dict[str, int] = {}
+
+    def show(split: str, done: int, total: int) -> None:
+        tenth = 10 * done // max(total, 1)
+        if tenth > shown.get(split, 0):
+            shown[split] = tenth
+            console.print(f"decoding the {split} images: {done} of {total}")
+
+    return show
+
+
 def _score(
     model: nn.Module, images: Tensor, labels: Tensor, eps: float, seed: int, console: Console
 ) -> tuple[float, float]:
@@ -111,7 +125,7 @@ def _score(
 @app.command()
 def recipes() -> None:
     """List the recipes that come with the package."""
-    table = Table("recipe", "network", "ε", "α", "η", "epochs", "batch", "lr")
+    table = Table("recipe", "network", "ε", "α", "η", "epochs", "batch", "lr", box=None)
     table.columns[0].no_wrap = True
     for name in recipe_names():
         r = load_recipe(name)
@@ -135,7 +149,7 @@ def train(
     lr: float = typer.Option(None, help="Learning rate of Adam."),
     seed: int = typer.Option(None, help="Starts every random draw."),
     precision: str = typer.Option(None, help="32-true, bf16-mixed, 16-mixed or 64-true."),
-    recipe: str = typer.Option("digits", help="A recipe's name or a YAML file; the options above change it."),
+    recipe: str = typer.Option("", help="A recipe's name or a YAML file; by default the data set's."),
     change: list[str] = typer.Option([], "--set", help="KEY=VALUE: change any other entry of the recipe."),
     out: Path = typer.Option(..., help="Folder of the run."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in this folder."),
@@ -161,10 +175,11 @@ def train(
         changes[key] = yaml.safe_load(value)
     if after_collapse not in ("stop", "continue"):
         raise ValueError(f"--after-collapse is stop or continue, not {after_collapse!r}")
-    if resume and (out / "recipe.yaml").exists() and not changes:
-        made = load_recipe(out / "recipe.yaml")
-    else:
-        made = load_recipe(recipe, changes)
+    if not recipe:
+        usual = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28"}
+        recipe = usual.get(data or "digits", "224x224-text")
+    kept = out / "recipe.yaml"
+    made = load_recipe(str(kept) if resume and kept.exists() else recipe, changes)
     # Lightning takes seconds to import: here, and not when the command line starts.
     from lightning.pytorch.utilities import rank_zero_only
 
@@ -184,6 +199,7 @@ def train(
             loggers=[make_logger(name, out) for name in logger],
             progress=console.is_terminal,
             go_on_after_collapse=after_collapse == "continue",
+            watch=_decoding(console),
             report=console.print,
         )
     except Stopped as stopped:

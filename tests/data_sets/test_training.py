@@ -52,7 +52,10 @@ def test_every_layout_can_be_trained_on(name: str, tmp_path: Path, request: pyte
         rows = list(csv.DictReader(file))
     assert int(rows[-1]["step"]) == 2
     assert 0 <= float(rows[-1]["R@1"]) <= 1
-    assert json.loads((run / "run.json").read_text())["seed"] == 0
+    about = json.loads((run / "run.json").read_text())
+    assert about["seed"] == 0
+    assert about["skipped"] == []
+    assert len(about["starts"]) == 1
     assert (run / "last.safetensors").exists()
 
 
@@ -93,6 +96,8 @@ def test_wrong_options_are_named(arguments: list[str], message: str, tmp_path: P
     assert done.exit_code == 1
     assert isinstance(done.exception, (ValueError, FileNotFoundError))
     assert message in str(done.exception)
+    # Nothing is left that a corrected command would stumble over.
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 
 def test_describe_shows_counts_and_writes_a_sheet(tmp_path: Path, make_folder: Make) -> None:

@@ -514,7 +514,7 @@ def _broken_message(plan: _Plan, broken: _Broken) -> str:
             f"{len(broken)} of the {len(plan.files)} images of {plan.description['name']} "
             f"({plan.description['split']}) cannot be read:",
             *lines,
-            "Repair or replace them and run again, or leave them out with skip_broken=True.",
+            "Repair or replace them and run again, or leave them out with skip_broken=True (--skip-broken).",
         ]
     )
 

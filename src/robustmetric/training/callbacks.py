@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning as L
@@ -37,6 +39,7 @@ class Keeper(L.Callback):
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
         self.stop: str | None = None
+        self.handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
         self.best = -math.inf
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,13 +50,26 @@ class Keeper(L.Callback):
         """Restore the best R@1."""
         self.best = state_dict["best"]
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the signals back, for Lightning's own handler would stop before the checkpoint is written."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save at the end of a step; a stop takes effect here, where nothing is half done."""
+        """Save at the end of a step, where nothing is half done; an epoch's last waits for validation."""
+        if not trainer.is_last_batch:
+            self._save_or_stop(trainer, trainer.global_step % self.every == 0)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save at the end of an epoch, validation included."""
+        self._save_or_stop(trainer, True)
+
+    def _save_or_stop(self, trainer: L.Trainer, due: bool) -> None:
         # All workers must agree, or some would wait for the others for ever.
         stop = trainer.strategy.reduce_boolean_decision(self.stop is not None, all=False)
-        if stop or trainer.global_step % self.every == 0:
+        if stop or due:
             trainer.save_checkpoint(self.folder / "last.ckpt")
         if stop:
             raise Stopped(self.stop or "another worker was told to stop")
@@ -72,6 +88,9 @@ class Keeper(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the end, so that a finished run is known as such."""
         trainer.save_checkpoint(self.folder / "last.ckpt")
+        if trainer.is_global_zero:
+            assert isinstance(pl_module, MetricModule)  # noqa: S101
+            save_weights(pl_module.model, self.folder / "last.safetensors")
 
 
 class CollapseGuard(L.Callback):
@@ -159,7 +178,8 @@ class MetricsFile(L.Callback):
 
     FIELDS = (
         "epoch", "step", "loss", "loss/triplet", "loss/ICS", "hardness/source", "hardness/destination",
-        "hardness/reached", "perturbed", "images/forward", "images/backward", "R@1", "R@2", "mAP", "NMI",
+        "hardness/reached", "perturbed", "spread", "images/forward", "images/backward",
+        "R@1", "R@2", "mAP", "NMI",
     )  # fmt: skip
 
     def __init__(self, path: Path, every: int = 10) -> None:
@@ -172,7 +192,10 @@ class MetricsFile(L.Callback):
         kept: list[dict[str, str]] = []
         if self.path.exists():
             with self.path.open(newline="", encoding="utf-8") as file:
-                kept = [row for row in csv.DictReader(file) if int(row["step"]) <= trainer.global_step]
+                whole = [line for line in file if line.endswith("\n")]
+            # A row that was cut short, by a full disk or the end of power, has too few fields.
+            rows = [row for row in csv.DictReader(whole) if None not in row.values()]
+            kept = [row for row in rows if int(row["step"]) <= trainer.global_step]
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.FIELDS, extrasaction="ignore")
         writer.writeheader()

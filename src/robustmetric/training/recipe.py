@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -30,7 +31,7 @@ class Recipe(BaseModel):
     True
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     data: str = Field("digits", description="data set")
     root: Path | None = Field(None, description="where its files are")
@@ -55,7 +56,7 @@ class Recipe(BaseModel):
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
         "32-true", description="floats"
     )
-    seed: int = Field(0, ge=0, description="starts every random draw")
+    seed: int = Field(0, ge=0, lt=2**32, description="starts every random draw")
 
 
 def recipe_names() -> list[str]:
@@ -112,7 +113,9 @@ def dump_recipe(recipe: Recipe) -> str:
     values = recipe.model_dump(mode="json")
     lines = []
     for key, field in Recipe.model_fields.items():
-        entry = yaml.safe_dump({key: values[key]}, allow_unicode=True).strip()
+        # On one line, whatever is in it, for the comment behind it.
+        readable = str(values[key]).isprintable()
+        entry = yaml.safe_dump({key: values[key]}, allow_unicode=readable, width=math.inf).strip()
         lines.append(f"{entry}  # {field.description}")
     return "\n".join(lines) + "\n"
 
@@ -122,7 +125,10 @@ def _read(name: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise FileNotFoundError(f"there is no recipe file {path}")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not a text file in UTF-8: {error}") from None
     else:
         known = {
             key: resources.files("robustmetric.training") / "recipes" / f"{key}.yaml"

@@ -6,17 +6,19 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 import platform
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 import lightning.pytorch.loggers
@@ -24,6 +26,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 
 from robustmetric import data, models
+from robustmetric.data.base import Split
 from robustmetric.data.cache import Pixels, cached
 from robustmetric.data.pairs import ImageLoader, PairLoader
 from robustmetric.defenses import defense
@@ -55,19 +58,23 @@ def train(
     loggers: list[Any] | None = None,
     progress: bool = True,
     go_on_after_collapse: bool = False,
+    watch: Callable[[str, int, int], None] | None = None,
     report: Report = print,
 ) -> MetricModule:
     """Train as a recipe says and leave in `out` all that explains and continues the run.
 
-    `out` gets `recipe.yaml` (as resolved), `run.json` (versions), `metrics.csv`, `last.ckpt` (Lightning's
-    checkpoint, every `save_every` steps and on SIGTERM or Ctrl-C), `last.safetensors` and `best.safetensors`
-    (by R@1). With `resume`, a run goes on from its last checkpoint. Decoded images are kept in `cache`. A
-    stop that was asked for raises `Stopped` when its checkpoint is written; a network that collapses raises
-    `CollapsedError`, with the last good weights in `good.safetensors`, unless told to go on.
+    `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out), `metrics.csv`, `last.ckpt`
+    (Lightning's checkpoint, every `save_every` steps and on SIGTERM or Ctrl-C), `last.safetensors` and
+    `best.safetensors` (by R@1). With `resume`, a run goes on from its last checkpoint. Decoded images are
+    kept in `cache`. A stop that was asked for raises `Stopped` when its checkpoint is written; a network that
+    collapses raises `CollapsedError`, with the last good weights in `good.safetensors`, unless told to go on.
     """
     machines = machines or Machines()
     _check_folder(recipe, out, resume)
-    images = PairData(*pixels(recipe, cache, skip_broken=skip_broken, report=report), recipe)
+    images = PairData(*pixels(recipe, cache, skip_broken=skip_broken, watch=watch), recipe)
+    skipped = [str(file) for part in (images.train_set, images.test_set) for file in part.skipped]
+    for file in skipped:
+        report(f"left out, not readable: {file}")
     L.seed_everything(recipe.seed, verbose=False)
     model = make_model(recipe, images.train_set)
     if recipe.weights is not None and (kept := models.load_weights(model, recipe.weights)):
@@ -83,7 +90,7 @@ def train(
         seed=recipe.seed,
     )
     module = MetricModule(model, guard, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=recipe.seed)
-    watch = CollapseGuard(out, go_on=go_on_after_collapse, report=report)
+    collapse = CollapseGuard(out, go_on=go_on_after_collapse, report=report)
     keeper = Keeper(out, recipe.save_every)
     workers = machines.devices * machines.nodes
     with _quiet():
@@ -98,7 +105,7 @@ def train(
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
             logger=loggers or False,
-            callbacks=[MetricsFile(out / "metrics.csv"), watch, *(callbacks or []), keeper],
+            callbacks=[MetricsFile(out / "metrics.csv"), collapse, *(callbacks or []), keeper],
             plugins=[AtomicCheckpointIO()],
             enable_checkpointing=False,
             enable_progress_bar=progress,
@@ -107,7 +114,7 @@ def train(
         )
         checkpoint = out / "last.ckpt"
         go_on = checkpoint if resume and checkpoint.exists() else None
-        _begin(recipe, out)
+        _begin(recipe, out, skipped)
         with _stopping(keeper):
             trainer.fit(module, datamodule=images, ckpt_path=go_on, weights_only=True)
     return module
@@ -167,6 +174,8 @@ def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
     """
     name = recipe.model
     if ".py:" in name:
+        if recipe.freeze_bn:
+            raise ValueError(f"freeze_bn is an option of the built-in ResNets; {name} must freeze its own")
         return _from_file(name)
     options: dict[str, Any] = {"dim": recipe.dim}
     height, _, channels = images.pixels.shape[1:]
@@ -182,10 +191,13 @@ def _from_file(name: str) -> nn.Module:
     path = Path(file)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path} to take the network {function!r} from")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"robustmetric_model_{path.stem}", path)
     assert spec is not None  # noqa: S101
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
+    # As an import would do it: the file may import its neighbours, and its classes know their module.
+    sys.path.append(str(path.parent.resolve()))
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     factory = getattr(module, function, None)
     if not callable(factory):
@@ -197,25 +209,45 @@ def _from_file(name: str) -> nn.Module:
 
 
 def pixels(
-    recipe: Recipe, cache: Path | None = None, *, skip_broken: bool = False, report: Report = print
+    recipe: Recipe,
+    cache: Path | None = None,
+    *,
+    skip_broken: bool = False,
+    watch: Callable[[str, int, int], None] | None = None,
 ) -> tuple[Pixels, Pixels]:
     """Load the recipe's training and test set as pixels, decoded once and kept in `cache`.
+
+    Images that cannot be read are listed for both sets before anything is raised. `watch` is told, while
+    images are decoded, the split, how many are done and how many there are.
 
     >>> train_set, test_set = pixels(Recipe(data="digits"))
     >>> train_set.pixels.shape
     (1000, 8, 8, 1)
     """
-    key = hashlib.sha256(str(recipe.root and recipe.root.resolve()).encode()).hexdigest()[:12]
+    root = recipe.root and recipe.root.expanduser().resolve()
+    key = hashlib.sha256(str(root).encode()).hexdigest()[:12]
     folder = (cache or Path.home() / ".cache" / "robustmetric") / f"{recipe.data}-{key}"
     size = None if recipe.resize is None else (recipe.resize, recipe.resize)
-    found = []
-    for split in ("train", "test"):
+    found, broken = [], []
+    for split in get_args(Split):
         images = data.load(recipe.data, recipe.root, split)
         grey = images.pixels is not None and images.pixels.shape[3] == 1 and recipe.model == "c2f2"
-        kept = cached(images, folder, size=size, channels=1 if grey else 3, skip_broken=skip_broken)
-        for file in kept.skipped:
-            report(f"left out, not readable: {file}")
-        found.append(kept)
+        try:
+            found.append(
+                cached(
+                    images,
+                    folder,
+                    size=size,
+                    channels=1 if grey else 3,
+                    workers=os.cpu_count() or 1,
+                    skip_broken=skip_broken,
+                    progress=None if watch is None else partial(watch, split),
+                )
+            )
+        except ValueError as error:
+            broken.append(str(error))
+    if broken:
+        raise ValueError("\n".join(broken))
     return found[0], found[1]
 
 
@@ -236,24 +268,34 @@ def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
             raise ValueError(
                 f"{out} holds another run: {told}; resume with its own recipe or give another --out"
             )
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and (not out.is_dir() or any(not _is_draft(path) for path in out.iterdir())):
         raise ValueError(f"{out} is not empty and holds no run: give another --out")
 
 
-def _begin(recipe: Recipe, out: Path) -> None:
+def _is_draft(path: Path) -> bool:
+    """Tell what a killed run left of a file it was writing."""
+    return path.name.startswith(".") and path.suffix == ".tmp"
+
+
+def _begin(recipe: Recipe, out: Path, skipped: list[str]) -> None:
     """Write down what is about to happen."""
     if getattr(rank_zero_only, "rank", 0) != 0:
         return
     out.mkdir(parents=True, exist_ok=True)
+    for rest in filter(_is_draft, out.iterdir()):
+        rest.unlink()
     write_atomically(out / "recipe.yaml", lambda file: file.write(dump_recipe(recipe).encode()))
-    about = {"python": platform.python_version(), "platform": platform.platform(), "seed": recipe.seed}
+    about = {"python": platform.python_version(), "platform": platform.platform()}
     for package in ("robustmetric", "torch", "lightning", "numpy", "pillow"):
         try:
             about[package] = version(package)
         except PackageNotFoundError:
             about[package] = "not installed"
-    text = json.dumps({**about, "command": sys.argv[1:]}, indent=1)
-    write_atomically(out / "run.json", lambda file: file.write(text.encode()))
+    file = out / "run.json"
+    starts = json.loads(file.read_text(encoding="utf-8"))["starts"] if file.exists() else []
+    starts.append({"command": sys.argv[1:], **about})
+    text = json.dumps({"seed": recipe.seed, "skipped": skipped, "starts": starts}, indent=1)
+    write_atomically(file, lambda f: f.write(text.encode()))
 
 
 @contextmanager
@@ -265,7 +307,8 @@ def _stopping(keeper: Keeper) -> Iterator[None]:
             raise KeyboardInterrupt
         keeper.stop = signal.Signals(number).name
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    keeper.handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask)
+    before = {number: signal.signal(number, handler) for number, handler in keeper.handlers.items()}
     try:
         yield
     finally:

@@ -1,0 +1,44 @@
+"""The example scripts run as a user would run them, and learn something."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CHANCE = 0.1  # ten digits, about equally common
+
+
+@pytest.mark.parametrize("name", ["plain_loop.py", "lightning_trainer.py"])
+def test_an_example_trains(name: str, tmp_path: Path) -> None:
+    tiny = ["--epochs", "1", "--eta", "1", "--batch", "64"]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, EXAMPLES / name, *tiny],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"R@1 ([\d.]+)  mAP ([\d.]+)", done.stdout)
+    assert len(found) == 2, done.stdout
+    (_, untrained), (recall, trained) = found
+    assert CHANCE < float(recall) <= 1
+    # An untrained network finds most digits by their pixels; only mAP shows that this one has learned.
+    assert float(trained) > float(untrained) + 0.05
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.name)
+def test_an_example_explains_its_options(script: Path) -> None:
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, script, "--help"], capture_output=True, text=True, timeout=300, check=True
+    )
+    for option in ("--epochs", "--batch", "--lr", "--defense", "--eps", "--eta", "--seed"):
+        assert option in done.stdout

@@ -1,0 +1,200 @@
+"""Files appear complete or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from robustmetric.files import publish, write_atomically
+
+
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("before", [None, b"", b"old and much longer than the new one"])
+def test_content(tmp_path: Path, before: bytes | None) -> None:
+    path = tmp_path / "file.bin"
+    if before is not None:
+        path.write_bytes(before)
+    write_atomically(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["file.bin"]
+
+
+def test_the_old_file_is_there_while_the_new_one_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"old")
+    seen = []
+
+    def write(file: BinaryIO) -> None:
+        file.write(b"new")
+        file.flush()
+        seen.append(path.read_bytes())
+
+    write_atomically(path, write)
+    assert seen == [b"old"]
+
+
+def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"old")
+    seen: list[tuple[str, bytes]] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        target = Path(f"/proc/self/fd/{descriptor}").readlink()
+        seen.append(("folder" if target.is_dir() else "file", path.read_bytes()))
+        if target.is_file():
+            assert target.read_bytes() == b"new", "synchronised before all was written"
+        fsync(descriptor)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("there is no /proc to see which file is meant")
+    monkeypatch.setattr(os, "fsync", watched)
+    write_atomically(path, lambda file: file.write(b"new"))
+    assert seen == [("file", b"old"), ("folder", b"new")]
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+@pytest.mark.parametrize("stage", ["write", "fsync", "replace"])
+def test_a_failure_keeps_the_old_file_and_leaves_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, before: bytes | None
+) -> None:
+    path = tmp_path / "file.bin"
+    if before is not None:
+        path.write_bytes(before)
+
+    def write(file: BinaryIO) -> None:
+        file.write(b"ne")
+        if stage == "write":
+            file.flush()
+            full_disk()
+        file.write(b"w")
+
+    with monkeypatch.context() as patched:
+        if stage == "fsync":
+            patched.setattr(os, "fsync", full_disk)
+        if stage == "replace":
+            patched.setattr(Path, "replace", full_disk)
+            patched.setattr(os, "replace", full_disk)
+            patched.setattr(os, "rename", full_disk)
+        with pytest.raises(OSError, match="No space") as caught:
+            write_atomically(path, write)
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path) == ([] if before is None else ["file.bin"])
+    assert before is None or path.read_bytes() == before
+
+
+def test_an_interruption_keeps_the_old_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"old")
+
+    def interrupted(file: BinaryIO) -> None:
+        file.write(b"ne")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, interrupted)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file.bin"]
+
+
+def test_two_writers_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "file.bin"
+
+    def outer(file: BinaryIO) -> None:
+        file.write(b"out")
+        write_atomically(path, lambda inner: inner.write(b"inner"))
+        assert path.read_bytes() == b"inner"
+        file.write(b"er")
+
+    write_atomically(path, outer)
+    assert path.read_bytes() == b"outer"
+    assert names(tmp_path) == ["file.bin"]
+
+
+def test_no_folder_to_write_in(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "missing" / "file.bin", lambda file: file.write(b"new"))
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_permissions_are_those_of_any_new_file(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "file.bin", lambda file: file.write(b"new"))
+        (tmp_path / "usual.bin").write_bytes(b"new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file.bin").stat().st_mode == (tmp_path / "usual.bin").stat().st_mode
+    assert (tmp_path / "file.bin").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from robustmetric import files
+
+stage, path = sys.argv[1], Path(sys.argv[2])
+die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+def write(file):
+    file.write(b"n" * 100_000)
+    if stage == "write":
+        file.flush()
+        die()
+
+if stage == "fsync":
+    os.fsync = die
+if stage == "replace":
+    Path.replace = die
+if stage == "folder":
+    fsync, calls = os.fsync, []
+    os.fsync = lambda descriptor: die() if calls else (calls.append(1), fsync(descriptor))
+files.write_atomically(path, write)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX's")
+def test_sigkill_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
+    stages = {"write": b"old", "fsync": b"old", "replace": b"old", "folder": b"n" * 100_000}
+    for stage in stages:
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / "file.bin").write_bytes(b"old")
+    children = {}
+    for stage in stages:
+        command = [sys.executable, "-c", KILLED, stage, str(tmp_path / stage / "file.bin")]
+        children[stage] = subprocess.Popen(command)  # noqa: S603
+    for stage, child in children.items():
+        assert child.wait(60) == -signal.SIGKILL
+        assert (tmp_path / stage / "file.bin").read_bytes() == stages[stage], stage
+        # What is left over does not look like the file, and does not stand in the way of the next attempt.
+        rests = [name for name in names(tmp_path / stage) if name != "file.bin"]
+        assert all(name.startswith(".") and name.endswith(".tmp") for name in rests)
+        write_atomically(tmp_path / stage / "file.bin", lambda file: file.write(b"next"))
+        assert (tmp_path / stage / "file.bin").read_bytes() == b"next"
+
+
+def test_publish_replaces(tmp_path: Path) -> None:
+    draft, final = tmp_path / "draft", tmp_path / "final"
+    draft.write_bytes(b"new")
+    final.write_bytes(b"old")
+    publish(draft, final)
+    assert final.read_bytes() == b"new"
+    assert names(tmp_path) == ["final"]

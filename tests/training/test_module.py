@@ -1,0 +1,331 @@
+"""The Lightning module in a Trainer of the user's own, and the scores it validates with."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import robustmetric as rm
+from robustmetric.data.pairs import Batch, ImageLoader, PairLoader
+from robustmetric.retrieval import recall_at_1, retrieval_scores
+from robustmetric.training.module import MetricModule, random_states, set_random_states
+
+pytestmark = [
+    # Lightning's advice on DataLoader's workers, and what torch says of a class that Lightning uses
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+]
+
+
+def digits(count: int = 256) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images[:count].reshape(-1, 8, 8, 1) * 15.9).astype(np.uint8)
+    return pixels, torch.from_numpy(labels[:count].astype(np.int64))
+
+
+def make(defense: str = "HM[S,LGA]&ICS", **options: Any) -> MetricModule:
+    torch.manual_seed(1)
+    guard = rm.defense(defense, eps=0.2, alpha=0.05, steps=2)
+    return MetricModule(rm.model("c2f2", size=8, dim=32), guard, **options)
+
+
+def trainer(folder: Path, **options: Any) -> L.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    return L.Trainer(
+        **{"accelerator": "cpu", "logger": False, "default_root_dir": folder, **quiet, **options}
+    )
+
+
+def loader(seed: int = 0) -> PairLoader:
+    pixels, labels = digits()
+    return PairLoader(pixels, labels, pairs=32, seed=seed)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+# A Trainer of one's own
+
+
+def test_with_pairs(tmp_path: Path) -> None:
+    module, pixels_labels = make(), digits()
+    before = weights(module.model)
+    mine = trainer(tmp_path, max_epochs=1, num_sanity_val_steps=0)
+    mine.fit(module, loader(), ImageLoader(*pixels_labels, batch=100))
+    assert mine.global_step == 8
+    assert all(not torch.equal(before[name], value) for name, value in weights(module.model).items())
+    figures = mine.callback_metrics
+    assert {"loss", "loss/triplet", "loss/ICS", "hardness/reached", "perturbed"} <= figures.keys()
+    # The validation is of the network as it is now, over all of the batches.
+    with torch.no_grad():
+        z = torch.cat(
+            [rm.embed(module.model, batch.images) for batch in ImageLoader(*pixels_labels, batch=100)]
+        )
+    for name, value in retrieval_scores(z, pixels_labels[1]).items():
+        assert figures[name].item() == pytest.approx(value, abs=1e-6)
+
+
+def test_with_a_plain_data_loader(tmp_path: Path) -> None:
+    pixels, labels = digits(128)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    plain: DataLoader[Any] = DataLoader(TensorDataset(images, labels), batch_size=64)
+    module = make("ACT[R]")
+    before = weights(module.model)
+    mine = trainer(tmp_path, max_epochs=1)
+    mine.fit(module, plain, plain)
+    assert mine.global_step == 2
+    assert 0 <= mine.callback_metrics["R@1"] <= 1
+    assert not torch.equal(before["fc2.weight"], weights(module.model)["fc2.weight"])
+
+
+def test_fast_dev_run(tmp_path: Path) -> None:
+    module = make()
+    mine = trainer(tmp_path, fast_dev_run=True)
+    mine.fit(module, loader(), ImageLoader(*digits(), batch=128))
+    assert mine.global_step == 1
+
+
+def test_a_sanity_check_of_few_images_scores_nothing(tmp_path: Path) -> None:
+    # Two batches of one image each, of two classes: no query has an answer there.
+    pixels, labels = digits(20)
+    assert labels[0] != labels[1]
+    mine = trainer(tmp_path, max_epochs=1, num_sanity_val_steps=2, limit_train_batches=1)
+    mine.fit(make(), loader(), ImageLoader(pixels, labels, batch=1))
+    assert "R@1" in mine.callback_metrics
+
+
+def test_validation_alone(tmp_path: Path) -> None:
+    pixels, labels = digits()
+    module = make()
+    [found] = trainer(tmp_path).validate(module, ImageLoader(pixels, labels, batch=64), verbose=False)
+    assert found.keys() == {"R@1", "R@2", "mAP", "NMI"}
+
+
+@pytest.mark.parametrize("defense", ["HM[S,LGA]&ICS", "EST[D]", "N/A[R]"])
+def test_steps_are_those_of_a_bare_loop(tmp_path: Path, defense: str) -> None:
+    steps, seed = 3, 5
+    module = make(defense, lr=3e-3, weight_decay=1e-3, seed=seed)
+    trainer(tmp_path, max_steps=steps).fit(module, loader(seed))
+
+    bare = make(defense)
+    model, guard = bare.model, bare.defense
+    adam = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-3)
+    model.train()
+    for step, (images, labels) in zip(range(steps), loader(seed), strict=False):
+        # Each step's draws come from the seed, the step and the worker's number.
+        mixed = np.random.SeedSequence([seed, step, 0]).generate_state(1)[0]
+        guard.generator.manual_seed(int(mixed))
+        adam.zero_grad()
+        guard(model, images, labels).loss.backward()
+        adam.step()
+    assert_same(weights(module.model), weights(model))
+    assert_same(
+        {k: v for k, v in module.defense.state_dict().items() if isinstance(v, Tensor)},
+        {k: v for k, v in guard.state_dict().items() if isinstance(v, Tensor)},
+    )
+
+
+def test_seeds_differ(tmp_path: Path) -> None:
+    found = []
+    for seed in (0, 0, 1):
+        module = make(seed=seed)
+        trainer(tmp_path, max_steps=2).fit(module, loader())
+        found.append(weights(module.model))
+    assert_same(found[0], found[1])
+    assert not torch.equal(found[0]["fc2.weight"], found[2]["fc2.weight"])
+
+
+def test_frozen_parameters_stay(tmp_path: Path) -> None:
+    module = make(weight_decay=0.1)
+    assert isinstance(module.model, rm.models.C2F2)
+    module.model.conv1.requires_grad_(False)
+    optimizer = module.configure_optimizers()
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 6
+    before = weights(module.model)
+    trainer(tmp_path, max_steps=1).fit(module, loader())
+    after = weights(module.model)
+    assert torch.equal(before["conv1.weight"], after["conv1.weight"])
+    assert not torch.equal(before["conv2.weight"], after["conv2.weight"])
+
+
+def test_a_checkpoint_of_ones_own_trainer_brings_all_back(tmp_path: Path) -> None:
+    module = make()
+    first = trainer(tmp_path, max_steps=2)
+    first.fit(module, loader())
+    first.save_checkpoint(tmp_path / "mine.ckpt")
+    content = torch.load(tmp_path / "mine.ckpt", weights_only=True)
+    assert any(name.startswith("defense.") for name in content["state_dict"])
+    other = make()
+    trainer(tmp_path, max_steps=2).fit(other, loader(), ckpt_path=tmp_path / "mine.ckpt", weights_only=True)
+    assert_same(weights(module.model), weights(other.model))
+
+
+# Random states
+
+
+def draws() -> list[float]:
+    # An odd number of normal ones: the generators keep the second of each pair for the next time.
+    legacy = np.random  # the global generator is what is meant here
+    return [
+        random.gauss(0, 1),
+        random.random(),  # noqa: S311
+        legacy.normal(),
+        legacy.random(),
+        torch.randn(()).item(),
+        torch.rand(3).sum().item(),
+    ]
+
+
+@pytest.mark.parametrize("through_a_file", [False, True])
+def test_random_states_come_back(tmp_path: Path, through_a_file: bool) -> None:
+    before = random_states()
+    try:
+        random.gauss(0, 1)
+        np.random.normal()
+        states = random_states()
+        if through_a_file:
+            torch.save(states, tmp_path / "states.pt")
+            states = torch.load(tmp_path / "states.pt", weights_only=True)
+        expected = draws()
+        following = draws()
+        assert expected != following
+        for _ in range(2):
+            set_random_states(states)
+            assert draws() == expected
+            assert draws() == following
+    finally:
+        set_random_states(before)
+
+
+@pytest.mark.parametrize("part", ["python", "numpy", "cpu"])
+def test_each_random_state_is_kept_on_its_own(part: str) -> None:
+    before = random_states()
+    try:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        one = random_states()
+        expected = draws()
+        random.seed(2)
+        np.random.seed(2)
+        torch.manual_seed(2)
+        set_random_states({**random_states(), part: one[part]})
+        places = {"python": (0, 1), "numpy": (2, 3), "cpu": (4, 5)}
+        found = draws()
+        assert [i for i in range(6) if found[i] == expected[i]] == list(places[part])
+    finally:
+        set_random_states(before)
+
+
+# Scores
+
+
+def plain_scores(z: Tensor, labels: list[int]) -> dict[str, float]:
+    """R@1, R@2 and mAP by sorting all of the others of each image, one by one."""
+    at_1, at_2, precisions = [], [], []
+    distance = rm.cross_distance(z, z).tolist()
+    for query, label in enumerate(labels):
+        others = [i for i in range(len(labels)) if i != query]
+        relevant = sum(labels[i] == label for i in others)
+        if relevant == 0:
+            continue
+        ranking = sorted(others, key=lambda i: (distance[query][i], i))
+        hits = [labels[i] == label for i in ranking]
+        at_1.append(hits[0])
+        at_2.append(any(hits[:2]))
+        # Average precision: the sum over ranks of precision times the growth of recall.
+        precision = recall = 0.0
+        for rank in range(1, len(hits) + 1):
+            found = sum(hits[:rank])
+            precision += found / rank * (found / relevant - recall)
+            recall = found / relevant
+        precisions.append(precision)
+    return {name: sum(v) / len(v) for name, v in (("R@1", at_1), ("R@2", at_2), ("mAP", precisions))}
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=5, max_size=40),
+    st.integers(0, 2**31),
+    st.booleans(),
+    st.sampled_from([1, 3, 512]),
+)
+@settings(deadline=None, max_examples=60)
+def test_scores_are_those_of_plain_loops(labels: list[int], seed: int, ties: bool, chunk: int) -> None:
+    labels = [*labels, labels[0], 77]  # one class with two at least, and one with a single image
+    generator = torch.Generator().manual_seed(seed)
+    if ties:  # few places on the sphere, so that many distances are equal
+        z = torch.eye(4)[torch.randint(4, (len(labels),), generator=generator)]
+    else:
+        z = nn.functional.normalize(torch.randn(len(labels), 6, generator=generator))
+    with pytest.MonkeyPatch.context() as patched:
+        # Few distinct points make k-means warn; clusters are another test's matter.
+        patched.setattr("robustmetric.retrieval.KMeans", NoClusters)
+        found = retrieval_scores(z, torch.tensor(labels), chunk=chunk)
+    for name, value in plain_scores(z, labels).items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+    assert found["R@1"] == pytest.approx(recall_at_1(z, torch.tensor(labels)), abs=1e-6)
+
+
+class NoClusters:
+    def __init__(self, clusters: int, **_: Any) -> None:
+        self.clusters = clusters
+
+    def fit_predict(self, z: Any) -> Any:
+        return np.zeros(len(z), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("labels", "scores"),
+    [
+        # All in one place: the ranking is by index. Query 0 ranks 1, 2, 3; query 1 ranks 0, 2, 3; and so on.
+        ([0, 0, 1, 1], {"R@1": 1 / 2, "R@2": 1 / 2, "mAP": (1 + 1 + 1 / 3 + 1 / 3) / 4}),
+        ([0, 1, 0, 1], {"R@1": 1 / 4, "R@2": 3 / 4, "mAP": (1 / 2 + 1 / 3 + 1 + 1 / 2) / 4}),
+        # Image 1 is alone in its class: it is not asked, but it stands in the others' way.
+        ([0, 1, 0], {"R@1": 1 / 2, "R@2": 1.0, "mAP": (1 / 2 + 1) / 2}),
+    ],
+)
+def test_ties_go_by_index(
+    labels: list[int], scores: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robustmetric.retrieval.KMeans", NoClusters)
+    z = torch.tensor([[0.6, 0.8]]).repeat(len(labels), 1)
+    found = retrieval_scores(z, torch.tensor(labels))
+    for name, value in scores.items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_nmi() -> None:
+    angle = torch.tensor([0.0, 0.01, 1.5, 1.51, 3.0, 3.01])
+    z = torch.stack([angle.cos(), angle.sin()], dim=1)
+    assert retrieval_scores(z, torch.tensor([5, 5, 2, 2, 9, 9]))["NMI"] == pytest.approx(1)
+    mixed = retrieval_scores(z, torch.tensor([0, 1, 0, 1, 0, 1]))
+    assert mixed["NMI"] < 0.2
+    assert mixed == retrieval_scores(z, torch.tensor([0, 1, 0, 1, 0, 1]))
+
+
+def test_no_query_has_an_answer() -> None:
+    with pytest.raises(ValueError, match="no two of the 3 images share a class"):
+        retrieval_scores(torch.eye(3), torch.arange(3))
+
+
+def test_batches_are_images_and_labels() -> None:
+    batch = next(iter(loader()))
+    assert isinstance(batch, Batch)
+    assert batch.images.shape == (64, 1, 8, 8)

@@ -1,0 +1,269 @@
+"""Recipes: the protocol's figures, files of one's own, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe, recipe_names
+
+# PROTOCOL.md, section 4. What it does not give (no weight decay, images as they are) is the default.
+SMALL = {
+    "model": "c2f2", "eps": 77 / 255, "alpha": 3 / 255, "eta": 32, "lr": 1e-3, "weight_decay": 1e-7,
+    "epochs": 8, "batch": 256, "resize": None, "crop": None, "flip": False, "freeze_bn": False,
+}  # fmt: skip
+LARGE = {
+    "model": "resnet18", "eps": 8 / 255, "alpha": 1 / 255, "batch": 112, "resize": 256, "crop": 224,
+    "flip": True, "dim": 512,
+}  # fmt: skip
+TEXT = {**LARGE, "lr": 1e-3, "weight_decay": 0.0, "epochs": 150, "freeze_bn": False}
+CODE = {**LARGE, "lr": 1e-5, "weight_decay": 4e-4, "epochs": 75, "freeze_bn": True}
+PROTOCOL: dict[str, dict[str, Any]] = {
+    "28x28": SMALL,
+    "224x224-text": {**TEXT, "eta": 8},
+    "224x224-text-strong": {**TEXT, "eta": 32},
+    "224x224-code": {**CODE, "eta": 8},
+    "224x224-code-strong": {**CODE, "eta": 32},
+}
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# Those that come with the package
+
+
+def test_names() -> None:
+    assert recipe_names() == sorted([*PROTOCOL, "digits"])
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_protocol(name: str) -> None:
+    recipe = load_recipe(name)
+    assert {key: getattr(recipe, key) for key in PROTOCOL[name]} == PROTOCOL[name]
+    assert recipe.defense == "HM[S,LGA]&ICS"
+    assert recipe.margin == 0.2
+    assert recipe.weights is None
+
+
+def test_digits_is_small() -> None:
+    recipe = load_recipe("digits")
+    assert (recipe.data, recipe.model, recipe.root) == ("digits", "c2f2", None)
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown recipe '28x82' \(did you mean '28x28'\?\); known: 224x224-code"
+    ):
+        load_recipe("28x82")
+
+
+# Changes and checks
+
+
+def test_no_name_gives_the_defaults() -> None:
+    assert load_recipe() == make_recipe({})
+    assert load_recipe(None, {"eta": 3}) == make_recipe({"eta": 3})
+
+
+def test_changes_go_before_the_recipe() -> None:
+    changed = load_recipe("28x28", {"eta": 4, "eps": "8/255", "data": "mnist"})
+    assert (changed.eta, changed.eps, changed.data) == (4, 8 / 255, "mnist")
+    assert changed.model_dump(exclude={"eta", "eps", "data"}) == load_recipe("28x28").model_dump(
+        exclude={"eta", "eps", "data"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("8/255", 8 / 255),
+        (" 8 / 255 ", 8 / 255),
+        ("0.5/2", 0.25),
+        ("0.1", 0.1),
+        (0.1, 0.1),
+        ("0/255", 0.0),
+        (1, 1.0),
+    ],
+)
+def test_levels_may_be_fractions(written: object, value: float) -> None:
+    assert make_recipe({"eps": written}).eps == value
+    if value:
+        assert make_recipe({"alpha": written}).alpha == value
+
+
+def test_a_recipe_does_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        make_recipe({}).eta = 3
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("epoch", "epochs"),
+        ("Eta", "eta"),
+        ("weight-decay", "weight_decay"),
+        ("batch_size", "batch"),
+        ("defence", "defense"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(key: str, nearest: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"unknown recipe entry '{key}' \(did you mean '{nearest}'\?\); known: alpha, batch"
+    ):
+        load_recipe("digits", {key: 1})
+
+
+def test_an_unknown_key_like_no_other() -> None:
+    with pytest.raises(ValueError, match="unknown recipe entry 'xyz'; known: alpha, batch"):
+        make_recipe({"xyz": 1})
+    with pytest.raises(ValueError, match="unknown recipe entry '1'; known: alpha, batch"):
+        make_recipe(yaml.safe_load("1: 2"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("eps", 2, "eps is 2: input should be less than or equal to 1"),
+        ("eps", -0.1, "eps is -0.1: input should be greater than or equal to 0"),
+        ("eps", "8/0", "eps is '8/0': input should be a valid number"),
+        ("eps", "8/255/3", "eps is '8/255/3': input should be a valid number"),
+        ("eps", "1.2.3/4", "eps is '1.2.3/4': "),
+        ("eps", [0.1], "eps is [0.1]: input should be a valid number"),
+        ("eps", float("nan"), "eps is nan: "),
+        ("alpha", 0, "alpha is 0: input should be greater than 0"),
+        ("eta", 0, "eta is 0: input should be greater than or equal to 1"),
+        ("eta", 1.5, "eta is 1.5: input should be a valid integer"),
+        ("margin", 0, "margin is 0: input should be greater than 0"),
+        ("margin", 2.5, "margin is 2.5: input should be less than or equal to 2"),
+        ("epochs", "many", "epochs is 'many': input should be a valid integer"),
+        ("epochs", None, "epochs is None: input should be a valid integer"),
+        ("batch", 6, "batch is 6: input should be greater than or equal to 8"),
+        ("batch", 9, "batch is 9: input should be a multiple of 2"),
+        ("lr", 0, "lr is 0: input should be greater than 0"),
+        ("lr", float("nan"), "lr is nan: "),
+        ("weight_decay", -1, "weight_decay is -1: input should be greater than or equal to 0"),
+        ("dim", 0, "dim is 0: input should be greater than or equal to 1"),
+        ("crop", 3, "crop is 3: input should be greater than or equal to 4"),
+        ("resize", "big", "resize is 'big': input should be a valid integer"),
+        ("flip", "perhaps", "flip is 'perhaps': input should be a valid boolean"),
+        ("precision", "8", "precision is '8': input should be '32-true', 'bf16-mixed', '16-mixed' or "),
+        ("seed", -1, "seed is -1: input should be greater than or equal to 0"),
+        ("data", 3, "data is 3: input should be a valid string"),
+        ("save_every", 0, "save_every is 0: input should be greater than or equal to 1"),
+        ("validate_every", 0, "validate_every is 0: input should be greater than or equal to 1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_what_it_may_be(key: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the message is looked at below)
+        load_recipe("digits", {key: value})
+    assert str(caught.value).startswith(message)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^eps is 2: .*; eta is 0: .*; lr is -1: [^;]*$"):
+        make_recipe({"eps": 2, "eta": 0, "lr": -1})
+
+
+# Files
+
+
+def test_a_file(tmp_path: Path) -> None:
+    # YAML itself reads 1e-3 as text, and 8/255 too.
+    path = write(tmp_path, "data: folder\nroot: pictures\neps: 8/255\nlr: 1e-3\nresize: null\n")
+    assert load_recipe(path) == make_recipe(
+        {"data": "folder", "root": "pictures", "eps": 8 / 255, "lr": 1e-3}
+    )
+    assert load_recipe(str(path), {"eta": 5}).eta == 5
+    assert load_recipe(path.rename(tmp_path / "other.yml")).data == "folder"
+
+
+def test_a_file_with_an_unknown_key(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown recipe entry 'epoch' \(did you mean 'epochs'\?\)"):
+        load_recipe(write(tmp_path, "epoch: 3\n"))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no recipe file .*missing\.yaml"):
+        load_recipe(tmp_path / "missing.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"there is no recipe file .*folder\.yaml"):
+        load_recipe(tmp_path / "folder.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["epochs: [1,", "a: b: c", "\tepochs: 3", "epochs: 3\x00", "x: !!python/name:os.system"]
+)
+def test_not_yaml(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"mine\.yaml is not YAML: ") as caught:
+        load_recipe(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"data: \xff\xfe")
+    with pytest.raises(ValueError, match=r"mine\.yaml"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("- epochs: 3\n", "list"), ("", "NoneType"), ("epochs=3", "str"), ("3", "int")]
+)
+def test_not_entries(tmp_path: Path, text: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"mine\.yaml must hold entries such as 'epochs: 8', not {kind}"):
+        load_recipe(write(tmp_path, text))
+
+
+# Written and read again
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=120)
+RECIPES = st.builds(
+    Recipe,
+    data=NAMES,
+    root=st.none() | NAMES.map(Path),
+    model=NAMES,
+    weights=st.none() | NAMES.map(Path),
+    dim=st.integers(1, 10**6),
+    freeze_bn=st.booleans(),
+    defense=NAMES,
+    eps=st.floats(0, 1),
+    alpha=st.floats(0, 1, exclude_min=True),
+    eta=st.integers(1, 10**6),
+    margin=st.floats(0, 2, exclude_min=True),
+    epochs=st.integers(1, 10**6),
+    batch=st.integers(4, 10**6).map(lambda pairs: 2 * pairs),
+    lr=st.floats(0, exclude_min=True, allow_infinity=False),
+    weight_decay=st.floats(0, allow_infinity=False),
+    resize=st.none() | st.integers(4, 10**6),
+    crop=st.none() | st.integers(4, 10**6),
+    flip=st.booleans(),
+    validate_every=st.integers(1, 10**6),
+    save_every=st.integers(1, 10**6),
+    precision=st.sampled_from(["32-true", "bf16-mixed", "16-mixed", "64-true"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+@given(RECIPES)
+@settings(deadline=None)
+def test_what_is_written_reads_back_equal(recipe: Recipe) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert load_recipe(write(Path(folder), dump_recipe(recipe))) == recipe
+
+
+def test_each_entry_is_explained() -> None:
+    lines = dump_recipe(load_recipe("28x28")).splitlines()
+    assert [line.split(":")[0] for line in lines] == list(Recipe.model_fields)
+    assert all(len(line.split("  # ")[1]) > 4 for line in lines)
