@@ -32,3 +32,21 @@ def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
 
 def test_without_a_command_the_help_is_shown() -> None:
     assert "demo" in CliRunner().invoke(cli.app, []).output
+
+
+def test_loggers_by_name(tmp_path: Path) -> None:
+    options = ["--epochs", "1", "--eta", "1", "--logger", "tensorboard", "--logger", "csv"]
+    done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run"), *options])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+    (figures,) = (tmp_path / "run" / "csv").rglob("metrics.csv")
+    assert "hardness/reached" in figures.read_text()
+    missing = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "other"), "--logger", "wandb"])
+    assert isinstance(missing.exception, ValueError)
+    assert "the logger wandb needs a package that is not installed" in str(missing.exception)
+
+
+def test_recipes_are_listed() -> None:
+    listed = CliRunner().invoke(cli.app, ["recipes"]).output
+    for name in ("28x28", "224x224-text", "224x224-code-strong", "digits"):
+        assert name in listed

@@ -329,3 +329,19 @@ def test_batches_are_images_and_labels() -> None:
     batch = next(iter(loader()))
     assert isinstance(batch, Batch)
     assert batch.images.shape == (64, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("dim", "defense", "message"),
+    [
+        (512, "HM[R,M]", r"of a training with HM\[S,M\], this one uses HM\[R,M\]"),
+        (16, "HM[S,M]", "of another network: 2 of its entries .* such as model.fc2"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(dim: int, defense: str, message: str) -> None:
+    mine = MetricModule(rm.model("c2f2", size=8), rm.defense("HM[S,M]"))
+    checkpoint = {"state_dict": mine.state_dict(), "defense": mine.defense.name}
+    mine.on_load_checkpoint(checkpoint)
+    other = MetricModule(rm.model("c2f2", size=8, dim=dim), rm.defense(defense))
+    with pytest.raises(ValueError, match=message):
+        other.on_load_checkpoint(checkpoint)

@@ -87,11 +87,29 @@ class MetricModule(L.LightningModule):
             states = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(states, random_states())
         checkpoint["random_states"] = states
+        checkpoint["defense"] = self.defense.name
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the random states of this worker, to be set when the training begins."""
+        """Refuse another training's checkpoint; take up the random states, to be set when training begins."""
+        self._check_same(checkpoint)
         states = checkpoint.get("random_states", [])
         self._random_states = states[self.global_rank] if self.global_rank < len(states) else None
+
+    def _check_same(self, checkpoint: dict[str, Any]) -> None:
+        made_with = checkpoint.get("defense", self.defense.name)
+        if made_with != self.defense.name:
+            raise ValueError(
+                f"the checkpoint is of a training with {made_with}, this one uses {self.defense.name}: "
+                "resume with the same defense, or begin a new run"
+            )
+        own, found = self.state_dict(), checkpoint["state_dict"]
+        wrong = sorted(own.keys() ^ found.keys())
+        wrong += [name for name in own.keys() & found.keys() if own[name].shape != found[name].shape]
+        if wrong:
+            raise ValueError(
+                f"the checkpoint is of another network: {len(wrong)} of its entries are missing here, "
+                f"missing there or of another shape, such as {', '.join(wrong[:5])}: resume with the same network"
+            )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Set the random states of the checkpoint at the very last moment before going on."""

@@ -103,6 +103,7 @@ def train(
             max_epochs=recipe.epochs,
             check_val_every_n_epoch=recipe.validate_every,
             num_sanity_val_steps=0,
+            log_every_n_steps=10,
             use_distributed_sampler=False,
             logger=loggers or False,
             callbacks=[MetricsFile(out / "metrics.csv"), collapse, *(callbacks or []), keeper],
