@@ -108,7 +108,8 @@ class MetricModule(L.LightningModule):
         if wrong:
             raise ValueError(
                 f"the checkpoint is of another network: {len(wrong)} of its entries are missing here, "
-                f"missing there or of another shape, such as {', '.join(wrong[:5])}: resume with the same network"
+                f"missing there or of another shape, such as {', '.join(wrong[:5])}: resume with the "
+                "same network"
             )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
