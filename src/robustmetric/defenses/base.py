@@ -120,7 +120,7 @@ class Defense(nn.Module):
 def spread(dist: Tensor) -> float:
     """One minus the mean cosine of different images, from their (N, N) distances on the unit sphere.
 
-    >>> spread(torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
+    >>> round(spread(torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]])), 6)
     1.0
     """
     count = len(dist)
