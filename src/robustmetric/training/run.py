@@ -81,7 +81,7 @@ def train(
         report(
             f"the last layer of {recipe.weights} does not fit; starting with a new one ({', '.join(kept)})"
         )
-    guard = defense(
+    method = defense(
         recipe.defense,
         eps=recipe.eps,
         alpha=recipe.alpha,
@@ -89,7 +89,7 @@ def train(
         margin=recipe.margin,
         seed=recipe.seed,
     )
-    module = MetricModule(model, guard, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=recipe.seed)
+    module = MetricModule(model, method, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=recipe.seed)
     collapse = CollapseGuard(out, go_on=go_on_after_collapse, report=report)
     keeper = Keeper(out, recipe.save_every)
     workers = machines.devices * machines.nodes
