@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
+from rich.progress import MofNCompleteColumn, Progress, TaskID, track
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -93,17 +92,20 @@ def _bars(console: Console) -> list[Any]:
     return [RichProgressBar(leave=True)] if console.is_terminal else []
 
 
-def _decoding(console: Console) -> Callable[[str, int, int], None]:
-    """Make a watcher that shows how far the decoding of images is, in steps of a tenth."""
-    shown: dict[str, int] = {}
+class _Decoding:
+    """A progress bar for each split whose images are being decoded; it ends before that of the training."""
 
-    def show(split: str, done: int, total: int) -> None:
-        tenth = 10 * done // max(total, 1)
-        if tenth > shown.get(split, 0):
-            shown[split] = tenth
-            console.print(f"decoding the {split} images: {done} of {total}")
+    def __init__(self, console: Console) -> None:
+        self.bar = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console)
+        self.tasks: dict[str, TaskID] = {}
 
-    return show
+    def __call__(self, split: str, done: int, total: int) -> None:
+        if split not in self.tasks:
+            self.bar.start()
+            self.tasks[split] = self.bar.add_task(f"decode the {split} images", total=total)
+        self.bar.update(self.tasks[split], completed=done)
+        if done == total:
+            self.bar.stop()
 
 
 def _score(
@@ -187,6 +189,7 @@ def train(
     from robustmetric.training.run import train as run_training
 
     console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
+    decoding = _Decoding(console)
     try:
         run_training(
             made,
@@ -199,12 +202,14 @@ def train(
             loggers=[make_logger(name, out) for name in logger],
             progress=console.is_terminal,
             go_on_after_collapse=after_collapse == "continue",
-            watch=_decoding(console),
+            watch=decoding,
             report=console.print,
         )
     except Stopped as stopped:
         console.print(f"stopped by {stopped}; go on with: robustmetric train --out {out} --resume")
         raise typer.Exit(130) from None
+    finally:
+        decoding.bar.stop()
     console.print(f"done; the run is in {out}")
 
 
