@@ -54,7 +54,7 @@ def demo(
     seed: int = typer.Option(0, help="Starts every random draw."),
 ) -> None:
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
-    from robustmetric.training.run import make_model, pixels
+    from robustmetric.training.run import pixels
     from robustmetric.training.run import train as run_training
 
     console = Console()
@@ -65,17 +65,15 @@ def demo(
         )
         folder = out / re.sub(r"\W+", "-", name).strip("-")
         console.print(f"train {escape(name)}, in {folder}")
-        run_training(
+        model = run_training(
             recipe,
             folder,
             resume=True,
             callbacks=_bars(console),
             progress=console.is_terminal,
             report=console.print,
-        )
+        ).model
         _, test = pixels(recipe)
-        model = make_model(recipe, test)
-        rm.load_weights(model, folder / "last.safetensors")
         images = torch.from_numpy(test.pixels.transpose(0, 3, 1, 2).astype("float32")) / 255
         clean, attacked = _score(model, images, test.labels, recipe.eps, seed, console)
         table.add_row(escape(name), f"{100 * clean:.1f} %", f"{100 * attacked:.1f} %")

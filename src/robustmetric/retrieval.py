@@ -32,16 +32,9 @@ def recall_at_1(
             "the same images in the same order"
         )
     labels = labels.to(gallery.device)
-    _, kind, count = labels.unique(return_inverse=True, return_counts=True)
-    answered = count[kind] > 1
-    if not answered.any():
-        raise ValueError(f"no two of the {len(labels)} images share a class; no query has an answer to find")
-    nearest = []
-    for index in torch.arange(len(gallery), device=gallery.device).split(chunk):
-        dist = cross_distance(queries[index], gallery)
-        dist[torch.arange(len(index), device=dist.device), index] = torch.inf
-        nearest.append(dist.argmin(1))
-    hits = (labels[torch.cat(nearest)] == labels)[answered]
+    answered = _answered(labels)
+    nearest = [_to_others(queries, gallery, index).argmin(1) for index in answered.split(chunk)]
+    hits = labels[torch.cat(nearest)] == labels[answered]
     return int(hits.sum()) / len(hits)
 
 
@@ -57,25 +50,36 @@ def retrieval_scores(embeddings: Tensor, labels: Tensor, *, chunk: int = 512) ->
     """
     check_labels(labels, len(embeddings))
     labels = labels.to(embeddings.device)
-    classes, kind, count = labels.unique(return_inverse=True, return_counts=True)
-    answered = (count[kind] > 1).nonzero().squeeze(1)
-    if len(answered) == 0:
-        raise ValueError(f"no two of the {len(labels)} images share a class; no query has an answer to find")
+    answered = _answered(labels)
     at_1, at_2, precision = [], [], []
     place = torch.arange(1, len(labels), device=embeddings.device)
     for index in answered.split(chunk):
-        dist = cross_distance(embeddings[index], embeddings)
-        dist[torch.arange(len(index), device=dist.device), index] = torch.inf
-        ranking = dist.argsort(dim=1, stable=True)[:, :-1]
+        ranking = _to_others(embeddings, embeddings, index).argsort(dim=1, stable=True)[:, :-1]
         hit = labels[ranking] == labels[index, None]
         at_1.append(hit[:, 0])
         at_2.append(hit[:, :2].any(1))
         found = hit.cumsum(1) / place
         precision.append((found * hit).sum(1) / hit.sum(1))
-    clusters = KMeans(len(classes), n_init=1, random_state=0).fit_predict(embeddings.cpu().numpy())
+    clusters = KMeans(len(labels.unique()), n_init=1, random_state=0).fit_predict(embeddings.cpu().numpy())
     return {
         "R@1": torch.cat(at_1).float().mean().item(),
         "R@2": torch.cat(at_2).float().mean().item(),
         "mAP": torch.cat(precision).mean().item(),
-        "NMI": float(normalized_mutual_info_score(kind.cpu().numpy(), clusters)),
+        "NMI": float(normalized_mutual_info_score(labels.cpu().numpy(), clusters)),
     }
+
+
+def _answered(labels: Tensor) -> Tensor:
+    """Give the positions of the images whose class has another image."""
+    _, kind, count = labels.unique(return_inverse=True, return_counts=True)
+    answered: Tensor = (count[kind] > 1).nonzero().squeeze(1)
+    if len(answered) == 0:
+        raise ValueError(f"no two of the {len(labels)} images share a class; no query has an answer to find")
+    return answered
+
+
+def _to_others(queries: Tensor, gallery: Tensor, index: Tensor) -> Tensor:
+    """Give the distances (B, N) of some queries to all images, infinite to the query's own."""
+    dist = cross_distance(queries[index], gallery)
+    dist[torch.arange(len(index), device=dist.device), index] = torch.inf
+    return dist
