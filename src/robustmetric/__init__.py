@@ -8,11 +8,13 @@
 """
 
 from robustmetric import data, training
+from robustmetric.attacks import attack
 from robustmetric.defenses import Defense, Step, defense
 from robustmetric.distance import cross_distance, embed, hardness
 from robustmetric.losses import triplet_loss
 from robustmetric.models import load_weights, model, save_weights
 from robustmetric.perturb import Budget
+from robustmetric.robustness import Record, ers, evaluate, load_record
 from robustmetric.triplets import Triplets
 
 __version__ = "0.1.0"
@@ -20,14 +22,19 @@ __version__ = "0.1.0"
 __all__ = [
     "Budget",
     "Defense",
+    "Record",
     "Step",
     "Triplets",
     "__version__",
+    "attack",
     "cross_distance",
     "data",
     "defense",
     "embed",
+    "ers",
+    "evaluate",
     "hardness",
+    "load_record",
     "load_weights",
     "model",
     "save_weights",

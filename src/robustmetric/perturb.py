@@ -118,12 +118,24 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 """(rows of x as they are now, their (R,) positions in x) to (R,) values, each of its own row alone."""
 
 
-def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None = None) -> Tensor:
+Gradient = Callable[[Objective, Tensor, Tensor], Tensor]
+"""(objective, rows of x as they are now, their positions) to the gradient of each row, or an estimate."""
+
+
+def pgd(
+    x: Tensor,
+    objective: Objective,
+    budget: Budget,
+    *,
+    start: Tensor | None = None,
+    gradient: Gradient | None = None,
+) -> Tensor:
     """Minimise an objective row by row over the perturbations that a budget allows; return the moved (T, …).
 
     Each step goes `budget.stride` against the sign of the gradient of `x`, then back into the budget. A row
     whose gradient is zero everywhere would stay where it is for ever: it drops out of the computation. The
-    descent begins at `x`, or at `start` projected into the budget. Call it inside `frozen(model)`.
+    descent begins at `x`, or at `start` projected into the budget. `gradient` replaces differentiation. Call
+    it inside `frozen(model)`.
 
     >>> x = torch.tensor([[0.5], [0.5]])
     >>> wanted = torch.tensor([[0.52], [0.9]])
@@ -133,7 +145,7 @@ def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None
     tensor([[0.5500],
             [0.6000]])
     """
-    if torch.is_inference_mode_enabled():
+    if gradient is None and torch.is_inference_mode_enabled():
         raise ValueError("inference mode leaves no gradient to follow: use torch.no_grad() instead")
     x = x.detach()
     moved = torch.empty_like(x)
@@ -144,8 +156,8 @@ def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None
     for _ in range(budget.steps):
         if len(rows) == 0:
             break
-        gradient = _gradient(objective, point, rows)
-        steepest = torch.linalg.vector_norm(gradient.flatten(1), torch.inf, dim=1)
+        slope = (gradient or differentiate)(objective, point, rows)
+        steepest = torch.linalg.vector_norm(slope.flatten(1), torch.inf, dim=1)
         if not torch.isfinite(steepest).all():
             raise BrokenEmbeddingsError(
                 "the gradient of the images holds NaN or infinity: look for a square root, logarithm or "
@@ -154,13 +166,18 @@ def pgd(x: Tensor, objective: Objective, budget: Budget, *, start: Tensor | None
         alive = steepest > 0
         if not alive.all():
             moved[rows] = point
-            rows, point, gradient, low, high = (t[alive] for t in (rows, point, gradient, low, high))
-        point = point.sub(gradient.sign(), alpha=budget.stride).clamp_(low, high)
+            rows, point, slope, low, high = (t[alive] for t in (rows, point, slope, low, high))
+        point = point.sub(slope.sign(), alpha=budget.stride).clamp_(low, high)
     moved[rows] = point
     return moved
 
 
-def _gradient(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
+def differentiate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
+    """Take the gradient of an objective at points (R, …), each row's value by its own row.
+
+    >>> differentiate(lambda x, rows: x.square().sum(1), torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
+    tensor([[2., 4.]])
+    """
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
         # A view, because some hooks on the network refuse a leaf as its input.

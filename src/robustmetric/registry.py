@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -34,6 +37,35 @@ def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
     original = [k for k in known if nearest and k.lower() == nearest[0]]
     hint = f" (did you mean {original[0]!r}?)" if original else ""
     return f"unknown {kind} {name!r}{hint}; known: {', '.join(sorted(known))}"
+
+
+def call(kind: str, text: str, known: Mapping[str, Callable[..., T]], **options: Any) -> T:
+    """Make a part from a text such as ``"name(option=2)"``; further options may come as arguments.
+
+    >>> call("search", "PGD(restarts=2)", {"PGD": dict}, steps=8)
+    {'restarts': 2, 'steps': 8}
+    """
+    name, bracket, rest = text.partition("(")
+    if bracket:
+        if not rest.endswith(")"):
+            raise ValueError(f"{kind} {text!r} has no closing bracket; write NAME(option=value, ...)")
+        for part in filter(None, re.split(r"\s*,\s*", rest[:-1].strip())):
+            key, _, value = part.partition("=")
+            try:
+                options[key.strip()] = ast.literal_eval(value.strip())
+            except (ValueError, SyntaxError):
+                raise ValueError(
+                    f"{kind} {text!r}: {part!r} must be option=number; write NAME(option=value, ...)"
+                ) from None
+    factory = lookup(kind, name.strip(), known)
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        allowed = ", ".join(p for p in inspect.signature(factory).parameters if p != "protocol")
+        raise ValueError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None
+    except ValueError:  # builtins have no signature
+        pass
+    return factory(**options)
 
 
 def parameters(lead: str = "", **given: float | None) -> str:

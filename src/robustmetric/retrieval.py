@@ -1,19 +1,183 @@
-"""Leave-one-out retrieval: each image queries all others."""
+"""Retrieval in bounded memory: exact ranks of the relevant images, and the scores R@K, mAP, mAP@R and NMI."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from numbers import Integral
+
 import torch
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
-from robustmetric.distance import cross_distance
+from robustmetric.distance import BrokenEmbeddingsError, wide_dtype
+from robustmetric.registry import is_number
 from robustmetric.triplets import check_labels
 
+# Squares below this share of the gallery's largest squared length are rounding: the points are the same.
+_SAME = 1e-14
+# More queries at once make the product no faster, and fewer than the least would mostly convert the gallery.
+_MOST_ROWS, _LEAST_ROWS = 256, 8
+# Numbers of the gallery in double precision at once, and images: what is small stays in the cache.
+_BLOCK, _WIDTH = 2**20, 2048
+# Above this many classes k-means++ alone would take hours: see `nmi`.
+_MANY_CLASSES, _FEW_ROUNDS = 1000, 20
 
-def recall_at_1(
-    gallery: Tensor, labels: Tensor, queries: Tensor | None = None, *, chunk: int = 1024
-) -> float:
+
+@torch.no_grad()
+def distances(queries: Tensor, gallery: Tensor) -> Tensor:
+    """Squared Euclidean distances for ranking: (B, D) queries and (N, D) gallery to (B, N), in float32.
+
+    The product runs in double precision and is rounded once, so that copies of an image in the gallery are
+    equally far. Squares below 1e-14 of the gallery's largest squared length, which is 1 on the unit sphere,
+    are 0. A gallery in double precision is not copied; another is converted in blocks.
+
+    >>> distances(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]]))
+    tensor([[0., 2., 4.]])
+    """
+    _check_embeddings(gallery, "the gallery")
+    _check_queries(queries, gallery)
+    squares = _Squares(gallery, min(len(queries), _MOST_ROWS))
+    lengths = squares.lengths(queries, "queries")
+    longest = float(squares.gallery_lengths.max().sqrt() + lengths.max().sqrt())
+    if longest**2 > torch.finfo(torch.float32).max:
+        raise ValueError(
+            f"embeddings are up to {longest:.3g} apart and the square of that is no float32: divide queries "
+            "and gallery by the largest length"
+        )
+    result = torch.empty(len(queries), len(gallery), device=gallery.device)
+    for piece in torch.arange(len(queries), device=gallery.device).tensor_split(
+        -(-len(queries) // _MOST_ROWS)
+    ):
+        squares.write(result[piece[0] : piece[-1] + 1], queries[piece], lengths[piece], 1.0)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Where the queries find the images of their class.
+
+    `query` are the (Q,) positions of the queries that have an answer, ascending, `first` the rank of each
+    one's first relevant image, from 1. `average_precision` is over the whole ranking, and
+    `average_precision_at_r` is (1/R)·Σ P(i)·rel(i) over its first R places, where R is the query's number of
+    relevant images. `left_out` counts the queries that have no answer.
+
+    >>> found = rank(torch.tensor([[0.0], [1.0], [3.0], [9.0]]), torch.tensor([5, 7, 5, 8]))
+    >>> found.query, found.first, found.left_out
+    (tensor([0, 2]), tensor([2, 2]), 2)
+    >>> found.recall(1), found.recall(2)
+    (0.0, 1.0)
+    """
+
+    query: Tensor
+    first: Tensor
+    average_precision: Tensor
+    average_precision_at_r: Tensor
+    left_out: int
+
+    def __post_init__(self) -> None:
+        shape = (len(self.query),)
+        for name in ("query", "first", "average_precision", "average_precision_at_r"):
+            value: Tensor = getattr(self, name)
+            if value.shape != shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be {shape}, as query")
+        if shape == (0,):
+            raise ValueError("a ranking without queries has no scores: give a query that has an answer")
+        if self.query.min() < 0 or (self.query.diff() <= 0).any():
+            raise ValueError("query must be ascending positions, each once: sort all results by their query")
+        if self.first.min() < 1:
+            raise ValueError(f"first holds the rank {int(self.first.min())}; ranks are counted from 1")
+        for name in ("average_precision", "average_precision_at_r"):
+            value = getattr(self, name)
+            if not ((value >= 0) & (value <= 1)).all():
+                raise ValueError(f"{name} must be in [0, 1], not from {value.min():g} to {value.max():g}")
+        if not is_number(self.left_out, Integral) or self.left_out < 0:
+            raise ValueError(f"left_out must be a count of queries, 0 or more, not {self.left_out!r}")
+
+    def recall(self, k: int) -> float:
+        """R@K: the share of queries with a relevant image among the first `k`."""
+        if not is_number(k, Integral) or k < 1:
+            raise ValueError(
+                f"k must be a whole number, 1 or more, not {k!r}: R@1 looks at the nearest image"
+            )
+        return int((self.first <= k).sum()) / len(self.first)
+
+
+@torch.no_grad()
+def rank(
+    gallery: Tensor,
+    labels: Tensor,
+    queries: Tensor | None = None,
+    query_labels: Tensor | None = None,
+    *,
+    own: Tensor | None = None,
+    memory: int = 10**9,
+) -> Ranking:
+    """Rank the (N, D) gallery with (N,) labels for each query, by distance and then by position.
+
+    Without `queries`, each image queries all others: query i is left out of its own ranking by its index, and
+    copies of it stay. With (Q, D) `queries` and (Q,) `query_labels`, each ranks the whole gallery but for its
+    `own` (Q,) position in it, −1 for none. Embeddings are floats of any precision and length.
+
+    What is allocated beyond the embeddings stays below `memory` bytes. A smaller budget is slower; it changes
+    a rank only where two distances differ by no more than the rounding of float32.
+
+    >>> gallery, labels = torch.tensor([[0.0], [1.0], [3.0], [9.0]]), torch.tensor([0, 1, 0, 1])
+    >>> rank(gallery, labels).first
+    tensor([2, 3, 2, 2])
+    >>> rank(gallery, labels, torch.tensor([[1.1], [8.0]]), torch.tensor([1, 0])).average_precision
+    tensor([0.7500, 0.5000], dtype=torch.float64)
+    """
+    _check_embeddings(gallery, "the gallery")
+    check_labels(labels, len(gallery))
+    if queries is None:
+        if query_labels is not None or own is not None:
+            raise ValueError("query_labels and own describe queries, and none are given: pass queries too")
+        queries, query_labels = gallery, labels
+        own = torch.arange(len(gallery), device=gallery.device)
+    _check_queries(queries, gallery)
+    if query_labels is None:
+        raise ValueError("queries have no query_labels: pass one class for each, to know what is relevant")
+    check_labels(query_labels, len(queries))
+    labels, query_labels = (x.to(gallery.device, torch.long) for x in (labels, query_labels))
+    own = _check_own(own, len(queries), len(gallery)).to(gallery.device)
+
+    task = _Task.of(labels, query_labels, own)
+    rows = _rows(len(queries), gallery.shape[0], gallery.shape[1], int(task.relevant.max()), memory)
+    squares = _Squares(gallery, rows)
+    lengths = squares.gallery_lengths if queries is gallery else squares.lengths(queries, "queries")
+    # By a power of two, which rounds nothing: squares of any length fit into float32.
+    longest = torch.maximum(lengths.max(), squares.gallery_lengths.max())
+    scale = 2.0 ** -float(longest.frexp().exponent)
+
+    # The largest classes first: the queries of a chunk have about as many relevant images.
+    order = task.relevant.argsort(descending=True, stable=True)
+    order = order[: int((task.relevant > 0).sum())]
+    pieces = order.tensor_split(-(-len(order) // rows))
+    # A key is a distance's bits above its image's position: unique, and ordered as the ranking is.
+    keys = torch.empty(len(pieces[0]), len(gallery), dtype=torch.long, device=gallery.device)
+    position = torch.arange(len(gallery), dtype=torch.int32, device=gallery.device)
+    kinds = (torch.long, torch.double, torch.double)
+    found = [torch.empty(len(order), dtype=kind, device=gallery.device) for kind in kinds]
+    begin = 0
+    for piece in pieces:
+        row = keys[: len(piece)]
+        half = row.view(torch.int32).view(*row.shape, 2)
+        half[:, :, 0] = position
+        squares.write(half[:, :, 1].view(torch.float32), queries[piece], lengths[piece], scale)
+        for into, part in zip(found, _ranks(row, task, piece), strict=True):
+            into[begin : begin + len(piece)] = part
+        begin += len(piece)
+    query, back = order.sort()
+    first, precision, precision_at_r = (x[back] for x in found)
+    return Ranking(query, first, precision, precision_at_r, len(queries) - len(query))
+
+
+def recall_at_1(gallery: Tensor, labels: Tensor, queries: Tensor | None = None) -> float:
     """Share of queries whose nearest other image is of their class.
 
     `gallery` holds the (N, D) embeddings of all images, `labels` their (N,) classes. `queries` are the
@@ -24,62 +188,237 @@ def recall_at_1(
     >>> recall_at_1(torch.eye(3), torch.tensor([0, 0, 1]))
     1.0
     """
-    check_labels(labels, len(gallery))
-    queries = gallery if queries is None else queries
+    if queries is None:
+        return rank(gallery, labels).recall(1)
     if queries.shape != gallery.shape:
         raise ValueError(
             f"queries have shape {tuple(queries.shape)} and the gallery {tuple(gallery.shape)}; they must be "
             "the same images in the same order"
         )
-    labels = labels.to(gallery.device)
-    answered = _answered(labels)
-    nearest = [_to_others(queries, gallery, index).argmin(1) for index in answered.split(chunk)]
-    hits = labels[torch.cat(nearest)] == labels[answered]
-    return int(hits.sum()) / len(hits)
+    return rank(gallery, labels, queries, labels, own=torch.arange(len(gallery))).recall(1)
 
 
-def retrieval_scores(embeddings: Tensor, labels: Tensor, *, chunk: int = 512) -> dict[str, float]:
-    """R@1, R@2, mAP and NMI of (N, D) embeddings with (N,) labels, each image querying all others.
+def retrieval_scores(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    queries: Tensor | None = None,
+    query_labels: Tensor | None = None,
+    ks: Sequence[int] = (1, 2),
+    nmi: bool = True,
+    memory: int = 10**9,
+) -> dict[str, float]:
+    """R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) embeddings with (N,) labels, all in [0, 1].
 
-    mAP is over the whole ranking, with ties broken by index; a query whose class has no other image is left
-    out. NMI compares the classes with as many k-means clusters, from a fixed seed. All are in [0, 1].
+    Each image queries all others, or, with `queries`, each query the embeddings: see `rank`. mAP is over the
+    whole ranking; a query without an answer is left out. NMI is that of the embeddings, whatever the queries;
+    `nmi=False` leaves it out, which saves most of the time where there are many classes.
 
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     >>> retrieval_scores(z, torch.tensor([0, 0, 1, 1]))
-    {'R@1': 1.0, 'R@2': 1.0, 'mAP': 1.0, 'NMI': 1.0}
+    {'R@1': 1.0, 'R@2': 1.0, 'mAP': 1.0, 'mAP@R': 1.0, 'NMI': 1.0}
     """
+    found = rank(embeddings, labels, queries, query_labels, memory=memory)
+    scores = {f"R@{k}": found.recall(k) for k in ks}
+    scores["mAP"] = float(found.average_precision.mean())
+    scores["mAP@R"] = float(found.average_precision_at_r.mean())
+    if nmi:
+        scores["NMI"] = _nmi(embeddings, labels)
+    return scores
+
+
+def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
+    """Compare the classes (N,) with as many k-means clusters of (N, D) embeddings: 1 if they agree.
+
+    The mutual information is divided by the mean of both entropies. Up to 1,000 classes the clusters begin
+    with k-means++ and move until they rest. Above, where k-means++ would take hours, they begin at random
+    images and move 20 times at most. k-means holds two copies of the embeddings.
+
+    >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))
+    1.0
+    """
+    _check_embeddings(embeddings, "embeddings")
     check_labels(labels, len(embeddings))
-    labels = labels.to(embeddings.device)
-    answered = _answered(labels)
-    at_1, at_2, precision = [], [], []
-    place = torch.arange(1, len(labels), device=embeddings.device)
-    for index in answered.split(chunk):
-        ranking = _to_others(embeddings, embeddings, index).argsort(dim=1, stable=True)[:, :-1]
-        hit = labels[ranking] == labels[index, None]
-        at_1.append(hit[:, 0])
-        at_2.append(hit[:, :2].any(1))
-        found = hit.cumsum(1) / place
-        precision.append((found * hit).sum(1) / hit.sum(1))
-    clusters = KMeans(len(labels.unique()), n_init=1, random_state=0).fit_predict(embeddings.cpu().numpy())
-    return {
-        "R@1": torch.cat(at_1).float().mean().item(),
-        "R@2": torch.cat(at_2).float().mean().item(),
-        "mAP": torch.cat(precision).mean().item(),
-        "NMI": float(normalized_mutual_info_score(labels.cpu().numpy(), clusters)),
-    }
+    _Squares(embeddings, 1)
+    classes = len(labels.unique())
+    rule = {} if classes <= _MANY_CLASSES else {"init": "random", "max_iter": _FEW_ROUNDS}
+    z = embeddings.detach().to("cpu", torch.promote_types(embeddings.dtype, torch.float32)).numpy()
+    with warnings.catch_warnings():
+        # Fewer distinct points than classes leave clusters empty: the score says it.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        clusters = KMeans(classes, n_init=1, random_state=seed, **rule).fit_predict(z)
+    return float(normalized_mutual_info_score(labels.cpu().numpy(), clusters))
 
 
-def _answered(labels: Tensor) -> Tensor:
-    """Give the positions of the images whose class has another image."""
-    _, kind, count = labels.unique(return_inverse=True, return_counts=True)
-    answered: Tensor = (count[kind] > 1).nonzero().squeeze(1)
-    if len(answered) == 0:
-        raise ValueError(f"no two of the {len(labels)} images share a class; no query has an answer to find")
-    return answered
+_nmi = nmi  # the function, where an argument has its name
 
 
-def _to_others(queries: Tensor, gallery: Tensor, index: Tensor) -> Tensor:
-    """Give the distances (B, N) of some queries to all images, infinite to the query's own."""
-    dist = cross_distance(queries[index], gallery)
-    dist[torch.arange(len(index), device=dist.device), index] = torch.inf
-    return dist
+@dataclass(frozen=True)
+class _Task:
+    """What each query looks for: `members[begin : begin + size]`, where its own image may be among them."""
+
+    members: Tensor  # (N,) positions of the gallery, class by class
+    begin: Tensor  # (Q,)
+    size: Tensor  # (Q,)
+    own: Tensor  # (Q,) position of the query in the gallery, -1 for none
+    relevant: Tensor  # (Q,) how many images are relevant
+
+    @classmethod
+    def of(cls, labels: Tensor, query_labels: Tensor, own: Tensor) -> _Task:
+        ordered, members = labels.sort(stable=True)
+        begin = torch.searchsorted(ordered, query_labels)
+        size = torch.searchsorted(ordered, query_labels, right=True) - begin
+        relevant = size - ((own >= 0) & (labels[own] == query_labels)).long()
+        if not relevant.any():
+            if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
+                raise ValueError(
+                    f"no two of the {len(labels)} images share a class; no query has an answer to find: give "
+                    "at least two images of some class"
+                )
+            raise ValueError(
+                f"none of the {len(query_labels)} queries has an image of its class in the gallery of "
+                f"{len(labels)} (besides itself); no query has an answer to find: look at both labels"
+            )
+        return cls(members, begin, size, own, relevant)
+
+
+def _ranks(keys: Tensor, task: _Task, piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give first rank and both average precisions (B,) of some queries; `keys` (B, N) are sorted in place."""
+    own, relevant = task.own[piece, None], task.relevant[piece]
+    column = torch.arange(int(task.size[piece].max()), device=keys.device)
+    # Behind the end of its class a query looks at itself and at others' images: both are struck out.
+    member = task.members[(task.begin[piece, None] + column).clamp_max(len(task.members) - 1)]
+    last = torch.iinfo(torch.long).max
+    wanted = keys.gather(1, member)
+    wanted.masked_fill_((member == own) | (column >= task.size[piece, None]), last)
+    del member
+    has = (own >= 0).squeeze(1).nonzero().squeeze(1)
+    keys[has, own[has].squeeze(1)] = last
+    _sort(wanted)
+    _sort(keys)
+    wanted = wanted[:, : int(relevant.max())].contiguous()
+    place = torch.searchsorted(keys, wanted).add_(1)
+    first = place[:, 0].clone()
+    column = column[: place.shape[1]]
+    count = relevant[:, None]
+    precision = (column + 1) / place.to(torch.double)
+    precision.masked_fill_(column >= count, 0)
+    average = precision.sum(1) / relevant
+    precision.masked_fill_(place > count, 0)
+    return first, average, precision.sum(1) / relevant
+
+
+def _sort(keys: Tensor) -> None:
+    """Sort the rows of (B, N) keys in place; numpy's vectorised sort is several times torch's."""
+    if keys.device.type != "cpu":
+        keys.copy_(keys.sort(dim=1).values)
+        return
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(lambda part: part.numpy().sort(axis=1), keys.chunk(torch.get_num_threads())))
+
+
+class _Squares:
+    """Squared distances to an (N, D) gallery, block by block, through buffers that are allocated once."""
+
+    def __init__(self, gallery: Tensor, rows: int) -> None:
+        wide, device = wide_dtype(gallery.device), gallery.device
+        width = _width(*gallery.shape)
+        self.gallery = gallery
+        self.left = torch.empty(rows, gallery.shape[1], dtype=wide, device=device)
+        self.right = torch.empty(width, gallery.shape[1], dtype=wide, device=device)
+        self.square = torch.empty(rows * width, dtype=wide, device=device)
+        self.gallery_lengths = self.lengths(gallery, "the gallery")
+        self.least = _SAME * float(self.gallery_lengths.max())
+
+    def lengths(self, embeddings: Tensor, what: str) -> Tensor:
+        """Squared lengths (N,) of embeddings; refuses those that are no numbers."""
+        lengths = torch.empty(len(embeddings), dtype=self.right.dtype, device=self.right.device)
+        for begin, end in _blocks(len(embeddings), len(self.right)):
+            right = self.right[: end - begin].copy_(embeddings[begin:end])
+            torch.sum(right.square_(), dim=1, out=lengths[begin:end])
+        bad = int((~lengths.isfinite()).sum())
+        if bad:
+            raise BrokenEmbeddingsError(
+                f"{bad} of {len(embeddings)} embeddings of {what} hold NaN, infinity or numbers whose squares are "
+                "infinite: the network has diverged or its weights are damaged; go back to its last good ones"
+            )
+        return lengths
+
+    def write(self, out: Tensor, queries: Tensor, lengths: Tensor, scale: float) -> None:
+        """Write the distances of (B, D) queries, times a power of two, into a float32 tensor (B, N)."""
+        left = self.left[: len(queries)].copy_(queries)
+        for begin, end in _blocks(len(self.gallery), len(self.right)):
+            right = self.gallery[begin:end]
+            if right.dtype != self.right.dtype:
+                right = self.right[: end - begin].copy_(right)
+            square = self.square[: len(left) * len(right)].view(len(left), len(right))
+            ends = self.gallery_lengths[begin:end]
+            torch.addmm(ends, left, right.T, beta=scale, alpha=-2 * scale, out=square)
+            square.add_(lengths[:, None], alpha=scale)
+            out[:, begin:end] = torch.threshold_(square, self.least * scale, 0.0)
+
+
+def _width(images: int, dim: int) -> int:
+    """Give how many images to compare at once: blocks of 8 MB in double precision, of 2,048 images at most."""
+    return min(images, max(16, min(_WIDTH, _BLOCK // dim)))
+
+
+def _blocks(images: int, width: int) -> list[tuple[int, int]]:
+    """Split positions evenly: a product with a few rows is rounded in another order, and copies must tie."""
+    count = -(-images // width)
+    return [(images * i // count, images * (i + 1) // count) for i in range(count)]
+
+
+def _rows(queries: int, images: int, dim: int, relevant: int, memory: int) -> int:
+    """Give how many queries to rank at once within a memory of so many bytes."""
+    width = _width(images, dim)
+    # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery.
+    fixed = 2**25 + 64 * images + 160 * queries + 8 * width * dim
+    # A key for each image; positions, keys, ranks and precisions of the relevant ones; a block; the query.
+    each = 8 * images + 64 * (relevant + 1) + 8 * width + 16 * dim
+    rows = _MOST_ROWS
+    while rows > _LEAST_ROWS and fixed + rows * each > memory:
+        rows //= 2
+    if not is_number(memory) or fixed + rows * each > memory:
+        raise ValueError(
+            f"memory={memory!r} bytes cannot rank {images} images for {queries} queries; it takes at least "
+            f"{fixed + rows * each}: raise memory"
+        )
+    return rows
+
+
+def _check_embeddings(embeddings: Tensor, what: str) -> None:
+    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+        found = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        raise ValueError(f"{what} must be a tensor of floats, not {found}: pass (N, D) embeddings")
+    if embeddings.ndim != 2 or 0 in embeddings.shape:
+        raise ValueError(
+            f"{what} has shape {tuple(embeddings.shape)}; it must be (N, D), a row for each image"
+        )
+
+
+def _check_queries(queries: Tensor, gallery: Tensor) -> None:
+    _check_embeddings(queries, "queries")
+    if queries.shape[1] != gallery.shape[1]:
+        raise ValueError(
+            f"queries have shape {tuple(queries.shape)} and the gallery {tuple(gallery.shape)}; their "
+            "rows must be equally long: embed both with one network"
+        )
+    if queries.device != gallery.device:
+        raise ValueError(f"queries are on {queries.device} and the gallery is on {gallery.device}: move one")
+
+
+def _check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
+    if own is None:
+        return torch.full((queries,), -1)
+    if own.is_floating_point() or own.shape != (queries,):
+        raise ValueError(
+            f"own is {own.dtype} of shape {tuple(own.shape)} for {queries} queries; it must be integers of "
+            f"shape ({queries},): each query's position in the gallery, -1 for none"
+        )
+    if own.min() < -1 or own.max() >= images:
+        wrong = int(own.min() if own.min() < -1 else own.max())
+        raise ValueError(
+            f"own holds {wrong}; positions in a gallery of {images} are 0 to {images - 1}, and -1 for none"
+        )
+    return own.long()

@@ -1,0 +1,69 @@
+"""Attacks on rankings: what a perturbed image aims at; `search` is how it gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from robustmetric.attacks.base import Draws, Gallery, Protocol, Queries, RankingAttack, Target
+from robustmetric.attacks.candidate import CandidateAttack
+from robustmetric.attacks.mismatch import TargetedMismatch
+from robustmetric.attacks.misrank import GreedyTop1Misranking, LearningToMisrank
+from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAttack
+from robustmetric.attacks.search import NES, PGD, SPSA, Search, Transfer, make_search
+from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks.translocation import GreedyTop1Translocation
+from robustmetric.registry import call
+
+__all__ = [
+    "ATTACKS",
+    "NES",
+    "PGD",
+    "SPSA",
+    "CandidateAttack",
+    "Draws",
+    "EmbeddingShift",
+    "Gallery",
+    "GreedyTop1Misranking",
+    "GreedyTop1Translocation",
+    "LearningToMisrank",
+    "Protocol",
+    "Queries",
+    "QueryAttack",
+    "RankingAttack",
+    "Search",
+    "SemanticsPreservingQueryAttack",
+    "Target",
+    "TargetedMismatch",
+    "Transfer",
+    "attack",
+    "make_search",
+]
+
+ATTACKS: dict[str, Callable[..., RankingAttack]] = {
+    "CA+": partial(CandidateAttack, sign="+"),
+    "CA-": partial(CandidateAttack, sign="-"),
+    "QA+": partial(QueryAttack, sign="+"),
+    "QA-": partial(QueryAttack, sign="-"),
+    "TMA": TargetedMismatch,
+    "ES": EmbeddingShift,
+    "LTM": LearningToMisrank,
+    "GTM": GreedyTop1Misranking,
+    "GTT": GreedyTop1Translocation,
+    "SP-QA+": partial(SemanticsPreservingQueryAttack, sign="+"),
+    "SP-QA-": partial(SemanticsPreservingQueryAttack, sign="-"),
+}
+
+
+def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> RankingAttack:
+    """Make an attack by the paper's name, with its options in brackets or as arguments.
+
+    >>> attack("CA+(w=5)")
+    CandidateAttack(protocol='strict', sign='+', w=5)
+    >>> attack("GTN")
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown attack 'GTN' (did you mean 'GTM'?); known: CA+, CA-, ES, GTM, ...
+    """
+    return call("attack", name.replace("−", "-"), ATTACKS, protocol=protocol, **options)

@@ -1,0 +1,38 @@
+"""TMA: make an image look like another one to the network.
+
+Tolias et al., "Targeted Mismatch Adversarial Attack", ICCV 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, choose
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetedMismatch(RankingAttack):
+    """Bring the embedding to that of a random image; reported is the cosine that is reached.
+
+    >>> TargetedMismatch()
+    TargetedMismatch(protocol='strict')
+    """
+
+    @property
+    def name(self) -> str:
+        """TMA."""
+        return "TMA"
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Choose one image at random: (B, 1)."""
+        return choose(draws.uniform(1), gallery, self.myself(queries, gallery), strict=self.strict)
+
+    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        """1 − cos(x̃, t)."""
+        return 1 - (z * gallery.z[target.index[:, 0]]).sum(1)
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        """Cosine of the perturbed image and its target."""
+        return {self.name: (z.double() * gallery.z[target.index[:, 0]].double()).sum(1)}

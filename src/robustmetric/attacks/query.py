@@ -1,0 +1,135 @@
+"""QA+ and QA−: move candidates up or down in the perturbed query's ranking; SP-QA keeps the rest in place.
+
+Zhou et al., "Adversarial Ranking Attack and Defense", ECCV 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robustmetric.attacks.base import (
+    Draws,
+    Gallery,
+    Queries,
+    RankingAttack,
+    Target,
+    check_count,
+    choose,
+    choose_near,
+    count_nearer,
+    nearest,
+    normalised_rank,
+    rank_hinge,
+    sign_of,
+    square_distance,
+    targets_name,
+)
+from robustmetric.registry import is_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryAttack(RankingAttack):
+    """The perturbed image is the query; it should rank `m` candidates first (+) or last (−).
+
+    The candidates are drawn at random (+), or among the 1 % nearest to the query (−). Reported is their rank,
+    in % from first to last, as the mean over the candidates.
+
+    >>> QueryAttack(sign="-").name, QueryAttack(sign="+", m=2).name
+    ('QA-', 'QA+(m=2)')
+    """
+
+    sign: str
+    m: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sign_of(self.sign)
+        check_count("m", self.m)
+
+    @property
+    def name(self) -> str:
+        """QA+ or QA-, with m unless it is 1."""
+        return targets_name(f"QA{self.sign}", "m", self.m)
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Choose the (B, m) candidates."""
+        check_count("m", self.m, len(gallery))
+        own, uniform = self.myself(queries, gallery), draws.uniform(self.m)
+        if self.sign == "+":
+            return choose(uniform, gallery, own, strict=self.strict)
+        return choose_near(uniform, queries, gallery, own, strict=self.strict)
+
+    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        """Mean over images x of max(0, ±(d(x̃, c) − d(x̃, x))): how far c is from first, or last."""
+        weights = [sign_of(self.sign) / self.m] * self.m
+        return rank_hinge(z, target.index, weights, gallery, queries.own if self.strict else None)
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        """Rank in % of the candidates for the perturbed query."""
+        return {self.name: self.ranks(z, target.index, queries, gallery)}
+
+    def ranks(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
+        """Mean rank in % of the images `index` (B, M) for embeddings `z` (B, D): (B,)."""
+        ranks = []
+        for c in index.T:
+            level = square_distance(z, gallery.z[c])
+            if self.strict:
+                ranks.append(normalised_rank(z, level, gallery, (queries.own, c)))
+            else:
+                ranks.append(100 * count_nearer(z, level, gallery, [c])[0] / len(gallery))
+        return torch.stack(ranks).double().mean(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticsPreservingQueryAttack(QueryAttack):
+    """QA that also keeps the query's `keep` nearest images in front, so that it is not noticed.
+
+    The objective is QA's plus `xi` times that of QA+ on the images to keep. Beside the candidates' rank the
+    rank of the kept images is reported, as `SP-QA+:keep`. `xi` is that of the earlier work unless given: 1
+    for +, 100 for −.
+
+    >>> SemanticsPreservingQueryAttack(sign="-").weight
+    100.0
+    """
+
+    keep: int = 5
+    xi: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("keep", self.keep)
+        if self.xi is not None and not (is_number(self.xi) and self.xi >= 0):
+            raise ValueError(f"xi must be a number of at least 0, not {self.xi!r}")
+
+    @property
+    def name(self) -> str:
+        """SP-QA+ or SP-QA-, with m unless it is 1."""
+        return f"SP-{super().name}"
+
+    @property
+    def weight(self) -> float:
+        """The weight of what is to be kept."""
+        if self.xi is not None:
+            return float(self.xi)
+        return 1.0 if self.sign == "+" else 100.0
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Choose the (B, m) candidates, and the query's nearest images: (B, m + keep)."""
+        check_count("keep", self.keep, len(gallery))
+        near = nearest(queries.z, gallery, self.keep, without=self.myself(queries, gallery))
+        return torch.cat([super().select(queries, gallery, draws=draws), near], dim=1)
+
+    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        """Give QA's objective on the candidates and, weighted, QA+'s on the images to keep."""
+        weights = [sign_of(self.sign) / self.m] * self.m + [self.weight / self.keep] * self.keep
+        return rank_hinge(z, target.index, weights, gallery, queries.own if self.strict else None)
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        """Rank in % of the candidates, and of the images to keep."""
+        return {
+            self.name: self.ranks(z, target.index[:, : self.m], queries, gallery),
+            f"{self.name}:keep": self.ranks(z, target.index[:, self.m :], queries, gallery),
+        }

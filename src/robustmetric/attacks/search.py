@@ -1,0 +1,220 @@
+"""How an objective is minimised: by gradients, by trial, or on another network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from numbers import Integral
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks.base import Draws
+from robustmetric.perturb import Budget, Objective, pgd
+from robustmetric.registry import call, is_number
+
+
+def _check_whole(name: str, value: int) -> None:
+    if not (is_number(value, Integral) and value >= 1):
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(ABC):
+    """Looks for the perturbation that minimises an objective; any attack goes with any search."""
+
+    @property
+    def name(self) -> str:
+        """The search as it is written on the command line."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = ", ".join(f"{f.name}={values[f.name]}" for f in fields(self) if values[f.name] != f.default)
+        return type(self).__name__.lower() + (f"({changed})" if changed else "")
+
+    @property
+    def network(self) -> nn.Module | None:
+        """The network that perturbations are searched on, if it is not the one under attack."""
+        return None
+
+    @abstractmethod
+    def __call__(
+        self,
+        images: Tensor,
+        objective: Objective,
+        budget: Budget,
+        *,
+        draws: Draws,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGD(Search):
+    """Projected gradient descent: signs of gradients, fixed steps, from the image itself.
+
+    With `restarts` the search is repeated from random points of the budget and each query keeps the
+    perturbation with the lowest objective; with `random_start` the first one begins at random as well.
+
+    >>> make_search("pgd(restarts=2)")
+    PGD(restarts=2, random_start=False)
+    """
+
+    restarts: int = 1
+    random_start: bool = False
+
+    def __post_init__(self) -> None:
+        _check_whole("restarts", self.restarts)
+        if not isinstance(self.random_start, bool):
+            raise ValueError(f"random_start must be True or False, not {self.random_start!r}")
+
+    def __call__(
+        self,
+        images: Tensor,
+        objective: Objective,
+        budget: Budget,
+        *,
+        draws: Draws,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        rows = torch.arange(len(images), device=images.device)
+        best, lowest = images, None
+        for k in range(self.restarts):
+            if k or self.random_start:
+                noise = 2 * draws.uniform(*images.shape[1:]) - 1
+                start = images + budget.eps * noise.to(images)
+            found = pgd(images, objective, budget, start=start)
+            if self.restarts == 1:
+                return found
+            with torch.no_grad():
+                value = objective(found, rows)
+            if lowest is None:
+                best, lowest = found, value
+            else:
+                better = value < lowest
+                best = torch.where(better[:, None, None, None], found, best)
+                lowest = torch.where(better, value, lowest)
+        return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByTrial(Search):
+    """PGD with gradients that are estimated from values at random points: nothing is differentiated."""
+
+    samples: int = 50
+    sigma: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_whole("samples", self.samples)
+        if not (is_number(self.sigma) and 0 < self.sigma <= 1):
+            raise ValueError(
+                f"sigma must be in (0, 1], not {self.sigma!r}: it is a distance in pixels of [0, 1]"
+            )
+
+    def __call__(
+        self,
+        images: Tensor,
+        objective: Objective,
+        budget: Budget,
+        *,
+        draws: Draws,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+
+        def estimate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
+            slope = torch.zeros_like(point)
+            for _ in range(self.samples):
+                way = self._direction(draws, point, rows)
+                ahead, behind = (
+                    objective((point + s * self.sigma * way).clamp_(0, 1), rows) for s in (1, -1)
+                )
+                slope += (ahead - behind)[:, None, None, None].to(slope) * way
+            return slope / (2 * self.sigma * self.samples)
+
+        with torch.no_grad():
+            return pgd(images, objective, budget, start=start, gradient=estimate)
+
+    @staticmethod
+    @abstractmethod
+    def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
+        """Draw a direction (R, C, H, W) for each row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NES(_ByTrial):
+    """Natural evolution strategies: the gradient from `samples` pairs of points along normal directions.
+
+    Black-box: only values are used. Ilyas et al., "Black-box Adversarial Attacks with Limited Queries and
+    Information", ICML 2018.
+
+    >>> make_search("nes")
+    NES(samples=50, sigma=0.01)
+    """
+
+    @staticmethod
+    def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
+        return draws.normal(*point.shape[1:], rows=rows).to(point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SPSA(_ByTrial):
+    """Simultaneous perturbation: the gradient from `samples` pairs of points along random signs.
+
+    Black-box: only values are used. Uesato et al., "Adversarial Risk and the Dangers of Evaluating Against
+    Weak Attacks", ICML 2018.
+
+    >>> make_search("spsa(samples=10)").name
+    'spsa(samples=10)'
+    """
+
+    @staticmethod
+    def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
+        return draws.signs(*point.shape[1:], rows=rows).to(point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer(Search):
+    """Search on another network, the surrogate, and hope that the perturbation carries over.
+
+    >>> Transfer(surrogate=nn.Flatten()).name
+    'transfer(pgd)'
+    """
+
+    surrogate: nn.Module
+    search: Search = PGD()
+
+    @property
+    def name(self) -> str:
+        """The search as it is written on the command line."""
+        return f"transfer({self.search.name})"
+
+    @property
+    def network(self) -> nn.Module:
+        """The surrogate."""
+        return self.surrogate
+
+    def __call__(
+        self,
+        images: Tensor,
+        objective: Objective,
+        budget: Budget,
+        *,
+        draws: Draws,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        return self.search(images, objective, budget, draws=draws, start=start)
+
+
+SEARCHES: dict[str, Callable[..., Search]] = {"pgd": PGD, "nes": NES, "spsa": SPSA}
+
+
+def make_search(name: str) -> Search:
+    """Make a search by its name, with its options in brackets.
+
+    >>> make_search("pgd")
+    PGD(restarts=1, random_start=False)
+    """
+    return call("search", name, SEARCHES)

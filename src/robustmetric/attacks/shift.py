@@ -1,0 +1,53 @@
+"""ES: move an embedding as far as possible from where it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, hit_at_1
+from robustmetric.distance import pair_distance
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingShift(RankingAttack):
+    """Move the embedding away from the benign one; reported are the distance, ES:D, and R@1, ES:R.
+
+    >>> EmbeddingShift(protocol="reference").read_early
+    ('ES:D',)
+    """
+
+    @property
+    def name(self) -> str:
+        """ES."""
+        return "ES"
+
+    @property
+    def read_early(self) -> tuple[str, ...]:
+        """The reference reads the distance one step before the last."""
+        return () if self.strict else ("ES:D",)
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Aim at nothing: (B, 0)."""
+        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
+
+    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        """−d(φ(x̃), φ(x))."""
+        return -pair_distance(z, queries.z)
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        """Distance from the benign embedding, and whether the nearest image is still of the class."""
+        own = self.myself(queries, gallery)
+        return {
+            "ES:D": pair_distance(z.double(), queries.z.double()),
+            "ES:R": hit_at_1(z, queries, gallery, own, strict=self.strict),
+        }
+
+    def start(self, images: Tensor, *, draws: Draws) -> Tensor:
+        """Begin a tiny way off: at the image itself the gradient of the distance is zero."""
+        if not self.strict:
+            return images + 1e-7
+        tiny = max(1e-7, torch.finfo(images.dtype).eps)
+        return images + tiny * draws.normal(*images.shape[1:]).to(images)

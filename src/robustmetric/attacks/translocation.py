@@ -1,0 +1,49 @@
+"""GTT: drive the first image of the ranking out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robustmetric.attacks.base import (
+    Draws,
+    Gallery,
+    Queries,
+    RankingAttack,
+    Target,
+    count_nearer,
+    nearest,
+    rank_hinge,
+    square_distance,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyTop1Translocation(RankingAttack):
+    """Move the query's first image to the end of its ranking; reported is the share still in the top 4.
+
+    >>> GreedyTop1Translocation().name
+    'GTT'
+    """
+
+    @property
+    def name(self) -> str:
+        """GTT."""
+        return "GTT"
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Choose the first image of the ranking: (B, 1)."""
+        return nearest(queries.z, gallery, 1, without=self.myself(queries, gallery))
+
+    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        """Mean over images x of max(0, d(x̃, x) − d(x̃, t))."""
+        return rank_hinge(z, target.index, [-1.0], gallery, queries.own if self.strict else None)
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        """Whether the image is still among the first four, with the middle rank where it is tied."""
+        first = target.index[:, 0]
+        own = self.myself(queries, gallery)
+        level = square_distance(z, gallery.z[first])
+        nearer, tied = count_nearer(z, level, gallery, [own, first])
+        return {self.name: 100.0 * (nearer + tied / 2 < 4 if self.strict else nearer < 4).double()}

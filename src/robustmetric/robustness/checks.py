@@ -1,0 +1,467 @@
+"""Checks of whether scores can be trusted: each compares what was measured with what must hold."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from robustmetric.attacks import NES, PGD, SPSA, Draws, RankingAttack, Search
+from robustmetric.distance import BrokenEmbeddingsError, embed
+from robustmetric.perturb import Budget, differentiate
+from robustmetric.robustness.ers import COLUMNS, points
+from robustmetric.robustness.record import Check
+from robustmetric.robustness.scene import Outcome, Scene, embed_all, run_attack
+
+Status = Literal["pass", "warn", "fail", "not run"]
+
+
+@dataclass(frozen=True, eq=False)
+class Lab:
+    """What checks work with: the network and its data, how it was attacked, and what was found.
+
+    `found` holds the per-query values of each attack in the order of `numbers`; `copies` are pairs of
+    positions of equal images in the gallery.
+    """
+
+    scene: Scene
+    surrogate: Scene | None
+    attacks: Sequence[RankingAttack]
+    budget: Budget
+    search: Search
+    seed: int
+    batch: int
+    level: str
+    numbers: Tensor
+    found: dict[str, dict[str, Tensor]]
+    recall: float
+    copies: list[tuple[int, int]]
+    classes: Sequence[str] | None
+    train_classes: Sequence[str] | None
+    _kept: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    def sample(self, most: int) -> Tensor:
+        """Draw positions among the queries, at most so many, from the seed: (S,) ascending."""
+        order = torch.randperm(len(self.numbers), generator=torch.Generator().manual_seed(self.seed + 1))
+        return order[:most].sort().values
+
+    @property
+    def some(self) -> Tensor:
+        """The positions of the queries that attacks are repeated on: 64, or 256 for all checks."""
+        return self.sample(256 if self.level == "full" else 64)
+
+    def again(
+        self,
+        a: RankingAttack,
+        positions: Tensor,
+        budget: Budget | None = None,
+        search: Search | None = None,
+        *,
+        batch: int | None = None,
+        surrogate: Scene | None = None,
+    ) -> dict[str, Tensor]:
+        """Attack some of the queries again in another way: their values by name, and the objective."""
+        parts = []
+        for numbers in self.numbers[positions].split(batch or self.batch):
+            outcome = run_attack(
+                self.scene,
+                a,
+                numbers,
+                budget or self.budget,
+                search or self.search,
+                seed=self.seed,
+                surrogate=surrogate or (self.surrogate if search is None else None),
+            )
+            parts.append({**outcome.after, "objective": self.objective(a, outcome, numbers)})
+        return {name: torch.cat([p[name] for p in parts]).double().cpu() for name in parts[0]}
+
+    def objective(self, a: RankingAttack, outcome: Outcome, numbers: Tensor) -> Tensor:
+        """Give the objective on the network under attack, whichever one was searched on."""
+        _, queries = self.scene.batch(numbers)
+        with torch.no_grad():
+            return a.objective(outcome.z, outcome.target, queries, self.scene.gallery)
+
+    def measured(self, a: RankingAttack, positions: Tensor) -> dict[str, Tensor]:
+        """Give what the evaluation found for some of the queries, in the form of `again`."""
+        values = {n.removeprefix("after/"): v for n, v in self.found[a.name].items() if n[:6] == "after/"}
+        values["objective"] = self.found[a.name]["objective/last"]
+        return {name: value[positions] for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A check by name: `level` 1 is run with every evaluation, 2 with `--checks full`."""
+
+    name: str
+    level: int
+    run: Callable[[Lab], tuple[Status, float, str, str]]
+
+    def __call__(self, lab: Lab) -> Check:
+        """Run the check."""
+        status, figure, limit, says = self.run(lab)
+        return Check(name=self.name, status=status, figure=figure, limit=limit, says=says)
+
+
+CHECKS: dict[str, Kind] = {}
+
+_Result = tuple[Status, float, str, str]
+
+
+def _check(name: str, level: int) -> Callable[[Callable[[Lab], _Result]], Callable[[Lab], _Result]]:
+    def add(run: Callable[[Lab], _Result]) -> Callable[[Lab], _Result]:
+        CHECKS[name] = Kind(name, level, run)
+        return run
+
+    return add
+
+
+@_check("collapse", 1)
+def _collapse(lab: Lab) -> _Result:
+    z, labels = lab.scene.gallery.z.double(), lab.scene.gallery.labels
+    count = len(z)
+    # The mean over all pairs, from the length of the sum.
+    cosine = float((z.sum(0).square().sum() - z.square().sum()) / (count * (count - 1)))
+    sizes = labels.unique(return_counts=True)[1].double()
+    chance = 100 * float((sizes * (sizes - 1)).sum()) / (count * (count - 1))
+    # With few classes five times chance is out of reach.
+    least = min(5 * chance, (100 + chance) / 2)
+    limit = f"mean cosine of pairs at most 0.95, R@1 at least {least:.1f} (chance is {chance:.1f})"
+    if cosine > 0.95:
+        return (
+            "fail",
+            cosine,
+            limit,
+            f"the network has collapsed: the mean cosine of two images is {cosine:.3f}",
+        )
+    if lab.recall < least:
+        return "fail", cosine, limit, f"the network has collapsed: R@1 is {lab.recall:.1f}, near chance"
+    return "pass", cosine, limit, f"the mean cosine of two images is {cosine:.3f}, R@1 {lab.recall:.1f}"
+
+
+@_check("mode", 1)
+def _mode(lab: Lab) -> _Result:
+    numbers = lab.numbers[lab.sample(4)]
+    embed_all(lab.scene.model, lab.scene.images, numbers, 4)
+    training = [name or type(m).__name__ for name, m in lab.scene.model.named_modules() if m.training]
+    says = (
+        f"in training mode: {', '.join(training[:5])}" if training else "all modules are in evaluation mode"
+    )
+    return "fail" if training else "pass", len(training), "no module in training mode", says
+
+
+@_check("repeat", 1)
+def _repeat(lab: Lab) -> _Result:
+    numbers = lab.numbers[lab.sample(16)]
+    passes = [embed_all(lab.scene.model, lab.scene.images, numbers, 16) for _ in range(5)]
+    apart = max(float((p - passes[0]).abs().max()) for p in passes)
+    says = "5 forward passes agree" if apart <= 1e-4 else "the network answers at random: no score repeats"
+    return "pass" if apart <= 1e-4 else "fail", apart, "5 passes within 1e-4", says
+
+
+@_check("seed", 1)
+def _seed(lab: Lab) -> _Result:
+    attacks = lab.attacks if lab.level == "full" else lab.attacks[:1]
+    some, apart = lab.sample(8), 0.0
+    short = _shorter(lab.budget, 8)
+    for a in attacks:
+        first, second = (lab.again(a, some, short) for _ in range(2))
+        apart = max([apart, *(float((first[n] - second[n]).abs().nan_to_num().max()) for n in first)])
+    says = "two attacks from the same seed agree" if apart <= 1e-4 else "the same seed gives other scores"
+    return "pass" if apart <= 1e-4 else "fail", apart, "two seeded runs within 1e-4", says
+
+
+@_check("batch-1", 1)
+def _batch_of_one(lab: Lab) -> _Result:
+    numbers = lab.numbers[lab.sample(16)]
+    alone = embed_all(lab.scene.model, lab.scene.images, numbers, 1)
+    apart = float((alone - lab.scene.queries[numbers.to(alone.device)].z).abs().max())
+    limit = "embeddings within 1e-4 of those of a batch"
+    if apart > 1e-4:
+        return "fail", apart, limit, "an image's embedding depends on the batch it is in"
+    if lab.level == "full":
+        some = lab.sample(8)
+        moves = []
+        for a in lab.attacks:
+            one, many = lab.again(a, some, batch=1), lab.measured(a, some)
+            moves += [abs(_moved(n, many[n], one[n])) for n in many if n != "objective"]
+        limit += ", scores within a query"
+        if max(moves) > 100 / len(some) + 1e-9:
+            return "warn", max(moves), limit, f"attacked one by one, a score moves by {max(moves):.1f} points"
+    return "pass", apart, limit, "images one by one are embedded as in a batch"
+
+
+@_check("gradient", 1)
+def _gradient(lab: Lab) -> _Result:
+    images, _ = lab.scene.batch(lab.numbers[lab.some])
+    limit = "no query without a gradient"
+    dim = lab.scene.gallery.z.shape[1]
+    way = torch.randn(dim, generator=torch.Generator().manual_seed(lab.seed)).to(lab.scene.gallery.z)
+
+    def along(x: Tensor, rows: Tensor) -> Tensor:
+        return embed(lab.scene.model, x) @ way
+
+    try:
+        slopes = [
+            differentiate(along, part, torch.arange(len(part), device=part.device))
+            for part in images.split(lab.batch)
+        ]
+    except (ValueError, RuntimeError, BrokenEmbeddingsError) as error:
+        if isinstance(lab.search, PGD):
+            return "fail", 1.0, limit, f"there is no gradient: {error}"
+        return "warn", 1.0, limit, "the network has no gradient; it was attacked without"
+    steepest = torch.cat(slopes).flatten(1).abs().amax(1)
+    broken, zero = int((~steepest.isfinite()).sum()), int((steepest == 0).sum())
+    share = (broken + zero) / len(images)
+    says = f"of {len(images)} queries {zero} have a zero gradient, {broken} one of NaN or infinity"
+    return "fail" if broken or share > 0.01 else "warn" if zero else "pass", share, limit, says
+
+
+@_check("budget", 1)
+def _budget(lab: Lab) -> _Result:
+    over = max(float((f["change"] - lab.budget.eps).max()) for f in lab.found.values())
+    outside = max(float(f["outside"].max()) for f in lab.found.values())
+    broken = any(bool(f[n].isnan().any()) for f in lab.found.values() for n in ("change", "objective/last"))
+    limit = "|r| ≤ ε + 1e-6, pixels in [0, 1], no NaN"
+    says = f"the largest change is ε {over:+.1e}, pixels leave [0, 1] by {max(0.0, outside):.1e}"
+    fine = over <= 1e-6 and outside <= 0 and not broken
+    return "pass" if fine else "fail", over, limit, says + (", NaN was found" if broken else "")
+
+
+@_check("eps-0", 1)
+def _zero_eps(lab: Lab) -> _Result:
+    some, none = lab.some, Budget(eps=0.0, alpha=lab.budget.alpha, steps=1)
+    worst, which = 0.0, ""
+    for a in lab.attacks:
+        still = lab.again(a, some, none)
+        for name in still:
+            if name != "objective":
+                moved = abs(_moved(name, lab.found[a.name][f"before/{name}"][some], still[name]))
+                worst, which = max((worst, which), (moved, name))
+    says = "ε = 0 gives the clean scores" if worst <= 0.01 else f"ε = 0 moves {which} by {worst:.2f} points"
+    return "pass" if worst <= 0.01 else "fail", worst, "clean scores within 0.01 points", says
+
+
+@_check("one-step", 1)
+def _one_step(lab: Lab) -> _Result:
+    if lab.budget.steps == 1:
+        return "not run", 0.0, "", "the attack has one step itself"
+    some, single = lab.some, replace(lab.budget, steps=1)
+    ahead, weaker = [], []
+    for a in lab.attacks:
+        step, all_steps = lab.again(a, some, single)["objective"], lab.measured(a, some)["objective"]
+        ahead.append(step < all_steps - 1e-6)
+        if step.mean() < all_steps.mean() - 1e-6:
+            weaker.append(a.name)
+    share = float(torch.cat(ahead).double().mean())
+    says = f"one step is better for {100 * share:.1f} % of the queries"
+    if weaker:
+        says += f", and on the mean of {', '.join(weaker)}: α or η does not suit ε"
+    return "fail" if weaker else "pass", share, "the attack beats one step of ε on every mean", says
+
+
+@_check("last", 1)
+def _last(lab: Lab) -> _Result:
+    worse = []
+    for f in lab.found.values():
+        first, last, best = (f[f"objective/{n}"] for n in ("first", "last", "best"))
+        # By more than a hundredth of the way: rounding and the last wiggle of a sign step do not count.
+        worse.append(last - best > 0.01 * (first - best).abs() + 1e-6)
+    share = float(torch.cat(worse).double().mean())
+    says = f"for {100 * share:.1f} % of the queries an earlier point was better by over 1 % of the way"
+    return "pass" if share <= 0.01 else "warn", share, "at most 1 % of the queries", says
+
+
+@_check("noise", 1)
+def _noise(lab: Lab) -> _Result:
+    some = lab.some
+    better = []
+    for a in lab.attacks:
+        reached = lab.measured(a, some)["objective"].split(lab.batch)
+        for numbers, value in zip(lab.numbers[some].split(lab.batch), reached, strict=True):
+            images, queries = lab.scene.batch(numbers)
+            signs = Draws(lab.seed, f"{a.name}/noise", numbers.tolist()).signs(*images.shape[1:])
+            noisy = (images + lab.budget.eps * signs.to(images)).clamp(0, 1)
+            index = Draws(lab.seed, a.name, numbers.tolist())
+            with torch.no_grad():
+                target = a.aim(a.select(queries, lab.scene.gallery, draws=index), queries, lab.scene.gallery)
+                z = embed(lab.scene.model, noisy)
+                there = a.objective(z, target, queries, lab.scene.gallery).double().cpu()
+            better.append(there < value - 1e-6)
+    share = float(torch.cat(better).double().mean())
+    says = f"random signs of size ε do better for {100 * share:.1f} % of the queries"
+    return "pass" if share <= 0.005 else "fail", share, "at most 0.5 % of the queries", says
+
+
+@_check("8-bit", 1)
+def _eight_bit(lab: Lab) -> _Result:
+    limit, worst, which = _point(len(lab.numbers)), 0.0, ""
+    for a in lab.attacks:
+        found = lab.found[a.name]
+        for key in found:
+            if key[:6] == "8-bit/" and (name := key[6:]) not in a.read_early:
+                moved = abs(_moved(name, found[f"after/{name}"], found[key]))
+                worst, which = max((worst, which), (moved, name))
+    says = f"rounding to 8 bits moves no score by more than {worst:.2f} points"
+    if worst > limit:
+        says = f"rounding to 8 bits moves {which} by {worst:.2f} points: a saved image is another attack"
+    return "pass" if worst <= limit else "warn", worst, f"at most {limit:.2g} points", says
+
+
+@_check("copies", 1)
+def _copies(lab: Lab) -> _Result:
+    labels = lab.scene.gallery.labels
+    across = sum(bool(labels[a] != labels[b]) for a, b in lab.copies)
+    says = f"{len(lab.copies)} images are exact copies of another, {across} of another class"
+    return "warn" if lab.copies else "pass", len(lab.copies), "no copies in the gallery", says
+
+
+@_check("classes", 1)
+def _classes(lab: Lab) -> _Result:
+    limit = "no class both trained on and tested"
+    if lab.classes is None or lab.train_classes is None:
+        return "not run", 0.0, limit, "what the network was trained on is not known"
+    shared = sorted({*lab.classes} & {*lab.train_classes})
+    says = f"{len(shared)} of {len({*lab.classes})} classes were trained on"
+    if shared:
+        says += ": the scores are of known classes"
+    return "warn" if shared else "pass", len(shared), limit, says
+
+
+@_check("eps-1", 2)
+def _full_eps(lab: Lab) -> _Result:
+    some = lab.some
+    free = Budget(eps=1.0, alpha=max(lab.budget.alpha, 2 / lab.budget.steps), steps=lab.budget.steps)
+    left = {}
+    for a in lab.attacks:
+        for name, value in lab.again(a, some, free).items():
+            if name in COLUMNS:
+                left[name] = float(COLUMNS[name].term(value.nanmean().numpy()))
+    if not left:
+        return "not run", 0.0, "", "none of the ten scores was measured"
+    recalls = {n: v for n, v in left.items() if n in ("ES:R", "LTM", "GTM", "GTT")} or left
+    which = min(recalls, key=lambda n: recalls[n])
+    says = f"with ε = 1, {which} leaves {recalls[which]:.1f} points"
+    if recalls[which] > 10:
+        says += ": an attack that may do anything does not succeed, so its gradients lead nowhere"
+    return (
+        "pass" if recalls[which] <= 10 else "fail",
+        recalls[which],
+        "at most 10 points left of the weakest score",
+        says,
+    )
+
+
+@_check("eps-sweep", 2)
+def _sweep(lab: Lab) -> _Result:
+    some = lab.some
+    worst, which = -100.0, ""
+    for a in lab.attacks:
+        before: dict[str, Tensor] | None = None
+        for times in (0, 0.25, 0.5, 1, 2, 4):
+            eps = min(1.0, times * lab.budget.eps)
+            # A larger ball needs longer steps to be crossed.
+            budget = Budget(eps=eps, alpha=max(times, 1) * lab.budget.alpha, steps=lab.budget.steps)
+            now = lab.measured(a, some) if times == 1 else lab.again(a, some, budget)
+            for name in set(now) & set(COLUMNS):
+                if before is not None:
+                    rise = _terms(name, now[name]) - _terms(name, before[name])
+                    rise = rise[~rise.isnan()]
+                    if len(rise) == 0:
+                        continue
+                    # What sampling does not explain: the mean less two standard errors.
+                    error = float(rise.std(correction=0)) / max(1, len(rise)) ** 0.5
+                    worst, which = max(
+                        (worst, which), (float(rise.mean()) - 2 * error, f"{name} at {times} ε")
+                    )
+            before = now
+    limit = "no term rises with ε by more than a point beyond sampling error"
+    if not which:
+        return "not run", 0.0, limit, "none of the ten scores was measured"
+    if worst <= 1:
+        return "pass", worst, limit, "scores fall as ε grows, from 0 to 4 times ε"
+    return "warn" if worst <= 5 else "fail", worst, limit, f"{which} is {worst:.1f} points better than before"
+
+
+@_check("steps", 2)
+def _steps(lab: Lab) -> _Result:
+    some = lab.some
+    limit, worst, which = _point(len(some)), 0.0, ""
+    twice = replace(lab.budget, steps=2 * lab.budget.steps)
+    for a in lab.attacks:
+        once, longer = lab.measured(a, some), lab.again(a, some, twice)
+        for name in once:
+            if name != "objective":
+                worst, which = max((worst, which), (abs(_moved(name, once[name], longer[name])), name))
+    says = f"twice the steps move no score by more than {worst:.2f} points"
+    if worst > limit:
+        says = f"not converged: twice the steps move {which} by {worst:.2f} points"
+    return "pass" if worst <= limit else "warn", worst, f"at most {limit:.2g} points", says
+
+
+@_check("black-box", 2)
+def _black_box(lab: Lab) -> _Result:
+    return _against(lab, [(NES(samples=20), None), (SPSA(samples=20), None)], "NES or SPSA")
+
+
+@_check("transfer", 2)
+def _transfer(lab: Lab) -> _Result:
+    # A sibling of the network: the same weights, each off by a random 5 % of its layer's deviation.
+    sibling = copy.deepcopy(lab.scene.model)
+    generator = torch.Generator().manual_seed(lab.seed)
+    with torch.no_grad():
+        for p in sibling.parameters():
+            noise = torch.randn(p.shape, generator=generator).to(p)
+            p.add_(noise * 0.05 * (p.std() if p.numel() > 1 else p.abs().mean()))
+    return _against(lab, [(PGD(), lab.scene.seen_by(sibling, lab.batch))], "transfer")
+
+
+def _against(lab: Lab, others: list[tuple[Search, Scene | None]], what: str) -> _Result:
+    """Compare the attack with searches that know less."""
+    limit = "no better mean objective than with gradients"
+    if not _white(lab):
+        return "not run", 0.0, limit, f"the attack was {lab.search.name} itself"
+    # Two attacks that are cheap and speak for the others: away from itself, and towards another class.
+    chosen = [a for a in lab.attacks if a.name in ("ES", "GTM")] or lab.attacks[:1]
+    some = lab.sample(16)
+    better, stronger = [], []
+    for a in chosen:
+        white = lab.measured(a, some)["objective"]
+        for search, surrogate in others:
+            other = lab.again(a, some, None, search, surrogate=surrogate)["objective"]
+            better.append(other < white - 1e-6)
+            if other.mean() < white.mean() - 1e-6:
+                stronger.append(a.name)
+    share = float(torch.cat(better).double().mean())
+    says = f"{what} does better for {100 * share:.1f} % of the queries"
+    if stronger:
+        says += f", and on the mean of {', '.join(dict.fromkeys(stronger))}: gradients mislead the attack"
+    return "fail" if stronger else "pass", share, limit, says
+
+
+def _white(lab: Lab) -> bool:
+    return isinstance(lab.search, PGD)
+
+
+def _shorter(budget: Budget, steps: int) -> Budget:
+    return budget if budget.steps <= steps else replace(budget, steps=steps)
+
+
+def _terms(name: str, value: Tensor) -> Tensor:
+    """Give the ERS terms of single queries; not clamped, for their mean is."""
+    return torch.as_tensor(COLUMNS[name].term(value.numpy()))
+
+
+def _moved(name: str, before: Tensor, after: Tensor) -> float:
+    """By how many points of 100 the mean of a score moved; a query without a value counts in neither."""
+    change = (after - before).double()
+    change = change[~change.isnan()]
+    return float(points(name, change.mean().numpy())) if len(change) else 0.0
+
+
+def _point(queries: int) -> float:
+    """A point of 100, or what one query is worth if that is more."""
+    return max(1.0, 100 / queries) + 1e-9

@@ -1,0 +1,153 @@
+"""The Empirical Robustness Score: ten scores under attack as one, and how far to trust a mean of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robustmetric.attacks import Protocol
+
+Values = NDArray[np.float64]
+
+
+class Column(NamedTuple):
+    """A score under attack: of which attack, which way is robust, and its term of the ERS for a value."""
+
+    attack: str
+    arrow: str
+    term: Callable[[Values], Values]
+
+
+COLUMNS: dict[str, Column] = {
+    "CA+": Column("CA+", "↑", lambda v: 2 * v),
+    "CA-": Column("CA-", "↓", lambda v: 100 - v),
+    "QA+": Column("QA+", "↑", lambda v: 2 * v),
+    "QA-": Column("QA-", "↓", lambda v: 100 - v),
+    "TMA": Column("TMA", "↓", lambda v: 100 * (1 - v)),
+    "ES:D": Column("ES", "↓", lambda v: 50 * (2 - v)),
+    "ES:R": Column("ES", "↑", lambda v: v),
+    "LTM": Column("LTM", "↑", lambda v: v),
+    "GTM": Column("GTM", "↑", lambda v: v),
+    "GTT": Column("GTT", "↑", lambda v: v),
+}
+"""The ten scores in the paper's order. Ranks and shares are in %, TMA is a cosine, ES:D a distance."""
+
+ERS_ATTACKS = tuple(dict.fromkeys(column.attack for column in COLUMNS.values()))
+
+
+def terms(scores: Mapping[str, float | Values], *, protocol: Protocol = "strict") -> dict[str, Values]:
+    """Give the ten terms of the ERS, 100 for a network that nothing moves; `strict` keeps them in [0, 100].
+
+    >>> {k: float(v) for k, v in terms(dict.fromkeys(COLUMNS, 60.0) | {"TMA": 0.9, "ES:D": 1.5}).items()}
+    {'CA+': 100.0, 'CA-': 40.0, 'QA+': 100.0, 'QA-': 40.0, 'TMA': 10.0, 'ES:D': 25.0, 'ES:R': 60.0, ...}
+    """
+    if missing := [name for name in COLUMNS if name not in scores]:
+        raise ValueError(
+            f"the ERS needs all ten scores; missing: {', '.join(missing)}: run the attacks "
+            f"{', '.join(dict.fromkeys(COLUMNS[name].attack for name in missing))} as well"
+        )
+    values = {name: column.term(np.asarray(scores[name], float)) for name, column in COLUMNS.items()}
+    return {n: v.clip(0, 100) for n, v in values.items()} if protocol == "strict" else values
+
+
+def ers(scores: Mapping[str, float], *, protocol: Protocol = "strict") -> float:
+    """Take the mean of the ten terms: the Empirical Robustness Score, higher is more robust.
+
+    >>> vulnerable = {"CA+": 0.0, "CA-": 100.0, "QA+": 0.0, "QA-": 99.9, "TMA": 0.883, "ES:D": 1.762}
+    >>> round(ers(vulnerable | {"ES:R": 0.0, "LTM": 0.0, "GTM": 14.1, "GTT": 0.0}), 1)
+    3.8
+    """
+    return float(np.mean(list(terms(scores, protocol=protocol).values())))
+
+
+def points(name: str, change: Values) -> Values:
+    """Bring a change of a score to points of 100: a cosine's by 100, a distance's by 50.
+
+    >>> float(points("TMA", np.float64(-0.02))), float(points("CA+", np.float64(3.0)))
+    (-2.0, 3.0)
+    """
+    return change * {"TMA": 100.0, "ES:D": 50.0}.get(name, 1.0)
+
+
+def query_weights(values: Values, group: int | None) -> Values:
+    """Weigh (Q,) queries so that the weighted sum is the score: equally, or as a mean of means of `group`.
+
+    A query whose value is NaN has no weight.
+
+    >>> query_weights(np.array([1.0, np.nan, 3.0]), None).tolist()
+    [0.5, 0.0, 0.5]
+    >>> query_weights(np.array([1.0, 2.0, 3.0]), 2).tolist()
+    [0.25, 0.25, 0.5]
+    """
+    counted = ~np.isnan(values)
+    batch = np.arange(len(values)) // (group or max(1, len(values)))
+    size = np.bincount(batch[counted], minlength=batch.max(initial=0) + 1)
+    weights: Values = np.where(counted, 1 / np.maximum(size[batch], 1), 0.0)
+    return weights / max(1, int(np.count_nonzero(size)))
+
+
+class Interval(NamedTuple):
+    """A mean over queries and the 95 % interval of its bootstrap."""
+
+    value: float
+    low: float
+    high: float
+
+
+def intervals(
+    values: Mapping[str, Values],
+    *,
+    group: int | None = None,
+    protocol: Protocol = "strict",
+    seed: int = 0,
+    resamples: int = 1000,
+) -> tuple[dict[str, Interval], Interval | None, dict[str, float]]:
+    """Average per-query values (Q,) by name, with intervals; and the ERS and its terms if all ten are there.
+
+    The bootstrap draws queries with replacement, the same for all scores, since an easy query is easy for all
+    attacks. A score without any value is NaN.
+
+    >>> scores, _, _ = intervals({"ES:R": np.array([100.0, 0.0] * 50)})
+    >>> scores["ES:R"].value, 35 < scores["ES:R"].low < 50 < scores["ES:R"].high < 65
+    (50.0, True)
+    """
+    names, count = list(values), len(next(iter(values.values())))
+    weights = np.stack([query_weights(values[n], group) for n in names], axis=1)
+    table = np.nan_to_num(np.stack([values[n] for n in names], axis=1))
+    empty = weights.sum(0) == 0
+    means = np.where(empty, np.nan, (weights * table).sum(0))
+    drawn = _resampled(weights, table, np.random.default_rng(seed), resamples, count)
+    drawn[:, empty] = np.nan
+    found = {n: _interval(means[k], drawn[:, k]) for k, n in enumerate(names)}
+    if any(name not in names for name in COLUMNS):
+        return found, None, {}
+    each = terms({n: found[n].value for n in COLUMNS}, protocol=protocol)
+    many = terms({n: drawn[:, names.index(n)] for n in COLUMNS}, protocol=protocol)
+    overall = np.mean(list(each.values()))
+    return (
+        found,
+        _interval(float(overall), np.mean(list(many.values()), axis=0)),
+        {n: float(v) for n, v in each.items()},
+    )
+
+
+def _resampled(
+    weights: Values, table: Values, generator: np.random.Generator, resamples: int, count: int
+) -> Values:
+    """Average the (Q, K) table over `resamples` draws of queries with replacement: (resamples, K)."""
+    drawn = np.empty((resamples, table.shape[1]))
+    for k in range(resamples):
+        often = np.bincount(generator.integers(0, count, count), minlength=count)
+        total = often @ weights
+        drawn[k] = np.divide(often @ (weights * table), total, out=np.zeros_like(total), where=total > 0)
+    return drawn
+
+
+def _interval(value: float, drawn: Values) -> Interval:
+    if np.isnan(value):
+        return Interval(np.nan, np.nan, np.nan)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Interval(float(value), float(low), float(high))

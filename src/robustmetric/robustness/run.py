@@ -1,0 +1,621 @@
+"""An evaluation: retrieval and robustness scores of any network on any images, resumable at any moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from robustmetric.attacks import (
+    Gallery,
+    Protocol,
+    Queries,
+    RankingAttack,
+    Search,
+    attack,
+    make_search,
+)
+from robustmetric.distance import embed
+from robustmetric.files import write_atomically
+from robustmetric.perturb import Budget, check_images, frozen
+from robustmetric.registry import lookup
+from robustmetric.retrieval import nmi, rank
+from robustmetric.robustness import record as records
+from robustmetric.robustness.checks import CHECKS, Lab
+from robustmetric.robustness.ers import ERS_ATTACKS, Interval, Values, intervals
+from robustmetric.robustness.record import Check, Record, Settings
+from robustmetric.robustness.scene import Images, Scene, device_of, embed_all, run_attack
+from robustmetric.triplets import check_labels
+
+CheckSet = Literal["none", "quick", "full"]
+
+Progress = Callable[[str, int, int], None]
+"""Told the stage (embed, retrieval, an attack's name, checks), how much is done, and how much there is."""
+
+_EMBEDDED = 1024  # images whose embeddings are kept together
+
+
+def evaluate(
+    model: nn.Module,
+    images: Images,
+    labels: Tensor,
+    *,
+    eps: float = 8 / 255,
+    alpha: float = 3 / 255,
+    steps: int = 32,
+    protocol: Protocol = "strict",
+    search: str | Search = "pgd",
+    attacks: Sequence[str | RankingAttack] = ERS_ATTACKS,
+    queries: int | None = None,
+    gallery: tuple[Images, Tensor] | None = None,
+    seed: int = 0,
+    batch: int = 128,
+    checks: CheckSet = "quick",
+    train_classes: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    name: str | None = None,
+    data: str = "images",
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Record:
+    """Measure how well a network ranks images, and how well it keeps that ranking under attack.
+
+    `images` (N, C, H, W) in [0, 1] with `labels` (N,) each query all others, or the `gallery` (its images
+    and labels) if one is given. `model` is any module that maps images to vectors (N, D): it is held in
+    evaluation mode, frozen, and comes back as it was. Every attack perturbs each query by at most `eps` a
+    pixel; `queries` draws so many of them from the seed. The record has R@1, R@2, mAP, NMI, mAP@R, the scores
+    under attack and, if all ten are there, the ERS, with 95 % intervals over the queries, and the checks of
+    how far to trust them.
+
+    With `out`, the record is written there as `record.json` with its per-query values, and whatever is
+    finished stays on disk: the same call goes on where an interrupted one stopped. `classes` names the
+    labels' classes; with `train_classes` the checks look for classes that the network was trained on.
+
+    >>> import robustmetric as rm
+    >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 4
+    >>> record = rm.evaluate(rm.model("c2f2", size=8), images, labels, steps=2, queries=8, checks="none")
+    >>> 0 <= record["ERS"] <= 100, record.settings.protocol
+    (True, 'strict')
+    """
+    return Evaluation(
+        model,
+        images,
+        labels,
+        eps=eps,
+        alpha=alpha,
+        steps=steps,
+        protocol=protocol,
+        search=search,
+        attacks=attacks,
+        queries=queries,
+        gallery=gallery,
+        seed=seed,
+        batch=batch,
+        checks=checks,
+        train_classes=train_classes,
+        classes=classes,
+        name=name,
+        data=data,
+        out=out,
+        progress=progress,
+    ).run()
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """An evaluation in pieces that several workers can share; the arguments are those of `evaluate`.
+
+    Each finished piece is a file in `out/parts`. `work(k, n)` does the k-th of n shares of all pieces; `run`
+    does what is left and puts the record together.
+    """
+
+    model: nn.Module
+    images: Images
+    labels: Tensor
+    _: KW_ONLY
+    eps: float = 8 / 255
+    alpha: float = 3 / 255
+    steps: int = 32
+    protocol: Protocol = "strict"
+    search: str | Search = "pgd"
+    attacks: Sequence[str | RankingAttack] = ERS_ATTACKS
+    queries: int | None = None
+    gallery: tuple[Images, Tensor] | None = None
+    seed: int = 0
+    batch: int = 128
+    checks: CheckSet = "quick"
+    train_classes: Sequence[str] | None = None
+    classes: Sequence[str] | None = None
+    name: str | None = None
+    data: str = "images"
+    out: str | Path | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ValueError(f"the network must be a torch.nn.Module, not a {type(self.model).__name__}")
+        self.budget = Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
+        self.how = make_search(self.search) if isinstance(self.search, str) else self.search
+        self.goals = [attack(a, protocol=self.protocol) if isinstance(a, str) else a for a in self.attacks]
+        self._check()
+        self.store = Store(None if self.out is None else Path(self.out))
+        self.numbers = torch.arange(len(self.images))
+        if self.queries is not None:
+            order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.seed))
+            self.numbers = order[: self.queries].sort().values
+        self.settings = Settings(
+            protocol=self.protocol,
+            eps=self.eps,
+            alpha=self.alpha,
+            steps=self.steps,
+            search=self.how.name,
+            attacks=[a.name for a in self.goals],
+            queries=self.queries,
+            seed=self.seed,
+            batch=self.batch,
+            checks=self.checks,
+        )
+
+    def run(self) -> Record:
+        """Do all that is not done yet, and put the record together."""
+        if (finished := self._begin()) is not None:
+            return finished
+        with self._frozen():
+            self._share(0, 1)
+            return self._record()
+
+    def work(self, share: int, shares: int) -> None:
+        """Do one share of the pieces, and leave them for `run` to put together."""
+        if self._begin() is None:
+            with self._frozen():
+                self._share(share, shares)
+
+    def pieces(self) -> dict[str, list[str]]:
+        """Name the files of all pieces, by stage, in the order of their making."""
+        stages = {"embed": [f"embed-{k:05d}" for k in range(-(-self._embedded // _EMBEDDED))]}
+        if self.how.network is not None:
+            stages["embed"] += [f"surrogate-{k:05d}" for k in range(-(-self._embedded // _EMBEDDED))]
+        stages["retrieval"] = ["retrieval"]
+        blocks = range(-(-len(self.numbers) // self.batch))
+        for k, a in enumerate(self.goals):
+            stages[a.name] = [f"attack-{k:02d}-{b:05d}" for b in blocks]
+        stages["checks"] = [f"check-{name}" for name in self._checks()]
+        return stages
+
+    def _check(self) -> None:
+        """Refuse what cannot be evaluated, before anything is computed."""
+        lookup("set of checks", self.checks, dict.fromkeys(("none", "quick", "full")))
+        sets = [(self.images, self.labels)] + ([self.gallery] if self.gallery else [])
+        for images, labels in sets:
+            check_labels(labels, len(images))
+        images, labels = sets[-1]
+        if len(images) < 5:
+            raise ValueError(
+                f"the gallery has {len(images)} images; give at least 5, for a top 4 besides the query"
+            )
+        kinds, sizes = labels.unique(return_counts=True)
+        if len(kinds) < 2:
+            raise ValueError(
+                f"all {len(labels)} images are of class {int(kinds[0])}; no ranking can be wrong: give at "
+                "least two classes"
+            )
+        if self.gallery is None and int(sizes.max()) < 2:
+            raise ValueError(
+                f"no two of the {len(labels)} images share a class; no query has an answer to find: give at "
+                "least two images of some classes"
+            )
+        if self.gallery is not None and not torch.isin(self.labels, labels).any():
+            raise ValueError(
+                "no query's class is in the gallery: give queries and gallery the same numbers for the same "
+                "classes"
+            )
+        if self.queries is not None and not 1 <= self.queries <= len(self.images):
+            raise ValueError(
+                f"queries must be from 1 to the number of images, {len(self.images)}, not {self.queries!r}"
+            )
+        if not isinstance(self.batch, int) or self.batch < 1:
+            raise ValueError(f"batch must be a whole number of at least 1, not {self.batch!r}")
+        if not self.goals:
+            raise ValueError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}")
+        names = [a.name for a in self.goals]
+        if twice := {n for n in names if names.count(n) > 1}:
+            raise ValueError(f"an attack was given twice: {', '.join(sorted(twice))}")
+        if other := [a.name for a in self.goals if a.protocol != self.protocol]:
+            raise ValueError(
+                f"{', '.join(other)} follows another protocol than {self.protocol}; the two are never mixed"
+            )
+
+    def _begin(self) -> Record | None:
+        """Look at the data and the network, write down what is to be done; give a record that is done."""
+        self.look = Look.at(self.images, self.labels, self.gallery)
+        plan = {
+            "settings": self.settings.model_dump(),
+            "network": digest_of(self.model),
+            "surrogate": None if self.how.network is None else digest_of(self.how.network),
+            "data": self.look.sha256,
+            "versions": versions(),
+        }
+        folder = self.store.folder
+        if folder is None:
+            return None
+        file = folder / "plan.json"
+        text = json.dumps(plan, indent=1, ensure_ascii=False) + "\n"
+        if file.exists():
+            before = json.loads(file.read_text(encoding="utf-8"))
+            if differing := list(_differences(before, json.loads(text))):
+                raise ValueError(
+                    f"{folder} holds another evaluation: {'; '.join(differing)}; give another folder"
+                )
+            if (folder / records.RECORD).exists():
+                return records.load_record(folder)
+        else:
+            if folder.exists() and any(folder.iterdir()):
+                raise ValueError(f"{folder} is not empty and holds no evaluation: give another folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, lambda f: f.write(text.encode()))
+        return None
+
+    def _frozen(self) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(frozen(self.model))
+        if self.how.network is not None:
+            stack.enter_context(frozen(self.how.network))
+        return stack
+
+    def _share(self, share: int, shares: int) -> None:
+        """Make every `shares`-th piece that is not there; wait for the others' where they are needed."""
+        stages = self.pieces()
+        turn = 0
+        # Attacks rank all images, and checks compare with all attacks.
+        for phase in (["embed"], [s for s in stages if s not in ("embed", "checks")], ["checks"]):
+            for stage in phase:
+                names = stages[stage]
+                self._tell(stage, names)
+                for name in names:
+                    if turn % shares == share and not self.store.has(name):
+                        self.store.keep(name, self._make(name))
+                        self._tell(stage, names)
+                    turn += 1
+            self.store.wait([name for stage in phase for name in stages[stage]])
+
+    def _tell(self, stage: str, names: Sequence[str]) -> None:
+        if self.progress is not None:
+            self.progress(stage, sum(map(self.store.has, names)), len(names))
+
+    @property
+    def _embedded(self) -> int:
+        """The number of images to embed: queries first, then a gallery of its own."""
+        return len(self.images) + (len(self.gallery[0]) if self.gallery else 0)
+
+    def _make(self, piece: str) -> dict[str, Tensor]:
+        kind, _, place = piece.partition("-")
+        if kind in ("embed", "surrogate"):
+            model = self.model if kind == "embed" else self.how.network
+            assert model is not None  # noqa: S101
+            begin = int(place) * _EMBEDDED
+            part = torch.arange(begin, min(begin + _EMBEDDED, self._embedded))
+            return {"z": embed_all(model, self._all, part, self.batch).cpu()}
+        if kind == "retrieval":
+            return self._retrieval()
+        if kind == "attack":
+            number, block = (int(n) for n in place.split("-"))
+            begin = block * self.batch
+            return self._attacked(self.goals[number], self.numbers[begin : begin + self.batch])
+        check = CHECKS[place](self.lab)
+        text = json.dumps(check.model_dump(mode="json"), ensure_ascii=False).encode()
+        return {"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+    @cached_property
+    def _all(self) -> Images:
+        return self.images if self.gallery is None else _Joined(self.images, self.gallery[0])
+
+    @cached_property
+    def scene(self) -> Scene:
+        """The network under attack and its embeddings."""
+        return self._scene("embed", self.model)
+
+    @cached_property
+    def surrogate(self) -> Scene | None:
+        """The network that attacks are searched on, and its embeddings."""
+        network = self.how.network
+        return None if network is None else self._scene("surrogate", network)
+
+    def _scene(self, kind: str, model: nn.Module) -> Scene:
+        names = [n for n in self.pieces()["embed"] if n.startswith(kind)]
+        z = torch.cat([self.store.get(n)["z"] for n in names]).to(device_of(model))
+        labels = self.labels.to(z.device)
+        count = len(self.images)
+        if self.gallery is None:
+            own, gallery = torch.arange(count, device=z.device), Gallery(z, labels)
+        else:
+            own = torch.full((count,), -1, device=z.device)
+            gallery = Gallery(z[count:], self.gallery[1].to(z.device))
+        ranked = None if self.gallery is None else self.gallery[0]
+        return Scene(model, self.images, Queries(z[:count], labels, own), gallery, ranked)
+
+    def _retrieval(self) -> dict[str, Tensor]:
+        """Rank without attacks: per-query values, and the NMI of the gallery."""
+        queries, gallery = self.scene.queries, self.scene.gallery
+        if self.gallery is None:
+            found = rank(gallery.z, gallery.labels)
+        else:
+            found = rank(gallery.z, gallery.labels, queries.z, queries.labels)
+        return {
+            "query": found.query.cpu(),
+            "R@1": 100.0 * (found.first <= 1).double().cpu(),
+            "R@2": 100.0 * (found.first <= 2).double().cpu(),
+            "mAP": 100.0 * found.average_precision.double().cpu(),
+            "mAP@R": 100.0 * found.average_precision_at_r.double().cpu(),
+            "NMI": torch.tensor([100.0 * nmi(gallery.z, gallery.labels)], dtype=torch.float64),
+            "left_out": torch.tensor([found.left_out]),
+        }
+
+    def _attacked(self, a: RankingAttack, numbers: Tensor) -> dict[str, Tensor]:
+        """Attack a block of queries, and note what the checks will ask for."""
+        outcome = run_attack(
+            self.scene, a, numbers, self.budget, self.how, seed=self.seed, surrogate=self.surrogate
+        )
+        images, queries = self.scene.batch(numbers)
+        with torch.no_grad():
+            rounded = embed(self.model, (outcome.images * 255).round() / 255)
+            after_rounding = a.measure(rounded, outcome.target, queries, self.scene.gallery)
+        change = (outcome.images - images).flatten(1).abs().amax(1)
+        low, high = (f(outcome.images.flatten(1), 1) for f in (torch.amin, torch.amax))
+        found = {
+            "number": numbers,
+            "target": outcome.target.index,
+            "objective/first": outcome.first.double(),
+            "objective/last": outcome.last.double(),
+            "objective/best": outcome.best.double(),
+            "change": change.double(),
+            "outside": torch.maximum(-low, high - 1).double(),
+        }
+        for when, values in (("before", outcome.before), ("after", outcome.after), ("8-bit", after_rounding)):
+            found |= {f"{when}/{name}": value.double() for name, value in values.items()}
+        return {name: value.cpu().contiguous() for name, value in found.items()}
+
+    def found(self, a: RankingAttack) -> dict[str, Tensor]:
+        """Give the per-query values of an attack, over all its blocks."""
+        parts = [self.store.get(n) for n in self.pieces()[a.name]]
+        return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+
+    def _checks(self) -> list[str]:
+        """Name the checks of this evaluation."""
+        wanted = {"none": 0, "quick": 1, "full": 2}[self.settings.checks]
+        return [name for name, check in CHECKS.items() if check.level <= wanted]
+
+    @cached_property
+    def lab(self) -> Lab:
+        """What the checks work with."""
+        retrieval = self.store.get("retrieval")
+        return Lab(
+            scene=self.scene,
+            surrogate=self.surrogate,
+            attacks=self.goals,
+            budget=self.budget,
+            search=self.how,
+            seed=self.seed,
+            batch=self.batch,
+            level=self.settings.checks,
+            numbers=self.numbers,
+            found={a.name: self.found(a) for a in self.goals},
+            recall=float(retrieval["R@1"].mean()),
+            copies=self.look.copies,
+            classes=self.classes,
+            train_classes=self.train_classes,
+        )
+
+    def _record(self) -> Record:
+        """Put the record together from its pieces."""
+        group = None
+        if self.protocol == "reference":
+            group = 128 if self.look.shape[1:] == [28, 28] else 112
+        arrays = {"number": self.numbers}
+        after: dict[str, Values] = {}
+        before: dict[str, Values] = {}
+        for a in self.goals:
+            found = self.found(a)
+            arrays |= {f"{a.name}/{n}": v for n, v in found.items() if n != "number"}
+            for key, value in found.items():
+                when, _, name = key.partition("/")
+                if when in ("after", "before"):
+                    (after if when == "after" else before)[name] = value.numpy()
+        scores, overall, terms = intervals(after, group=group, protocol=self.protocol, seed=self.seed)
+        clean, _, _ = intervals(before, group=group, protocol=self.protocol, seed=self.seed, resamples=1)
+        retrieval = self.store.get("retrieval")
+        arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
+        per_query = {n: retrieval[n].numpy() for n in ("R@1", "R@2", "mAP", "mAP@R")}
+        ranked = {n: i._asdict() for n, i in intervals(per_query, seed=self.seed)[0].items()}
+        order = {n: ranked[n] for n in ("R@1", "R@2", "mAP")}
+        order["NMI"] = Interval(float(retrieval["NMI"]), np.nan, np.nan)._asdict()
+        order["mAP@R"] = ranked["mAP@R"]
+        checks = [
+            Check(**json.loads(bytes(self.store.get(n)["json"].tolist()))) for n in self.pieces()["checks"]
+        ]
+        collapsed = CHECKS["collapse"](self.lab)
+        made: dict[str, Any] = {
+            "network": {
+                "name": self.name or type(self.model).__name__,
+                "parameters": sum(p.numel() for p in self.model.parameters()),
+                "sha256": digest_of(self.model),
+                "surrogate": None if self.how.network is None else digest_of(self.how.network),
+            },
+            "data": {
+                "name": self.data,
+                "images": len(self.images),
+                "classes": len(self.labels.unique()),
+                "shape": self.look.shape,
+                "sha256": self.look.sha256,
+            },
+            "settings": self.settings,
+            "queries": {
+                "count": len(self.numbers),
+                "of": len(self.images),
+                "left_out": int(retrieval["left_out"]),
+            },
+            "retrieval": order,
+            "scores": {n: {**i._asdict(), "before": clean[n].value} for n, i in scores.items()},
+            "ers": None,
+            "checks": checks,
+            "versions": versions(),
+        }
+        if overall is not None:
+            valid = collapsed.status != "fail"
+            made["ers"] = {
+                **overall._asdict(),
+                "terms": terms,
+                "valid": valid,
+                "why": "" if valid else collapsed.says,
+            }
+        return self.store.finish(made, arrays)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a first pass over the images finds: their shape, a digest, and which are copies of another."""
+
+    shape: list[int]
+    sha256: str
+    copies: list[tuple[int, int]]
+
+    @classmethod
+    def at(cls, images: Images, labels: Tensor, separate: tuple[Images, Tensor] | None) -> Look:
+        """Look at all images once, and refuse those that are not in [0, 1]."""
+        whole, copies = hashlib.sha256(), []
+        seen: dict[bytes, int] = {}
+        shape: list[int] = []
+        sets = [(images, labels)] + ([separate] if separate else [])
+        for number, (some, classes) in enumerate(sets):
+            whole.update(classes.cpu().to(torch.int64).numpy().tobytes())
+            for part in torch.arange(len(some)).split(256):
+                batch = some[part]
+                check_images(batch)
+                shape = shape or list(batch.shape[1:])
+                content = batch.detach().cpu().to(torch.float32).contiguous().numpy()
+                whole.update(content.tobytes())
+                if number == len(sets) - 1:
+                    for place, image in zip(part.tolist(), content, strict=True):
+                        key = hashlib.blake2b(image, digest_size=16).digest()
+                        if key in seen:
+                            copies.append((seen[key], place))
+                        seen.setdefault(key, place)
+        return cls(shape, whole.hexdigest(), copies)
+
+
+class _Joined:
+    """Queries and gallery one behind the other."""
+
+    def __init__(self, first: Images, second: Images) -> None:
+        self.first, self.second = first, second
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        ours = index < len(self.first)
+        parts = [self.first[index[ours]]] if ours.any() else []
+        if not ours.all():
+            parts.append(self.second[index[~ours] - len(self.first)])
+        return torch.cat(parts)
+
+
+class Store:
+    """Finished pieces by name: files in `folder/parts`, or in memory without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._memory: dict[str, dict[str, Tensor]] = {}
+
+    def has(self, name: str) -> bool:
+        """Tell whether a piece is finished."""
+        return name in self._memory if self.folder is None else self._file(name).exists()
+
+    def keep(self, name: str, piece: dict[str, Tensor]) -> None:
+        """Keep a piece; on disk it appears complete or not at all."""
+        if self.folder is None:
+            self._memory[name] = piece
+            return
+        self._file(name).parent.mkdir(exist_ok=True)
+        write_atomically(self._file(name), lambda file: file.write(save(piece)))
+
+    def get(self, name: str) -> dict[str, Tensor]:
+        """Give a finished piece."""
+        if self.folder is None:
+            return self._memory[name]
+        try:
+            return load_file(self._file(name))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{self._file(name)} is damaged ({error}); remove it and start again: only it is made anew"
+            ) from None
+
+    def wait(self, names: Sequence[str]) -> None:
+        """Wait until other workers have finished these pieces."""
+        for name in names:
+            while not self.has(name):
+                time.sleep(0.05)
+
+    def finish(self, made: dict[str, Any], arrays: dict[str, Tensor]) -> Record:
+        """Write the record, and then remove the pieces that it was made from."""
+        if self.folder is None:
+            return records.make_record(made, save({n: v.contiguous() for n, v in arrays.items()}))
+        record = records.write_record(self.folder, made, arrays)
+        for file in (self.folder / "parts").iterdir():
+            file.unlink()
+        (self.folder / "parts").rmdir()
+        return record
+
+    def _file(self, name: str) -> Path:
+        assert self.folder is not None  # noqa: S101
+        return self.folder / "parts" / f"{name}.safetensors"
+
+
+def digest_of(model: nn.Module) -> str:
+    """Give the SHA-256 of a network's state: names, types, shapes and values.
+
+    >>> digest_of(nn.Flatten())[:8]
+    'e3b0c442'
+    """
+    whole = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        tensor = value.detach().cpu().contiguous()
+        whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return whole.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of what computes the scores.
+
+    >>> "torch" in versions()
+    True
+    """
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("robustmetric", "torch", "numpy", "scikit-learn"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            yield from _differences(before.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif before != now:
+        yield f"{path.removeprefix('settings.')} was {before!r}, is {now!r}"

@@ -1,0 +1,146 @@
+"""A network and what it makes of a data set, and a batch of its queries under attack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Search, Target
+from robustmetric.distance import embed
+from robustmetric.perturb import Budget
+
+
+class Images(Protocol):
+    """N images in [0, 1]: a tensor (N, C, H, W), or anything that is indexed like one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A frozen network, the images that may query with their embeddings, and the gallery that they query.
+
+    `ranked` are the gallery's images if they are others than those that query.
+    """
+
+    model: nn.Module
+    images: Images
+    queries: Queries
+    gallery: Gallery
+    ranked: Images | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return device_of(self.model)
+
+    def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
+        """Give the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
+        return self.images[numbers].to(self.device), self.queries[numbers.to(self.device)]
+
+    def seen_by(self, model: nn.Module, batch: int) -> Scene:
+        """Give the same images as another network sees them."""
+        z = embed_all(model, self.images, torch.arange(len(self.images)), batch)
+        ranked = z
+        if self.ranked is not None:
+            ranked = embed_all(model, self.ranked, torch.arange(len(self.ranked)), batch)
+        return Scene(
+            model, self.images, replace(self.queries, z=z), replace(self.gallery, z=ranked), self.ranked
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Tell where a network's parameters are; the CPU if it has none.
+
+    >>> device_of(nn.Flatten())
+    device(type='cpu')
+    """
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def embed_all(
+    model: nn.Module, images: Images, numbers: Tensor, batch: int, done: Callable[[int], None] | None = None
+) -> Tensor:
+    """Embed the images of these numbers (B,), `batch` at a time: (B, D)."""
+    found = []
+    with torch.no_grad():
+        for part in numbers.split(batch):
+            found.append(embed(model, images[part].to(device_of(model))))
+            if done is not None:
+                done(len(part))
+    return torch.cat(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of a batch of queries: the perturbed images, and values (B,) before and after.
+
+    `first`, `last` and `best` are the objective (B,) at the image, at the perturbed image and at the best
+    point on the way.
+    """
+
+    images: Tensor
+    z: Tensor
+    target: Target
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    first: Tensor
+    last: Tensor
+    best: Tensor
+
+
+def run_attack(
+    scene: Scene,
+    attack: RankingAttack,
+    numbers: Tensor,
+    budget: Budget,
+    search: Search,
+    *,
+    seed: int = 0,
+    surrogate: Scene | None = None,
+) -> Outcome:
+    """Attack the queries of these numbers (B,); call it inside `frozen(model)`.
+
+    Targets are those of the network under attack. With a surrogate, its embeddings of the same images are
+    what the search sees.
+    """
+    images, queries = scene.batch(numbers)
+    listed = numbers.tolist()
+    ground = surrogate or scene
+    seen = queries if surrogate is None else surrogate.queries[numbers.to(surrogate.device)]
+    with torch.no_grad():
+        index = attack.select(queries, scene.gallery, draws=Draws(seed, attack.name, listed))
+        target = attack.aim(index, queries, scene.gallery)
+        goal = target if surrogate is None else attack.aim(index, seen, surrogate.gallery)
+        first = attack.objective(seen.z, goal, seen, ground.gallery)
+    draws = Draws(seed, f"{attack.name}/search", listed)
+    best, early = first.clone(), queries.z.clone()
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        z = embed(ground.model, x)
+        all_rows = len(rows) == len(seen)
+        value = attack.objective(
+            z, goal if all_rows else goal[rows], seen if all_rows else seen[rows], ground.gallery
+        )
+        if x.requires_grad:  # a step of the descent, and not a trial beside it
+            best[rows] = torch.minimum(best[rows], value.detach())
+            early[rows] = z.detach()
+        return value
+
+    moved = search(images, objective, budget, draws=draws, start=attack.start(images, draws=draws))
+    with torch.no_grad():
+        z = embed(scene.model, moved)
+        at = z if surrogate is None else embed(surrogate.model, moved)
+        last = attack.objective(at, goal, seen, ground.gallery)
+        after = attack.measure(z, target, queries, scene.gallery)
+        if attack.read_early and surrogate is None:
+            sooner = attack.measure(early, target, queries, scene.gallery)
+            after |= {name: sooner[name] for name in attack.read_early}
+        before = attack.measure(queries.z, target, queries, scene.gallery)
+    return Outcome(moved, z, target, before, after, first, last, torch.minimum(best, last))
