@@ -78,6 +78,20 @@ def parameters(lead: str = "", **given: float | None) -> str:
     return lead + text if text else ""
 
 
+def fraction(value: object) -> object:
+    """Read '8/255' or '0.1' as a number; give back anything else for the check that follows.
+
+    >>> fraction("51/255"), fraction("0.1"), fraction("much")
+    (0.2, 0.1, 'much')
+    """
+    if not isinstance(value, str):
+        return value
+    parts = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*|\.\d+)\s*)?", value)
+    if parts is None or (parts[2] and not float(parts[2])):
+        return value
+    return float(parts[1]) / float(parts[2] or 1)
+
+
 def is_number(value: Any, kind: type = Real) -> bool:
     """Tell whether a value is a finite number (numpy's included) and not a truth value.
 

@@ -50,10 +50,8 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
             "and gallery by the largest length"
         )
     result = torch.empty(len(queries), len(gallery), device=gallery.device)
-    for piece in torch.arange(len(queries), device=gallery.device).tensor_split(
-        -(-len(queries) // _MOST_ROWS)
-    ):
-        squares.write(result[piece[0] : piece[-1] + 1], queries[piece], lengths[piece], 1.0)
+    for begin, end in _blocks(len(queries), _MOST_ROWS):
+        squares.write(result[begin:end], queries[begin:end], lengths[begin:end], 1.0)
     return result
 
 
@@ -227,6 +225,7 @@ def retrieval_scores(
     return scores
 
 
+@torch.no_grad()
 def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
     """Compare the classes (N,) with as many k-means clusters of (N, D) embeddings: 1 if they agree.
 
@@ -339,8 +338,9 @@ class _Squares:
         bad = int((~lengths.isfinite()).sum())
         if bad:
             raise BrokenEmbeddingsError(
-                f"{bad} of {len(embeddings)} embeddings of {what} hold NaN, infinity or numbers whose squares are "
-                "infinite: the network has diverged or its weights are damaged; go back to its last good ones"
+                f"{bad} of {len(embeddings)} embeddings of {what} hold NaN, infinity or numbers whose "
+                "squares are infinite: the network has diverged or its weights are damaged; go back to its "
+                "last good weights"
             )
         return lengths
 
@@ -359,7 +359,7 @@ class _Squares:
 
 
 def _width(images: int, dim: int) -> int:
-    """Give how many images to compare at once: blocks of 8 MB in double precision, of 2,048 images at most."""
+    """Give how many images to compare at once: at most 2,048, and 8 MB in double precision."""
     return min(images, max(16, min(_WIDTH, _BLOCK // dim)))
 
 
@@ -377,13 +377,14 @@ def _rows(queries: int, images: int, dim: int, relevant: int, memory: int) -> in
     # A key for each image; positions, keys, ranks and precisions of the relevant ones; a block; the query.
     each = 8 * images + 64 * (relevant + 1) + 8 * width + 16 * dim
     rows = _MOST_ROWS
-    while rows > _LEAST_ROWS and fixed + rows * each > memory:
-        rows //= 2
-    if not is_number(memory) or fixed + rows * each > memory:
+    least = fixed + _LEAST_ROWS * each
+    if not is_number(memory) or memory < least:
         raise ValueError(
             f"memory={memory!r} bytes cannot rank {images} images for {queries} queries; it takes at least "
-            f"{fixed + rows * each}: raise memory"
+            f"{least}: raise memory"
         )
+    while fixed + rows * each > memory:
+        rows //= 2
     return rows
 
 

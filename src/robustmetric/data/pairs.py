@@ -175,6 +175,29 @@ class PairLoader:
         return Batch(_floats(images), torch.from_numpy(self.labels[index]))
 
 
+class ImageArray:
+    """(N, H, W, C) pixels with 8 bits, indexed like a tensor (N, C, H, W) of images in [0, 1].
+
+    Images are cut to the middle `crop` × `crop`, and converted when they are asked for.
+
+    >>> images = ImageArray(np.full((5, 6, 6, 1), 255, np.uint8), crop=4)
+    >>> len(images), images[torch.tensor([3, 1])].shape, float(images[torch.tensor([0])].max())
+    (5, torch.Size([2, 1, 4, 4]), 1.0)
+    """
+
+    def __init__(self, pixels: NDArray[np.uint8], crop: int | None = None) -> None:
+        height, width = pixels.shape[1:3]
+        size = (crop or height, crop or width)
+        top, left = ((whole - part) // 2 for whole, part in zip((height, width), size, strict=True))
+        self.pixels = pixels[:, top : top + size[0], left : left + size[1]]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return _floats(self.pixels[index if isinstance(index, slice) else index.numpy()])
+
+
 class ImageLoader:
     """Iterates over (N, H, W, C) pixels with 8 bits in their order, cut to the middle `crop` × `crop`.
 
@@ -188,20 +211,15 @@ class ImageLoader:
     def __init__(
         self, pixels: NDArray[np.uint8], labels: Tensor, *, batch: int, crop: int | None = None
     ) -> None:
-        self.pixels, self.labels, self.batch = pixels, labels, batch
-        height, width = pixels.shape[1:3]
-        size = (crop or height, crop or width)
-        top, left = ((whole - part) // 2 for whole, part in zip((height, width), size, strict=True))
-        self.window = slice(top, top + size[0]), slice(left, left + size[1])
+        self.images, self.labels, self.batch = ImageArray(pixels, crop), labels, batch
 
     def __len__(self) -> int:
         return -(-len(self.labels) // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
-        rows, columns = self.window
         for begin in range(0, len(self.labels), self.batch):
             part = slice(begin, begin + self.batch)
-            yield Batch(_floats(self.pixels[part, rows, columns]), self.labels[part])
+            yield Batch(self.images[part], self.labels[part])
 
 
 def _floats(pixels: NDArray[np.uint8]) -> Tensor:

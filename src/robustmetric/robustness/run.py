@@ -172,7 +172,7 @@ class Evaluation:
 
     def run(self) -> Record:
         """Do all that is not done yet, and put the record together."""
-        if (finished := self._begin()) is not None:
+        if (finished := self.begin()) is not None:
             return finished
         with self._frozen():
             self._share(0, 1)
@@ -180,7 +180,7 @@ class Evaluation:
 
     def work(self, share: int, shares: int) -> None:
         """Do one share of the pieces, and leave them for `run` to put together."""
-        if self._begin() is None:
+        if self.begin() is None:
             with self._frozen():
                 self._share(share, shares)
 
@@ -239,7 +239,7 @@ class Evaluation:
                 f"{', '.join(other)} follows another protocol than {self.protocol}; the two are never mixed"
             )
 
-    def _begin(self) -> Record | None:
+    def begin(self) -> Record | None:
         """Look at the data and the network, write down what is to be done; give a record that is done."""
         self.look = Look.at(self.images, self.labels, self.gallery)
         plan = {
@@ -291,6 +291,11 @@ class Evaluation:
                         self._tell(stage, names)
                     turn += 1
             self.store.wait([name for stage in phase for name in stages[stage]])
+
+    def tell(self) -> None:
+        """Report the progress of all stages."""
+        for stage, names in self.pieces().items():
+            self._tell(stage, names)
 
     def _tell(self, stage: str, names: Sequence[str]) -> None:
         if self.progress is not None:

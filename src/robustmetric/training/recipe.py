@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,16 +11,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from robustmetric.registry import lookup, unknown
+from robustmetric.registry import fraction, lookup, unknown
 
-
-def _fraction(value: object) -> object:
-    """Read '8/255' as a number; leave anything else to the check that follows."""
-    parts = re.fullmatch(r"\s*([\d.]+)\s*/\s*([\d.]+)\s*", value) if isinstance(value, str) else None
-    return float(parts[1]) / float(parts[2]) if parts and float(parts[2]) else value
-
-
-Level = Annotated[float, BeforeValidator(_fraction)]
+Level = Annotated[float, BeforeValidator(fraction)]
 
 
 class Recipe(BaseModel):
@@ -69,6 +61,16 @@ def recipe_names() -> list[str]:
     return sorted(
         entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
     )
+
+
+def usual_recipe(data: str) -> str:
+    """Name the recipe that a data set is trained with unless another one is given.
+
+    >>> usual_recipe("mnist"), usual_recipe("cub")
+    ('28x28', '224x224-text')
+    """
+    usual = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28"}
+    return usual.get(data, "224x224-text")
 
 
 def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import logging
-import os
 import platform
 import signal
 import sys
@@ -14,25 +11,23 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import Any
 
 import lightning as L
 import lightning.pytorch.loggers
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from torch import nn
 
-from robustmetric import data, models
-from robustmetric.data.base import Split
-from robustmetric.data.cache import Pixels, cached
+from robustmetric import models
+from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageLoader, PairLoader
 from robustmetric.defenses import defense
 from robustmetric.files import write_atomically
 from robustmetric.registry import lookup
 from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile, Report
+from robustmetric.training.inputs import make_model, pixels
 from robustmetric.training.module import MetricModule
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe
 
@@ -71,7 +66,8 @@ def train(
     """
     machines = machines or Machines()
     _check_folder(recipe, out, resume)
-    images = PairData(*pixels(recipe, cache, skip_broken=skip_broken, watch=watch), recipe)
+    train_set, test_set = pixels(recipe, cache, skip_broken=skip_broken, watch=watch)
+    images = PairData(train_set, test_set, recipe)
     skipped = [str(file) for part in (images.train_set, images.test_set) for file in part.skipped]
     for file in skipped:
         report(f"left out, not readable: {file}")
@@ -165,91 +161,6 @@ def make_logger(name: str, out: Path) -> Any:
         return kind(save_dir=out, name=name)
     except ModuleNotFoundError as error:
         raise ValueError(f"the logger {name} needs a package that is not installed: {error}") from None
-
-
-def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
-    """Make the recipe's network for these images: by name, or by a function of a file of the user's.
-
-    `file.py:function` is called without arguments and returns a module that maps (N, C, H, W) images in
-    [0, 1] to (N, D).
-    """
-    name = recipe.model
-    if ".py:" in name:
-        if recipe.freeze_bn:
-            raise ValueError(f"freeze_bn is an option of the built-in ResNets; {name} must freeze its own")
-        return _from_file(name)
-    options: dict[str, Any] = {"dim": recipe.dim}
-    height, _, channels = images.pixels.shape[1:]
-    if name == "c2f2":
-        options |= {"channels": channels, "size": recipe.crop or height}
-    if recipe.freeze_bn:
-        options["freeze_bn"] = True
-    return models.model(name, **options)
-
-
-def _from_file(name: str) -> nn.Module:
-    file, _, function = name.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path} to take the network {function!r} from")
-    spec = importlib.util.spec_from_file_location(f"robustmetric_model_{path.stem}", path)
-    assert spec is not None  # noqa: S101
-    assert spec.loader is not None  # noqa: S101
-    module = importlib.util.module_from_spec(spec)
-    # As an import would do it: the file may import its neighbours, and its classes know their module.
-    sys.path.append(str(path.parent.resolve()))
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    factory = getattr(module, function, None)
-    if not callable(factory):
-        raise ValueError(f"{path} has no function {function!r}; write --model FILE.py:FUNCTION")
-    model = factory()
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{name} returned a {type(model).__name__}; it must return a torch.nn.Module")
-    return model
-
-
-def pixels(
-    recipe: Recipe,
-    cache: Path | None = None,
-    *,
-    skip_broken: bool = False,
-    watch: Callable[[str, int, int], None] | None = None,
-) -> tuple[Pixels, Pixels]:
-    """Load the recipe's training and test set as pixels, decoded once and kept in `cache`.
-
-    Images that cannot be read are listed for both sets before anything is raised. `watch` is told, while
-    images are decoded, the split, how many are done and how many there are.
-
-    >>> train_set, test_set = pixels(Recipe(data="digits"))
-    >>> train_set.pixels.shape
-    (1000, 8, 8, 1)
-    """
-    root = recipe.root and recipe.root.expanduser().resolve()
-    key = hashlib.sha256(str(root).encode()).hexdigest()[:12]
-    folder = (cache or Path.home() / ".cache" / "robustmetric") / f"{recipe.data}-{key}"
-    size = None if recipe.resize is None else (recipe.resize, recipe.resize)
-    found, broken = [], []
-    for split in get_args(Split):
-        images = data.load(recipe.data, recipe.root, split)
-        grey = images.pixels is not None and images.pixels.shape[3] == 1 and recipe.model == "c2f2"
-        try:
-            found.append(
-                cached(
-                    images,
-                    folder,
-                    size=size,
-                    channels=1 if grey else 3,
-                    workers=os.cpu_count() or 1,
-                    skip_broken=skip_broken,
-                    progress=None if watch is None else partial(watch, split),
-                )
-            )
-        except ValueError as error:
-            broken.append(str(error))
-    if broken:
-        raise ValueError("\n".join(broken))
-    return found[0], found[1]
 
 
 def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:

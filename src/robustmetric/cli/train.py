@@ -1,125 +1,20 @@
-"""The command line."""
+"""Train, and look at recipes and data sets."""
 
 from __future__ import annotations
 
 import io
-import re
-import sys
 from pathlib import Path
-from typing import Any
 
-import torch
 import typer
 import yaml
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, TaskID, track
 from rich.table import Table
-from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.defenses.base import Network
-from robustmetric.defenses.est import shift
+from robustmetric.cli.app import Decoding, app, bars
 from robustmetric.files import write_atomically
-from robustmetric.perturb import Budget, frozen
-from robustmetric.retrieval import recall_at_1
-from robustmetric.training import CollapsedError, Stopped, load_recipe, recipe_names
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-
-def run() -> None:
-    """Run the command line; what a person can mend is said in a line, without a traceback."""
-    try:
-        app()
-    except (ValueError, FileNotFoundError, CollapsedError) as error:
-        Console(stderr=True).print(
-            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
-        sys.exit(1)
-
-
-@app.callback()
-def main() -> None:
-    """Embedding networks that keep their ranking under adversarial perturbation."""
-
-
-DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
-
-
-@app.command()
-def demo(
-    out: Path = typer.Option(Path("runs/demo"), help="Folder for the two runs; finished ones are reused."),
-    epochs: int = typer.Option(8, help="How often each image is an anchor."),
-    seed: int = typer.Option(0, help="Starts every random draw."),
-) -> None:
-    """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
-    from robustmetric.training.run import pixels
-    from robustmetric.training.run import train as run_training
-
-    console = Console()
-    table = Table("defense", "R@1 on clean images", "R@1 under the ES attack")
-    for name in DEFENSES:
-        recipe = load_recipe(
-            "digits", {"defense": name, "epochs": epochs, "seed": seed, "validate_every": epochs}
-        )
-        folder = out / re.sub(r"\W+", "-", name).strip("-")
-        console.print(f"train {escape(name)}, in {folder}")
-        model = run_training(
-            recipe,
-            folder,
-            resume=True,
-            callbacks=_bars(console),
-            progress=console.is_terminal,
-            report=console.print,
-        ).model
-        _, test = pixels(recipe)
-        images = torch.from_numpy(test.pixels.transpose(0, 3, 1, 2).astype("float32")) / 255
-        clean, attacked = _score(model, images, test.labels, recipe.eps, seed, console)
-        table.add_row(escape(name), f"{100 * clean:.1f} %", f"{100 * attacked:.1f} %")
-    console.print(
-        f"{len(images)} digits that were not trained on; ε = {recipe.eps:g}, pixels are in \\[0, 1]"
-    )
-    console.print(table)
-
-
-def _bars(console: Console) -> list[Any]:
-    """Make a progress bar for a terminal."""
-    from lightning.pytorch.callbacks import RichProgressBar
-
-    return [RichProgressBar(leave=True)] if console.is_terminal else []
-
-
-class _Decoding:
-    """A progress bar for each split whose images are being decoded; it ends before that of the training."""
-
-    def __init__(self, console: Console) -> None:
-        self.bar = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console)
-        self.tasks: dict[str, TaskID] = {}
-
-    def __call__(self, split: str, done: int, total: int) -> None:
-        if split not in self.tasks:
-            self.bar.start()
-            self.tasks[split] = self.bar.add_task(f"decode the {split} images", total=total)
-        self.bar.update(self.tasks[split], completed=done)
-        if done == total:
-            self.bar.stop()
-
-
-def _score(
-    model: nn.Module, images: Tensor, labels: Tensor, eps: float, seed: int, console: Console
-) -> tuple[float, float]:
-    """R@1 with clean queries and with queries whose embeddings were moved as far as the budget allows."""
-    generator = torch.Generator().manual_seed(seed)
-    budget = Budget(eps=eps, alpha=eps / 10, steps=32)
-    network, moved = Network(model), []
-    with frozen(model), torch.no_grad():
-        gallery = network(images)
-        parts = list(torch.arange(len(images)).split(128))
-        for part in track(parts, description="attack", console=console):
-            x = shift(network, images[part], gallery[part], budget, generator=generator)
-            moved.append(network(x))
-    return recall_at_1(gallery, labels), recall_at_1(gallery, labels, torch.cat(moved))
+from robustmetric.training import Stopped, load_recipe, recipe_names
+from robustmetric.training.recipe import usual_recipe
 
 
 @app.command()
@@ -175,9 +70,7 @@ def train(
         changes[key] = yaml.safe_load(value)
     if after_collapse not in ("stop", "continue"):
         raise ValueError(f"--after-collapse is stop or continue, not {after_collapse!r}")
-    if not recipe:
-        usual = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28"}
-        recipe = usual.get(data or "digits", "224x224-text")
+    recipe = recipe or usual_recipe(data or "digits")
     kept = out / "recipe.yaml"
     made = load_recipe(str(kept) if resume and kept.exists() else recipe, changes)
     # Lightning takes seconds to import: here, and not when the command line starts.
@@ -187,7 +80,7 @@ def train(
     from robustmetric.training.run import train as run_training
 
     console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
-    decoding = _Decoding(console)
+    decoding = Decoding(console)
     try:
         run_training(
             made,
@@ -196,7 +89,7 @@ def train(
             machines=Machines(accelerator=accelerator, devices=devices, nodes=nodes),
             cache=cache,
             skip_broken=skip_broken,
-            callbacks=_bars(console),
+            callbacks=bars(console),
             loggers=[make_logger(name, out) for name in logger],
             progress=console.is_terminal,
             go_on_after_collapse=after_collapse == "continue",

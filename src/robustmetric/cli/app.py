@@ -1,0 +1,61 @@
+"""The command line's frame: the application, how errors are said, and what all commands share."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress, TaskID
+
+from robustmetric.training import CollapsedError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def run() -> None:
+    """Run the command line; what a person can mend is said in a line, without a traceback."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError, CollapsedError) as error:
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
+        sys.exit(1)
+
+
+@app.callback()
+def main() -> None:
+    """Embedding networks that keep their ranking under adversarial perturbation."""
+
+
+def bars(console: Console) -> list[Any]:
+    """Make Lightning's progress bar for a terminal."""
+    from lightning.pytorch.callbacks import RichProgressBar
+
+    return [RichProgressBar(leave=True)] if console.is_terminal else []
+
+
+def wide() -> Console:
+    """Make a console on which a table of all scores fits, also where the output is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+class Decoding:
+    """A progress bar for each split whose images are being decoded; it ends before that of the training."""
+
+    def __init__(self, console: Console) -> None:
+        self.bar = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console)
+        self.tasks: dict[str, TaskID] = {}
+
+    def __call__(self, split: str, done: int, total: int) -> None:
+        """Show how far a split is."""
+        if split not in self.tasks:
+            self.bar.start()
+            self.tasks[split] = self.bar.add_task(f"decode the {split} images", total=total)
+        self.bar.update(self.tasks[split], completed=done)
+        if done == total:
+            self.bar.stop()

@@ -1,0 +1,409 @@
+"""Evaluate networks, run single attacks, compare records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from PIL import Image
+from rich.markup import escape
+from rich.table import Table
+from safetensors.torch import save
+from torch import Tensor
+
+from robustmetric import data as sets
+from robustmetric.attacks import Gallery, Queries, Search, Transfer, make_search
+from robustmetric.attacks import attack as make_attack
+from robustmetric.cli.app import Decoding, app, wide
+from robustmetric.cli.show import Watch, show_checks, show_scores
+from robustmetric.data.cache import Pixels
+from robustmetric.data.pairs import ImageArray
+from robustmetric.files import write_atomically
+from robustmetric.perturb import Budget, frozen
+from robustmetric.registry import fraction
+from robustmetric.retrieval import rank
+from robustmetric.robustness import ERS_ATTACKS, Evaluation, Outcome, Record, Scene, load_record, run_attack
+from robustmetric.robustness.record import show
+from robustmetric.robustness.scene import embed_all
+from robustmetric.robustness.workers import run_workers
+from robustmetric.training import load_recipe
+from robustmetric.training.inputs import Subject, pixels
+from robustmetric.training.recipe import usual_recipe
+
+RUN = typer.Argument(None, help="Folder of a run; or give --model and --weights.")
+DATA = typer.Option(None, help="digits, mnist, fashion-mnist, cub, cars, sop, folder or csv.")
+ROOT = typer.Option(None, help="Where its files are.")
+MODEL = typer.Option(None, help="c2f2, resnet18, resnet50, timm:NAME or file.py:function.")
+WEIGHTS = typer.Option(None, help="Its weights: safetensors or a torch file; a run's best ones by default.")
+RECIPE = typer.Option("", help="A recipe's name or a YAML file, for image sizes; by default the data set's.")
+PROTOCOL = typer.Option("strict", help="strict, or reference: what published figures were made with.")
+EPS = typer.Option(None, help="ε, the largest change of a pixel: 8/255, or what the run was trained with.")
+ALPHA = typer.Option("3/255", help="α, the size of a step.")
+ETA = typer.Option(32, help="η, the number of steps.")
+SEARCH = typer.Option("pgd", help="pgd, pgd(restarts=5), nes, spsa or transfer.")
+SURROGATE = typer.Option(None, help="For transfer: folder of the run that perturbations come from.")
+SEED = typer.Option(0, help="Starts every random draw.")
+BATCH = typer.Option(128, help="Images that are perturbed together.")
+CACHE = typer.Option(None, help="Where decoded images are kept.")
+SKIP = typer.Option(False, "--skip-broken", help="Leave out images that cannot be read.")
+DEVICE = typer.Option("auto", help="auto, cpu, cuda or mps.")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says of a network, its images and how to attack it: plain data for workers."""
+
+    subject: Subject
+    surrogate: Subject | None
+    search: str
+    cache: Path | None
+    skip_broken: bool
+    device: str
+    options: dict[str, Any]
+
+    def images(self, watch: Decoding | None = None) -> Pixels:
+        """Load the test images."""
+        recipe = self.subject.recipe
+        return pixels(recipe, self.cache, splits=["test"], skip_broken=self.skip_broken, watch=watch)[0]
+
+    def how(self, test: Pixels, device: torch.device) -> Search:
+        """Make the search, with its surrogate."""
+        if self.search.partition("(")[0] != "transfer":
+            return make_search(self.search)
+        if self.surrogate is None:
+            raise ValueError("transfer needs a network to come from: give --surrogate RUN")
+        return Transfer(surrogate=self.surrogate.network(like=test).to(device))
+
+    def evaluation(self, test: Pixels, share: int = 0, **more: Any) -> Evaluation:
+        """Put the evaluation together, on the `share`-th device."""
+        recipe, device = self.subject.recipe, _device(self.device, share)
+        return Evaluation(
+            self.subject.network(like=test).to(device),
+            ImageArray(test.pixels, recipe.crop),
+            test.labels,
+            search=self.how(test, device),
+            classes=test.classes,
+            train_classes=sets.load(recipe.data, recipe.root, "train").classes,
+            **self.options,
+            **more,
+        )
+
+
+@app.command()
+def evaluate(
+    run: Path | None = RUN,
+    data: str = DATA,
+    root: Path = ROOT,
+    model: str = MODEL,
+    weights: Path = WEIGHTS,
+    recipe: str = RECIPE,
+    protocol: str = PROTOCOL,
+    eps: str = EPS,
+    alpha: str = ALPHA,
+    eta: int = ETA,
+    search: str = SEARCH,
+    surrogate: Path = SURROGATE,
+    attacks: str = typer.Option(",".join(ERS_ATTACKS), help="Which ones: CA+,QA-(m=5),SP-QA+."),
+    queries: int = typer.Option(
+        None, help="Attack so many test images, drawn from the seed; by default all."
+    ),
+    checks: str = typer.Option("quick", help="Checks of the scores: none, quick or full."),
+    seed: int = SEED,
+    batch: int = BATCH,
+    devices: int = typer.Option(1, help="Workers that share the queries."),
+    device: str = DEVICE,
+    out: Path | None = typer.Option(None, help="Folder of the record; by default RUN/evaluation."),
+    cache: Path = CACHE,
+    skip_broken: bool = SKIP,
+) -> None:
+    """Score how well a network ranks, and how well it keeps its ranking under attack.
+
+    Ctrl-C stops it; the same command goes on from there.
+    """
+    console = wide()
+    if out is None:
+        if run is None:
+            raise ValueError("say where the record goes: --out FOLDER")
+        out = run / "evaluation"
+    given = _given(
+        run, data, root, model, weights, recipe, eps, search, surrogate, cache, skip_broken, device,
+        {
+            "alpha": _level("alpha", alpha),
+            "steps": eta,
+            "protocol": protocol,
+            "attacks": split_names(attacks),
+            "queries": queries,
+            "checks": checks,
+            "seed": seed,
+            "batch": batch,
+            "data": data or "",
+            "out": out,
+        },
+    )  # fmt: skip
+    decoding = Decoding(console)
+    try:
+        test = given.images(decoding)
+    finally:
+        decoding.bar.stop()
+    for file in test.skipped:
+        console.print(f"left out, not readable: {file}")
+    if given.subject.weights is None:
+        console.print("no weights were given: the network is as it is made", highlight=False)
+    try:
+        with Watch(console) as watch:
+            evaluation = given.evaluation(test, progress=watch)
+            if devices > 1 and evaluation.begin() is None:
+                run_workers(_work, (given,), devices, evaluation.tell)
+            record = evaluation.run()
+    except KeyboardInterrupt:
+        console.print("stopped; what is finished is kept: the same command goes on from there")
+        raise typer.Exit(130) from None
+    show_checks(console, record)
+    show_scores(console, [record])
+    console.print(f"the record is in {out}")
+
+
+@app.command()
+def attack(
+    run: Path | None = RUN,
+    name: str = typer.Option(
+        ..., "--attack", help="CA+, CA-, QA+, QA-, TMA, ES, LTM, GTM, GTT, SP-QA+, SP-QA-."
+    ),
+    data: str = DATA,
+    root: Path = ROOT,
+    model: str = MODEL,
+    weights: Path = WEIGHTS,
+    recipe: str = RECIPE,
+    protocol: str = PROTOCOL,
+    eps: str = EPS,
+    alpha: str = ALPHA,
+    eta: int = ETA,
+    search: str = SEARCH,
+    surrogate: Path = SURROGATE,
+    queries: int = typer.Option(16, help="Attack so many test images, drawn from the seed."),
+    seed: int = SEED,
+    batch: int = BATCH,
+    device: str = DEVICE,
+    out: Path = typer.Option(..., help="Folder for the images."),
+    cache: Path = CACHE,
+    skip_broken: bool = SKIP,
+) -> None:
+    """Run one attack, and write the images before and after with their ranks."""
+    console = wide()
+    made = make_attack(name, protocol=protocol)
+    given = _given(
+        run, data, root, model, weights, recipe, eps, search, surrogate, cache, skip_broken, device, {}
+    )  # fmt: skip
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty: give another --out")
+    budget = Budget(eps=given.options["eps"], alpha=_level("alpha", alpha), steps=eta)
+    test = given.images()
+    where = _device(device, 0)
+    network = given.subject.network(like=test).to(where)
+    how = given.how(test, where)
+    images = ImageArray(test.pixels, given.subject.recipe.crop)
+    if not 1 <= queries <= len(images):
+        raise ValueError(f"--queries must be from 1 to the number of images, {len(images)}, not {queries}")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    numbers = order[:queries].sort().values
+    with frozen(network), frozen(how.network or network), Watch(console) as watch:
+        watch("embed", 0, 1)
+        z = embed_all(network, images, torch.arange(len(images)), batch)
+        labels = test.labels.to(where)
+        scene = Scene(
+            network, images, Queries(z, labels, torch.arange(len(z), device=where)), Gallery(z, labels)
+        )
+        other = None if how.network is None else scene.seen_by(how.network, batch)
+        watch("embed", 1, 1)
+        done: list[Outcome] = []
+        parts = numbers.split(batch)
+        for part in parts:
+            watch(made.name, len(done), len(parts))
+            done.append(run_attack(scene, made, part, budget, how, seed=seed, surrogate=other))
+        watch(made.name, len(parts), len(parts))
+    out.mkdir(parents=True, exist_ok=True)
+    table = _write_attack(out, scene, numbers, done, test.classes)
+    console.print(table)
+    console.print(f"images, arrays and ranks of {len(numbers)} queries are in {out}")
+
+
+@app.command()
+def compare(
+    records: list[Path] = typer.Argument(help="Record files, or folders that hold one."),
+) -> None:
+    """Put records side by side."""
+    console = wide()
+    loaded = [load_record(path) for path in records]
+    named = {str(path): record for path, record in zip(records, loaded, strict=True)}
+    protocols = {name: record.settings.protocol for name, record in named.items()}
+    if len(set(protocols.values())) > 1:
+        told = ", ".join(f"{name} is {protocol}" for name, protocol in protocols.items())
+        raise ValueError(f"records of different protocols are never compared: {told}")
+    conditions = {name: _conditions(record) for name, record in named.items()}
+    for what in _conditions(loaded[0]):
+        if len({c[what] for c in conditions.values()}) > 1:
+            told = ", ".join(f"{name}: {c[what]}" for name, c in conditions.items())
+            console.print(f"[yellow]careful:[/] they differ in {what}: {escape(told)}", highlight=False)
+    show_scores(console, loaded)
+    table = Table("", "check", "", "what was found", box=None)
+    for name, record in named.items():
+        for check in record.checks:
+            if check.status in ("warn", "fail"):
+                table.add_row(escape(name), check.name, check.status, escape(check.says))
+    if table.row_count:
+        console.print(table)
+
+
+def _conditions(record: Record) -> dict[str, str]:
+    """Say under which conditions scores were measured; only equal ones can be compared."""
+    how, asked = record.settings, record.queries
+    return {
+        "data": f"{record.data.name} {record.data.sha256[:12]}",
+        "ε": f"{255 * how.eps:.4g}/255",
+        "α": f"{255 * how.alpha:.4g}/255",
+        "η": str(how.steps),
+        "search": how.search,
+        "queries": f"{asked.count} of {asked.of}" + (f", seed {how.seed}" if how.queries else ""),
+    }
+
+
+def split_names(text: str) -> list[str]:
+    """Split names at the commas that are not in brackets.
+
+    >>> split_names("CA+, SP-QA+(m=2,keep=3)")
+    ['CA+', 'SP-QA+(m=2,keep=3)']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _work(given: Given, share: int, shares: int) -> None:
+    """Do a worker's share."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // shares))
+    given.evaluation(given.images(), share).work(share, shares)
+
+
+def _given(
+    run: Path | None,
+    data: str | None,
+    root: Path | None,
+    model: str | None,
+    weights: Path | None,
+    recipe: str,
+    eps: str | None,
+    search: str,
+    surrogate: Path | None,
+    cache: Path | None,
+    skip_broken: bool,
+    device: str,
+    options: dict[str, Any],
+) -> Given:
+    changes = {k: v for k, v in {"data": data, "root": root, "model": model}.items() if v is not None}
+    if run is not None:
+        if model is not None:
+            raise ValueError(f"{run} says which network it trained: leave --model out, or give no run")
+        subject = Subject.of_run(run, changes, weights)
+        name = f"{subject.recipe.model} {subject.recipe.defense}"
+    else:
+        if model is None:
+            raise ValueError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
+        made = load_recipe(recipe or usual_recipe(data or "digits"), changes)
+        subject = Subject(made, weights)
+        name = made.model if weights is None else f"{made.model} {weights.name}"
+    level = _level("eps", eps) if eps is not None else subject.recipe.eps if run else 8 / 255
+    options = {**options, "eps": level}
+    if "data" in options:
+        options |= {"data": subject.recipe.data, "name": name}
+    other = None if surrogate is None else Subject.of_run(surrogate, changes)
+    return Given(subject, other, search, cache, skip_broken, device, options)
+
+
+def _level(name: str, text: str) -> float:
+    value = fraction(text)
+    if not isinstance(value, float):
+        raise ValueError(f"--{name} must be a number such as 8/255 or 0.03, not {text!r}")
+    return value
+
+
+def _device(name: str, share: int) -> torch.device:
+    """Choose a device by name; several workers get one GPU each, as long as there are some."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no CUDA device here; use --device cpu")
+        return torch.device("cuda", share % torch.cuda.device_count())
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device is auto, cpu, cuda or mps, not {name!r}") from None
+
+
+def _write_attack(
+    out: Path, scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...]
+) -> Table:
+    """Write images, arrays and ranks; give a table of the first ones."""
+    before = scene.batch(numbers)[0].cpu()
+    after = torch.cat([o.images for o in done]).cpu()
+    target = torch.cat([o.target.index for o in done]).cpu()
+    for number, old, new in zip(numbers.tolist(), before, after, strict=True):
+        for what, image in (("before", old), ("after", new)):
+            _write_png(out / f"{number:06d}-{what}.png", image)
+    arrays = {"number": numbers, "target": target, "before": before, "after": after}
+    content = save({name: value.contiguous() for name, value in arrays.items()})
+    write_atomically(out / "images.safetensors", lambda file: file.write(content))
+    rows = _ranks(scene, numbers, done, target, classes)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(out / "ranks.csv", lambda file: file.write(text.getvalue().encode()))
+    table = Table(*(escape(key) for key in rows[0]))
+    for row in rows[:10]:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    return table
+
+
+def _ranks(
+    scene: Scene, numbers: Tensor, done: list[Outcome], target: Tensor, classes: tuple[str, ...]
+) -> list[dict[str, object]]:
+    """List for each query its class, targets, values, and the rank of the first of its class."""
+    gallery, queries = scene.gallery, scene.queries[numbers.to(scene.device)]
+    first: dict[str, dict[int, int]] = {}
+    for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
+        found = rank(gallery.z, gallery.labels, z, queries.labels, own=queries.own)
+        first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))
+    rows = []
+    for k, number in enumerate(numbers.tolist()):
+        row: dict[str, object] = {"image": number, "class": classes[int(queries.labels[k])]}
+        if target.shape[1]:
+            row["target"] = " ".join(str(t) for t in target[k].tolist())
+            row["target's class"] = " ".join(classes[int(gallery.labels[t])] for t in target[k].tolist())
+        for name in done[0].after:
+            for when in ("before", "after"):
+                value = torch.cat([getattr(o, when)[name] for o in done])[k]
+                row[f"{name} {when}"] = show(name, float(value))
+        for when in ("before", "after"):
+            row[f"first of its class {when}"] = first[when].get(k, "-")
+        rows.append(row)
+    return rows
+
+
+def _write_png(path: Path, image: Tensor) -> None:
+    """Write one image (C, H, W) in [0, 1], rounded to 8 bits."""
+    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
+    write_atomically(path, lambda file: file.write(buffer.getvalue()))
