@@ -26,6 +26,7 @@ test: lint
 bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/retrieval.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robustmetric.perturb import Budget, frozen, pgd, project
+from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.perturb import Budget, Objective, differentiate, frozen, pgd, project
 
 
 def test_one_step_is_as_long_as_the_budget() -> None:
@@ -146,3 +147,85 @@ def test_works_while_gradients_are_switched_off() -> None:
         moved = pgd(torch.full((1, 1), 0.5), lambda x, rows: x.sum(1), Budget(eps=0.1, alpha=0.1, steps=2))
     assert moved.item() == pytest.approx(0.4)
     assert not moved.requires_grad
+
+
+def test_a_gradient_of_one_s_own_replaces_differentiation() -> None:
+    """It is given the objective, the points and their positions; only its sign counts."""
+    x = torch.full((3, 2), 0.5)
+    slopes = torch.tensor([[1.0, -100.0], [0.0, 0.0], [-1e-6, 0.0]])
+    seen: list[tuple[bool, list[int], list[float]]] = []
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        raise AssertionError("nobody asked")
+
+    def gradient(given: Objective, point: Tensor, rows: Tensor) -> Tensor:
+        seen.append((given is objective, rows.tolist(), point[:, 0].tolist()))
+        return slopes[rows]
+
+    moved = pgd(x, objective, Budget(eps=0.25, alpha=0.125, steps=3), gradient=gradient)
+    assert moved.tolist() == [[0.25, 0.75], [0.5, 0.5], [0.75, 0.5]]
+    # The row without a slope drops out after the first step.
+    assert seen == [
+        (True, [0, 1, 2], [0.5, 0.5, 0.5]),
+        (True, [0, 2], [0.375, 0.625]),
+        (True, [0, 2], [0.25, 0.75]),
+    ]
+    assert x.eq(0.5).all()
+
+
+def test_differentiation_is_the_gradient_unless_another_is_given() -> None:
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    goal = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
+    budget = Budget(eps=0.3, alpha=0.1, steps=5)
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        return (x - goal[rows]).square().sum(1)
+
+    wanted = pgd(x, objective, budget)
+    assert torch.equal(pgd(x, objective, budget, gradient=differentiate), wanted)
+    by_hand = pgd(x, objective, budget, gradient=lambda _, x, rows: 2 * (x - goal[rows]))
+    assert torch.equal(by_hand, wanted)
+
+
+def test_inference_mode_is_refused_only_where_something_is_differentiated() -> None:
+    x, budget = torch.full((1, 1), 0.5), Budget(eps=0.1, alpha=0.1, steps=2)
+    with torch.inference_mode():
+        with pytest.raises(
+            ValueError, match=r"inference mode leaves no gradient to follow: use torch\.no_grad"
+        ):
+            pgd(x, lambda x, rows: x.sum(1), budget)
+        moved = pgd(x, lambda x, rows: x.sum(1), budget, gradient=lambda _, x, rows: torch.ones_like(x))
+    assert moved.item() == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_is_refused_wherever_it_comes_from(wrong: float) -> None:
+    x, budget = torch.full((2, 1), 0.5), Budget(eps=0.1, alpha=0.1, steps=2)
+    slope = torch.tensor([[1.0], [wrong]])
+    with pytest.raises(BrokenEmbeddingsError, match="the gradient of the images holds NaN or infinity"):
+        pgd(x, lambda x, rows: x.sum(1), budget, gradient=lambda _, x, rows: slope)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_differentiate_gives_each_row_the_gradient_of_its_own_value(enabled: bool) -> None:
+    point = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weight = torch.tensor([2.0, -3.0, 5.0, 7.0], dtype=torch.float64)
+    rows = torch.tensor([3, 0, 1])
+    kept = point.clone()
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        return weight[rows] * x.flatten(1).pow(3).sum(1)
+
+    with torch.set_grad_enabled(enabled):
+        found = differentiate(objective, point, rows)
+    torch.testing.assert_close(found, 3 * weight[rows][:, None, None, None] * point.square())
+    assert not found.requires_grad
+    assert not point.requires_grad
+    assert point.grad is None
+    assert torch.equal(point, kept)
+
+
+def test_differentiate_refuses_a_value_without_a_way_to_the_images() -> None:
+    for objective in (lambda x, rows: x.detach().sum(1), lambda x, rows: torch.zeros(len(x))):
+        with pytest.raises(ValueError, match="the embeddings do not depend on the images: take no_grad"):
+            differentiate(objective, torch.rand(2, 3), torch.arange(2))

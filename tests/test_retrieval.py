@@ -1,34 +1,169 @@
-"""R@1 against a plain loop."""
+"""Ranks and scores against plain loops that sort everything, against pytorch-metric-learning, and memory."""
 
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN
+from sklearn.cluster import KMeans
+from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from robustmetric.retrieval import recall_at_1
+from robustmetric import retrieval
+from robustmetric.distance import BrokenEmbeddingsError, cross_distance
+from robustmetric.retrieval import Ranking, distances, nmi, rank, retrieval_scores
 
 
-def by_loop(gallery: Tensor, labels: list[int], queries: Tensor) -> float:
-    hits = []
-    for i in range(len(gallery)):
-        if labels.count(labels[i]) == 1:
+@dataclass
+class Plain:
+    """What the loop finds for one query."""
+
+    first: int
+    precision: float
+    precision_at_r: float
+
+
+def by_loop(
+    gallery: Tensor, labels: list[int], queries: Tensor, query_labels: list[int], own: list[int]
+) -> dict[int, Plain]:
+    """Sort the whole gallery for each query, and walk down the ranking."""
+    found = {}
+    for q, label in enumerate(query_labels):
+        square = [float(x) for x in distances(queries[q : q + 1], gallery)[0]]
+        others = [i for i in range(len(labels)) if i != own[q]]
+        hits = [labels[i] == label for i in sorted(others, key=lambda i: (square[i], i))]
+        if not any(hits):
             continue
-        others = [j for j in range(len(gallery)) if j != i]
-        best = min(others, key=lambda j: float((queries[i] - gallery[j]).norm()))
-        hits.append(labels[best] == labels[i])
-    return sum(hits) / len(hits)
+        relevant = sum(hits)
+        precision = precision_at_r = 0.0
+        for place, hit in enumerate(hits, 1):
+            if hit:
+                precision += sum(hits[:place]) / place / relevant
+                precision_at_r += sum(hits[:place]) / place / relevant if place <= relevant else 0
+        found[q] = Plain(hits.index(True) + 1, precision, precision_at_r)
+    return found
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1024])
-@pytest.mark.parametrize("seed", range(5))
-def test_against_a_loop(seed: int, chunk: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    gallery = F.normalize(torch.randn(40, 3, generator=g))
-    labels = torch.randint(0, 6, (40,), generator=g)
-    labels[0] = 99  # the only image of its class
-    queries = F.normalize(gallery + 0.3 * torch.randn(40, 3, generator=g))
-    assert recall_at_1(gallery, labels, chunk=chunk) == by_loop(gallery, labels.tolist(), gallery)
-    assert recall_at_1(gallery, labels, queries, chunk=chunk) == by_loop(gallery, labels.tolist(), queries)
+def check(found: Ranking, expected: dict[int, Plain], asked: int) -> None:
+    assert found.query.tolist() == list(expected)
+    assert found.left_out == asked - len(expected)
+    assert found.first.tolist() == [plain.first for plain in expected.values()]
+    assert found.average_precision.tolist() == pytest.approx([p.precision for p in expected.values()])
+    at_r = [p.precision_at_r for p in expected.values()]
+    assert found.average_precision_at_r.tolist() == pytest.approx(at_r)
+
+
+def same(left: Ranking, right: Ranking) -> bool:
+    names = ("query", "first", "average_precision", "average_precision_at_r")
+    return left.left_out == right.left_out and all(
+        torch.equal(getattr(left, name), getattr(right, name)) for name in names
+    )
+
+
+def smallest(*args: Any, **more: Any) -> int:
+    """Give the smallest budget, as the error states it."""
+    with pytest.raises(ValueError, match=r"memory=1 bytes cannot rank .* it takes at least \d+") as caught:
+        rank(*args, **more, memory=1)
+    stated = re.search(r"at least (\d+)", str(caught.value))
+    assert stated is not None
+    return int(stated[1])
+
+
+def embeddings(count: int, seed: int, kind: str) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "ties":  # few places, so that most distances are equal
+        return torch.eye(4)[torch.randint(4, (count,), generator=generator)]
+    z = torch.randn(count, 5, generator=generator)
+    if kind == "copies":
+        z[count // 2 :] = z[torch.randint(count // 2, (count - count // 2,), generator=generator)]
+    return 50 * z if kind == "long" else F.normalize(z)
+
+
+kinds = st.sampled_from(["sphere", "long", "copies", "ties"])
+types = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
+
+
+@given(st.lists(st.integers(0, 5), min_size=4, max_size=40), st.integers(0, 2**31), kinds, types)
+@settings(deadline=None, max_examples=60)
+def test_leave_one_out_is_that_of_a_loop(labels: list[int], seed: int, kind: str, dtype: torch.dtype) -> None:
+    labels = [*labels, labels[0], 77]  # a class of two at least, and a single image
+    z = embeddings(len(labels), seed, kind).to(dtype)
+    expected = by_loop(z, labels, z, labels, list(range(len(labels))))
+    check(rank(z, torch.tensor(labels)), expected, len(labels))
+    scores = retrieval_scores(z, torch.tensor(labels), ks=(1, 2, 5), nmi=False)
+    assert list(scores) == ["R@1", "R@2", "R@5", "mAP", "mAP@R"]
+    for k in (1, 2, 5):
+        assert scores[f"R@{k}"] == sum(p.first <= k for p in expected.values()) / len(expected)
+    assert scores["mAP"] == pytest.approx(np.mean([p.precision for p in expected.values()]))
+    assert scores["mAP@R"] == pytest.approx(np.mean([p.precision_at_r for p in expected.values()]))
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=2, max_size=30),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(-1, 29)), min_size=1, max_size=30),
+    st.integers(0, 2**31),
+    kinds,
+)
+@settings(deadline=None, max_examples=60)
+def test_queries_of_a_gallery_are_those_of_a_loop(
+    labels: list[int], asked: list[tuple[int, int]], seed: int, kind: str
+) -> None:
+    query_labels = [labels[0], *(label for label, _ in asked)]
+    own = [-1, *(min(place, len(labels) - 1) for _, place in asked)]
+    z = embeddings(len(labels) + len(own), seed, kind)
+    gallery, queries = z[: len(labels)], z[len(labels) :]
+    for places in (own, [-1] * len(own)):
+        found = rank(
+            gallery,
+            torch.tensor(labels),
+            queries,
+            torch.tensor(query_labels),
+            own=None if max(places) < 0 else torch.tensor(places),
+        )
+        check(found, by_loop(gallery, labels, queries, query_labels, places), len(own))
+
+
+@pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
+@pytest.mark.parametrize("classes", ["equal", "unbalanced"])
+def test_the_budget_does_not_change_the_ranking(
+    kind: str, classes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 300
+    labels = torch.arange(count) % 30
+    if classes == "unbalanced":  # half of all images in one class, and some alone in theirs
+        labels = torch.where(torch.arange(count) % 2 == 0, 0, torch.arange(count) % 90)
+        labels[-4:] = torch.arange(100, 104)
+    z = embeddings(count, 0, kind)
+    own = list(range(count))
+    whole = rank(z, labels)
+    check(whole, by_loop(z, labels.tolist(), z, labels.tolist(), own), count)
+    least = smallest(z, labels)
+    for memory in (least, 2 * least, 4 * least):
+        assert same(rank(z, labels, memory=memory), whole)
+    assert same(rank(z, labels, z, labels, own=torch.tensor(own), memory=least), whole)
+    with pytest.raises(ValueError, match=f"memory={least - 1} bytes cannot rank 300 images for 300 queries"):
+        rank(z, labels, memory=least - 1)
+    monkeypatch.setattr(retrieval, "_WIDTH", 37)  # nine blocks of the gallery
+    assert same(rank(z, labels), whole)
+
+
+def test_labels_are_names_and_not_positions() -> None:
+    z, labels = embeddings(60, 0, "sphere"), torch.arange(60) % 7
+    names = torch.tensor([-5, 10**12, 3, 0, -(10**9), 8, 2])
+    assert same(rank(z, names[labels]), rank(z, labels))
+    assert same(rank(z, labels.to(torch.uint8)), rank(z, labels))
 
 
 def test_the_query_is_left_out_by_its_index_and_not_by_its_distance() -> None:
@@ -36,15 +171,251 @@ def test_the_query_is_left_out_by_its_index_and_not_by_its_distance() -> None:
     gallery = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 1.0]]))
     labels = torch.tensor([0, 1, 0, 1, 1])
     # Images 0 and 1 find each other, 2 finds the first of the two, 3 and 4 find each other.
-    assert recall_at_1(gallery, labels) == 3 / 5
+    assert rank(gallery, labels).recall(1) == 3 / 5
 
 
-def test_a_query_must_have_an_answer() -> None:
-    with pytest.raises(ValueError, match="no two of the 3 images share a class; no query has an answer"):
-        recall_at_1(torch.eye(3), torch.tensor([0, 1, 2]))
-    assert recall_at_1(torch.eye(3), torch.tensor([4, 4, 4])) == 1
+def test_ties_go_by_position() -> None:
+    z = torch.tensor([[0.6, 0.8]]).repeat(4, 1)
+    # Query 0 ranks 1, 2, 3; query 1 ranks 0, 2, 3; and so on.
+    found = rank(z, torch.tensor([0, 1, 0, 1]))
+    assert found.first.tolist() == [2, 3, 1, 2]
+    assert found.average_precision.tolist() == pytest.approx([1 / 2, 1 / 3, 1, 1 / 2])
+    assert found.average_precision_at_r.tolist() == [0, 0, 1, 0]
 
 
-def test_queries_must_be_the_images_of_the_gallery() -> None:
-    with pytest.raises(ValueError, match=r"queries have shape \(2, 3\) and the gallery \(4, 3\)"):
-        recall_at_1(torch.eye(4)[:, :3], torch.tensor([0, 0, 1, 1]), torch.eye(3)[:2])
+@pytest.mark.parametrize("dim", [3, 64, 512])
+def test_copies_are_equally_far(dim: int) -> None:
+    z = F.normalize(torch.randn(7, dim, generator=torch.Generator().manual_seed(dim)))
+    which = torch.arange(5003) % 7
+    for count in (1, 3, 40):
+        queries = F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(count)))
+        found = distances(queries, z[which])
+        assert found.dtype == torch.float32
+        assert torch.equal(found, found[:, :7][:, which])
+    assert torch.equal(distances(z, z[which]) == 0, torch.arange(7)[:, None] == which)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_distances(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, 9, generator=generator).to(dtype) for n in (20, 30))
+    plain = [[float((a.double() - b.double()).square().sum()) for b in y] for a in x]
+    torch.testing.assert_close(distances(x, y), torch.tensor(plain))
+    unit, other = F.normalize(x.double()), F.normalize(y.double())
+    torch.testing.assert_close(distances(unit, other), cross_distance(unit, other).square().float())
+    # Nearer than rounding, at any length.
+    near = torch.cat([unit, unit + 1e-9])
+    assert (distances(unit, near).sort().values[:, :2] == 0).all()
+    assert (distances(1e6 * unit, 1e6 * near).sort().values[:, :2] == 0).all()
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-6, 1e6, 1e30])
+def test_the_length_of_the_embeddings_does_not_matter(length: float) -> None:
+    z, labels = embeddings(60, 0, "copies").double(), torch.arange(60) % 7
+    power = 2.0 ** round(float(np.log2(length)))
+    assert same(rank(power * z, labels), rank(z, labels))
+    if length == 1e30:
+        with pytest.raises(ValueError, match=r"up to 2\.\d+e\+30 apart and the square of that is no float32"):
+            distances(power * z, power * z)
+
+
+def test_embeddings_that_are_all_zero_are_ties() -> None:
+    assert rank(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])).first.tolist() == [2, 3, 1, 2]
+
+
+def test_gradients_are_not_kept() -> None:
+    z = embeddings(20, 0, "sphere").requires_grad_()
+    labels = torch.arange(20) % 4
+    assert not rank(z, labels).average_precision.requires_grad
+    assert not distances(z, z).requires_grad
+    assert set(retrieval_scores(z, labels)) == {"R@1", "R@2", "mAP", "mAP@R", "NMI"}
+
+
+@pytest.mark.parametrize("kind", ["sphere", "long"])
+def test_scores_are_those_of_pytorch_metric_learning(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.arange(300) % 12, torch.arange(100) % 3, torch.tensor([500])])
+    z = torch.randn(501, 16, generator=generator)[labels] + torch.randn(401, 16, generator=generator)
+    z = z.double() if kind == "long" else F.normalize(z).double()
+
+    def clusters(x: Tensor, count: int, *_: Any) -> Tensor:
+        return torch.tensor(KMeans(count, n_init=1, random_state=0).fit_predict(x.numpy()))
+
+    names = ("precision_at_1", "mean_average_precision", "mean_average_precision_at_r", "NMI")
+    theirs = AccuracyCalculator(
+        include=names,
+        k=None,
+        knn_func=CustomKNN(LpDistance(normalize_embeddings=False)),
+        kmeans_func=clusters,
+    )
+    for queries in (None, slice(0, 90)):
+        if queries is None:
+            found = retrieval_scores(z, labels)
+            expected = theirs.get_accuracy(z, labels)
+        else:
+            z_query, label = z[queries] + 0.1, labels[queries]
+            found = retrieval_scores(z, labels, queries=z_query, query_labels=label)
+            expected = theirs.get_accuracy(z_query, label, z, labels)
+            # Theirs clusters the queries, ours the gallery.
+            expected["NMI"] = found["NMI"]
+        ours = [found[name] for name in ("R@1", "mAP", "mAP@R", "NMI")]
+        assert ours == pytest.approx([expected[name] for name in names], abs=1e-6)
+
+
+def test_nmi() -> None:
+    angle = torch.tensor([0.0, 0.01, 1.5, 1.51, 3.0, 3.01])
+    z = torch.stack([angle.cos(), angle.sin()], dim=1)
+    assert nmi(z, torch.tensor([5, 5, 2, 2, 9, 9])) == pytest.approx(1)
+    mixed = torch.tensor([0, 1, 0, 1, 0, 1])
+    assert nmi(z, mixed) < 0.2
+    assert retrieval_scores(z, mixed)["NMI"] == nmi(z, mixed) == nmi(z.half().float(), mixed)
+    # Fewer places than classes leave clusters empty, without a warning.
+    assert nmi(torch.ones(4, 2), torch.tensor([0, 0, 1, 1])) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_nmi_of_few_classes_is_that_of_scikit_learn(dtype: torch.dtype) -> None:
+    z, labels = embeddings(200, 0, "sphere").to(dtype), torch.arange(200) % 9
+    for seed in (0, 1):
+        wide = z.float() if dtype != torch.float64 else z
+        clusters = KMeans(9, n_init=1, random_state=seed).fit_predict(wide.numpy())
+        assert nmi(z, labels, seed=seed) == float(normalized_mutual_info_score(labels.numpy(), clusters))
+
+
+def test_nmi_of_many_classes_begins_at_random_images() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(3 * 1001) % 1001
+    z = torch.randn(1001, 8, generator=generator)[labels]
+    z += 0.01 * torch.randn(z.shape, generator=generator)
+    clusters = KMeans(1001, n_init=1, random_state=0, init="random", max_iter=20).fit_predict(z.numpy())
+    found = nmi(z, labels)
+    assert found == float(normalized_mutual_info_score(labels.numpy(), clusters))
+    assert 0.9 < found < 1
+    assert found == nmi(z, labels) != nmi(z, labels, seed=1)
+
+
+PEAK = """
+import re, sys, torch
+from pathlib import Path
+from robustmetric.retrieval import rank
+torch.set_num_threads(1)
+count, dim, memory, half = (int(x) for x in sys.argv[1:])
+z = torch.empty(count, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+labels = torch.arange(count) % 100
+if half:
+    labels[::2] = 100
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+before = peak()
+rank(z, labels, z[:600], labels[:600], own=torch.arange(600), memory=memory)
+print(1024 * (peak() - before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize(
+    ("dim", "memory", "half"), [(64, 60 * 10**6, 0), (64, 100 * 10**6, 1), (2048, 10**8, 0)]
+)
+def test_memory_stays_within_the_budget(dim: int, memory: int, half: int) -> None:
+    options = ["20000" if dim == 64 else "5000", str(dim), str(memory), str(half)]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", PEAK, *options], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert 0 < int(done.stdout) < memory
+
+
+def broken(value: float) -> Tensor:
+    z = torch.eye(4)
+    z[2, 1] = value
+    return z
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_broken_embeddings(value: float) -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    for call in (rank, retrieval_scores, nmi):
+        with pytest.raises(BrokenEmbeddingsError, match=r"1 of 4 embeddings of .* hold NaN, infinity"):
+            call(broken(value), labels)
+    with pytest.raises(BrokenEmbeddingsError, match="1 of 4 embeddings of queries hold NaN"):
+        rank(torch.eye(4), labels, broken(value), labels)
+    with pytest.raises(BrokenEmbeddingsError, match="1 of 4 embeddings of queries hold NaN"):
+        distances(broken(value), torch.eye(4))
+
+
+EYE, FOUR = torch.eye(4), torch.tensor([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("args", "more", "message"),
+    [
+        ((EYE[0], FOUR), {}, r"the gallery has shape \(4,\); it must be \(N, D\), a row for each image"),
+        ((EYE[:0], FOUR[:0]), {}, r"the gallery has shape \(0, 4\); it must be \(N, D\)"),
+        ((EYE.long(), FOUR), {}, "the gallery must be a tensor of floats, not torch.int64"),
+        ((EYE.tolist(), FOUR), {}, "the gallery must be a tensor of floats, not list"),
+        ((EYE, FOUR[:3]), {}, r"labels have shape \(3,\) for 4 images"),
+        ((EYE, FOUR.float()), {}, "labels must be a tensor of integers, not torch.float32"),
+        ((EYE, torch.arange(4)), {}, "no two of the 4 images share a class; no query has an answer to find"),
+        ((EYE, FOUR, EYE[:2]), {}, "queries have no query_labels: pass one class for each"),
+        ((EYE, FOUR, EYE[:, :2], FOUR), {}, r"queries have shape \(4, 2\) and the gallery \(4, 4\)"),
+        ((EYE, FOUR, EYE[0], FOUR), {}, r"queries has shape \(4,\); it must be \(N, D\)"),
+        ((EYE, FOUR, EYE, FOUR[:2]), {}, r"labels have shape \(2,\) for 4 images"),
+        (
+            (EYE, FOUR, EYE[:1], FOUR[:1] + 9),
+            {},
+            "none of the 1 queries has an image of its class in the gall",
+        ),
+        ((EYE, FOUR), {"query_labels": FOUR}, "query_labels and own describe queries, and none are given"),
+        ((EYE, FOUR), {"own": FOUR}, "query_labels and own describe queries, and none are given"),
+        ((EYE, FOUR, EYE, FOUR), {"own": FOUR[:2]}, r"own is torch.int64 of shape \(2,\) for 4 queries"),
+        (
+            (EYE, FOUR, EYE, FOUR),
+            {"own": FOUR.float()},
+            r"own is torch.float32 of shape \(4,\) for 4 queries",
+        ),
+        ((EYE, FOUR, EYE, FOUR), {"own": FOUR + 3}, "own holds 4; positions in a gallery of 4 are 0 to 3"),
+        ((EYE, FOUR, EYE, FOUR), {"own": FOUR - 2}, "own holds -2; positions in a gallery of 4 are 0 to 3"),
+        ((EYE, FOUR), {"memory": 1000}, "memory=1000 bytes cannot rank 4 images for 4 queries; it takes at"),
+        ((EYE, FOUR), {"memory": "2 GB"}, "memory='2 GB' bytes cannot rank 4 images"),
+    ],
+)
+def test_bad_input(args: tuple[Any, ...], more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rank(*args, **more)
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, "1"])
+def test_k_counts_from_1(k: Any) -> None:
+    with pytest.raises(ValueError, match=f"k must be a whole number, 1 or more, not {k!r}"):
+        rank(EYE, FOUR).recall(k)
+    with pytest.raises(ValueError, match="k must be a whole number"):
+        retrieval_scores(EYE, FOUR, ks=(1, k), nmi=False)
+
+
+def test_a_single_class_is_found_at_once() -> None:
+    assert rank(torch.eye(3), torch.tensor([4, 4, 4])).recall(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"first": torch.tensor([1])}, r"first has shape \(1,\); it must be \(2,\), as query"),
+        ({"first": torch.tensor([1, 0])}, "first holds the rank 0; ranks are counted from 1"),
+        ({"query": torch.tensor([3, 1])}, "query must be ascending positions, each once"),
+        ({"query": torch.tensor([1, 1])}, "query must be ascending positions, each once"),
+        ({"average_precision": torch.tensor([0.5, 1.5])}, r"must be in \[0, 1\], not from 0.5 to 1.5"),
+        ({"average_precision_at_r": torch.tensor([0.5, torch.nan])}, r"average_precision_at_r must be in"),
+        ({"left_out": -1}, "left_out must be a count of queries, 0 or more, not -1"),
+    ],
+)
+def test_a_ranking_checks_itself(change: dict[str, Any], message: str) -> None:
+    good = {
+        "query": torch.tensor([1, 3]),
+        "first": torch.tensor([1, 2]),
+        "average_precision": torch.tensor([1.0, 0.5]),
+        "average_precision_at_r": torch.tensor([1.0, 0.0]),
+        "left_out": 0,
+    }
+    assert Ranking(**good).recall(1) == 0.5  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        Ranking(**{**good, **change})
+    with pytest.raises(ValueError, match="a ranking without queries has no scores"):
+        Ranking(torch.empty(0), torch.empty(0), torch.empty(0), torch.empty(0), 3)

@@ -43,25 +43,28 @@ def call(kind: str, text: str, known: Mapping[str, Callable[..., T]], **options:
     """Make a part from a text such as ``"name(option=2)"``; further options may come as arguments.
 
     >>> call("search", "PGD(restarts=2)", {"PGD": dict}, steps=8)
-    {'restarts': 2, 'steps': 8}
+    {'steps': 8, 'restarts': 2}
     """
     name, bracket, rest = text.partition("(")
+    factory = lookup(kind, name.strip(), known)
+    fixed = {*options, *getattr(factory, "keywords", ())}
     if bracket:
         if not rest.endswith(")"):
             raise ValueError(f"{kind} {text!r} has no closing bracket; write NAME(option=value, ...)")
         for part in filter(None, re.split(r"\s*,\s*", rest[:-1].strip())):
-            key, _, value = part.partition("=")
+            key, _, value = (piece.strip() for piece in part.partition("="))
+            if key in fixed or key in options:
+                raise ValueError(f"{kind} {text!r}: {key} is given already; leave it out")
             try:
-                options[key.strip()] = ast.literal_eval(value.strip())
+                options[key] = ast.literal_eval(value)
             except (ValueError, SyntaxError):
                 raise ValueError(
                     f"{kind} {text!r}: {part!r} must be option=number; write NAME(option=value, ...)"
                 ) from None
-    factory = lookup(kind, name.strip(), known)
     try:
         inspect.signature(factory).bind(**options)
     except TypeError as error:
-        allowed = ", ".join(p for p in inspect.signature(factory).parameters if p != "protocol")
+        allowed = ", ".join(p for p in inspect.signature(factory).parameters if p not in fixed)
         raise ValueError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None
     except ValueError:  # builtins have no signature
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ _SAME = 1e-14
 _MOST_ROWS, _LEAST_ROWS = 256, 8
 # Numbers of the gallery in double precision at once, and images: what is small stays in the cache.
 _BLOCK, _WIDTH = 2**20, 2048
+# Up to so many relevant images it is faster to count what is nearer than each; above, to sort all keys.
+_FEW_RELEVANT = 10
 # Above this many classes k-means++ alone would take hours: see `nmi`.
 _MANY_CLASSES, _FEW_ROUNDS = 1000, 20
 
@@ -149,8 +152,8 @@ def rank(
     squares = _Squares(gallery, rows)
     lengths = squares.gallery_lengths if queries is gallery else squares.lengths(queries, "queries")
     # By a power of two, which rounds nothing: squares of any length fit into float32.
-    longest = torch.maximum(lengths.max(), squares.gallery_lengths.max())
-    scale = 2.0 ** -float(longest.frexp().exponent)
+    longest = max(float(lengths.max()), float(squares.gallery_lengths.max()))
+    scale = 2.0 ** -math.frexp(longest)[1]
 
     # The largest classes first: the queries of a chunk have about as many relevant images.
     order = task.relevant.argsort(descending=True, stable=True)
@@ -159,7 +162,8 @@ def rank(
     # A key is a distance's bits above its image's position: unique, and ordered as the ranking is.
     keys = torch.empty(len(pieces[0]), len(gallery), dtype=torch.long, device=gallery.device)
     position = torch.arange(len(gallery), dtype=torch.int32, device=gallery.device)
-    kinds = (torch.long, torch.double, torch.double)
+    wide = wide_dtype(gallery.device)
+    kinds = (torch.long, wide, wide)
     found = [torch.empty(len(order), dtype=kind, device=gallery.device) for kind in kinds]
     begin = 0
     for piece in pieces:
@@ -173,27 +177,6 @@ def rank(
     query, back = order.sort()
     first, precision, precision_at_r = (x[back] for x in found)
     return Ranking(query, first, precision, precision_at_r, len(queries) - len(query))
-
-
-def recall_at_1(gallery: Tensor, labels: Tensor, queries: Tensor | None = None) -> float:
-    """Share of queries whose nearest other image is of their class.
-
-    `gallery` holds the (N, D) embeddings of all images, `labels` their (N,) classes. `queries` are the
-    images' embeddings in the query's role, perturbed for instance; they default to the gallery itself.
-    Query i is never compared with image i, ties go to the first, and a query whose class has no other
-    image is left out.
-
-    >>> recall_at_1(torch.eye(3), torch.tensor([0, 0, 1]))
-    1.0
-    """
-    if queries is None:
-        return rank(gallery, labels).recall(1)
-    if queries.shape != gallery.shape:
-        raise ValueError(
-            f"queries have shape {tuple(queries.shape)} and the gallery {tuple(gallery.shape)}; they must be "
-            "the same images in the same order"
-        )
-    return rank(gallery, labels, queries, labels, own=torch.arange(len(gallery))).recall(1)
 
 
 def retrieval_scores(
@@ -282,7 +265,7 @@ class _Task:
 
 
 def _ranks(keys: Tensor, task: _Task, piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give first rank and both average precisions (B,) of some queries; `keys` (B, N) are sorted in place."""
+    """Give first rank and both average precisions (B,) of some queries; may sort `keys` (B, N) in place."""
     own, relevant = task.own[piece, None], task.relevant[piece]
     column = torch.arange(int(task.size[piece].max()), device=keys.device)
     # Behind the end of its class a query looks at itself and at others' images: both are struck out.
@@ -294,13 +277,16 @@ def _ranks(keys: Tensor, task: _Task, piece: Tensor) -> tuple[Tensor, Tensor, Te
     has = (own >= 0).squeeze(1).nonzero().squeeze(1)
     keys[has, own[has].squeeze(1)] = last
     _sort(wanted)
-    _sort(keys)
     wanted = wanted[:, : int(relevant.max())].contiguous()
-    place = torch.searchsorted(keys, wanted).add_(1)
+    if wanted.shape[1] <= _FEW_RELEVANT:
+        place = torch.stack([(keys <= one[:, None]).sum(1) for one in wanted.T], dim=1)
+    else:
+        _sort(keys)
+        place = torch.searchsorted(keys, wanted).add_(1)
     first = place[:, 0].clone()
     column = column[: place.shape[1]]
     count = relevant[:, None]
-    precision = (column + 1) / place.to(torch.double)
+    precision = (column + 1) / place.to(wide_dtype(keys.device))
     precision.masked_fill_(column >= count, 0)
     average = precision.sum(1) / relevant
     precision.masked_fill_(place > count, 0)
@@ -374,8 +360,9 @@ def _rows(queries: int, images: int, dim: int, relevant: int, memory: int) -> in
     width = _width(images, dim)
     # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery.
     fixed = 2**25 + 64 * images + 160 * queries + 8 * width * dim
-    # A key for each image; positions, keys, ranks and precisions of the relevant ones; a block; the query.
-    each = 8 * images + 64 * (relevant + 1) + 8 * width + 16 * dim
+    # A key for each image and whether it is nearer; positions, keys, ranks and precisions of the relevant
+    # ones; a block; the query.
+    each = 9 * images + 64 * (relevant + 1) + 8 * width + 16 * dim
     rows = _MOST_ROWS
     least = fixed + _LEAST_ROWS * each
     if not is_number(memory) or memory < least:

@@ -138,6 +138,7 @@ def test_metrics(finished: tuple[Path, MetricModule]) -> None:
         "R@1",
         "R@2",
         "mAP",
+        "mAP@R",
         "NMI",
     } <= set(columns)
     assert all(None not in row and None not in row.values() for row in found), "a row of another length"
@@ -184,7 +185,7 @@ def test_best_is_kept_by_r_at_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fake = iter([0.5, 0.7, 0.6, 0.7])
     monkeypatch.setattr(
         "robustmetric.training.module.retrieval_scores",
-        lambda *_: {"R@1": next(fake), "R@2": 0.9, "mAP": 0.5, "NMI": 0.5},
+        lambda *_: {"R@1": next(fake), "R@2": 0.9, "mAP": 0.5, "mAP@R": 0.5, "NMI": 0.5},
     )
     seen: list[dict[str, Tensor]] = []
 

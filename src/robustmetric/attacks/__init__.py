@@ -6,7 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from robustmetric.attacks.base import Draws, Gallery, Protocol, Queries, RankingAttack, Target
+from robustmetric.attacks.base import (
+    Draws,
+    Gallery,
+    Protocol,
+    Queries,
+    RankingAttack,
+    Target,
+    choose,
+    hit_at_1,
+    nearest,
+)
 from robustmetric.attacks.candidate import CandidateAttack
 from robustmetric.attacks.mismatch import TargetedMismatch
 from robustmetric.attacks.misrank import GreedyTop1Misranking, LearningToMisrank
@@ -38,7 +48,10 @@ __all__ = [
     "TargetedMismatch",
     "Transfer",
     "attack",
+    "choose",
+    "hit_at_1",
     "make_search",
+    "nearest",
 ]
 
 ATTACKS: dict[str, Callable[..., RankingAttack]] = {
@@ -61,9 +74,9 @@ def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> Ranking
 
     >>> attack("CA+(w=5)")
     CandidateAttack(protocol='strict', sign='+', w=5)
-    >>> attack("GTN")
+    >>> attack("LMT")
     Traceback (most recent call last):
     ...
-    ValueError: unknown attack 'GTN' (did you mean 'GTM'?); known: CA+, CA-, ES, GTM, ...
+    ValueError: unknown attack 'LMT' (did you mean 'LTM'?); known: CA+, CA-, ES, GTM, ...
     """
     return call("attack", name.replace("−", "-"), ATTACKS, protocol=protocol, **options)

@@ -17,8 +17,12 @@ from torch import Tensor
 from robustmetric.distance import pair_distance, wide_dtype
 from robustmetric.registry import is_number, lookup
 from robustmetric.retrieval import distances
+from robustmetric.triplets import check_labels
 
 Protocol = Literal["strict", "reference"]
+
+# Squared distances of products and of differences agree to this: below 1e-8 it is more than single precision.
+_SAME = 4e-15
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +44,8 @@ class Gallery:
             raise ValueError(
                 f"the gallery has {len(self.z)} images; give at least 5, for a top 4 besides the query"
             )
+        check_labels(self.labels, len(self.z))
+        check_count("chunk", self.chunk)
 
     def __len__(self) -> int:
         return len(self.z)
@@ -202,7 +208,7 @@ def nearest(
 
     Ties go to the lower position. `without` (B,) is left out, and so is the class `other_than` (B,).
 
-    >>> nearest(torch.eye(5)[:1], Gallery(torch.eye(5), torch.zeros(5)), 2, without=torch.tensor([0]))
+    >>> nearest(torch.eye(5)[:1], Gallery(torch.eye(5), torch.arange(5)), 2, without=torch.tensor([0]))
     tensor([[1, 2]])
     """
     best = torch.empty(len(z), 0, dtype=torch.long, device=z.device)
@@ -232,7 +238,7 @@ def count_nearer(
 
     Each of `without` is a (B,) tensor of positions to leave out; −1 is none.
 
-    >>> gallery = Gallery(torch.eye(5), torch.zeros(5))
+    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> count_nearer(torch.eye(5)[:1], torch.tensor([2.0]), gallery)
     (tensor([1]), tensor([4]))
     """
@@ -243,8 +249,9 @@ def count_nearer(
         square = distances(z, gallery.z[block])
         for position in without:
             put(square, rows, position, block, torch.inf)
-        nearer += (square < level[:, None]).sum(1)
-        tied += (square == level[:, None]).sum(1)
+        square -= level[:, None]
+        nearer += (square < -_SAME).sum(1)
+        tied += (square.abs_() <= _SAME).sum(1)
     return nearer, tied
 
 
@@ -383,13 +390,14 @@ def sign_of(sign: str) -> float:
     return lookup("sign", sign, {"+": 1.0, "-": -1.0})
 
 
-def targets_name(name: str, letter: str, count: int) -> str:
-    """Write an attack's name with its number of targets, unless that is 1.
+def with_options(name: str, **options: float | None) -> str:
+    """Write an attack's name with the options that are given, as it is read back.
 
-    >>> targets_name("CA+", "w", 1), targets_name("CA+", "w", 5)
-    ('CA+', 'CA+(w=5)')
+    >>> with_options("CA+", w=None), with_options("SP-QA+", m=2, xi=0.5)
+    ('CA+', 'SP-QA+(m=2,xi=0.5)')
     """
-    return name if count == 1 else f"{name}({letter}={count})"
+    given = ",".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
+    return f"{name}({given})" if given else name
 
 
 def put(values: Tensor, rows: Tensor, position: Tensor, block: slice, value: float) -> None:

@@ -23,7 +23,7 @@ from robustmetric.attacks.base import (
     normalised_rank,
     sign_of,
     square_distance,
-    targets_name,
+    with_options,
 )
 from robustmetric.distance import cross_distance, pair_distance
 
@@ -50,7 +50,7 @@ class CandidateAttack(RankingAttack):
     @property
     def name(self) -> str:
         """CA+ or CA-, with w unless it is 1."""
-        return targets_name(f"CA{self.sign}", "w", self.w)
+        return with_options(f"CA{self.sign}", w=self.w if self.w != 1 else None)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the (B, w) gallery images that query."""
@@ -83,9 +83,9 @@ class CandidateAttack(RankingAttack):
         if self.strict:
             ranked -= 1 + (queries.own >= 0).long()
         # The value of a sum of hinges in one variable, and its slope: how many are open.
-        opened = (gap > 0).sum(2) / ranked[:, None]
+        opened = (gap > 0).sum(2).to(z) / ranked[:, None]
         value = gap.clamp_min_(0).sum(2) / ranked[:, None]
-        return (value + sign * opened.to(z) * (dist - dist.detach())).mean(1)
+        return (value + sign * opened * (dist - dist.detach())).mean(1)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Rank in % of the perturbed image among all that are ranked for the same query."""

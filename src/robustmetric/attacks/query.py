@@ -25,7 +25,7 @@ from robustmetric.attacks.base import (
     rank_hinge,
     sign_of,
     square_distance,
-    targets_name,
+    with_options,
 )
 from robustmetric.registry import is_number
 
@@ -52,7 +52,7 @@ class QueryAttack(RankingAttack):
     @property
     def name(self) -> str:
         """QA+ or QA-, with m unless it is 1."""
-        return targets_name(f"QA{self.sign}", "m", self.m)
+        return with_options(f"QA{self.sign}", m=self.m if self.m != 1 else None)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the (B, m) candidates."""
@@ -106,8 +106,13 @@ class SemanticsPreservingQueryAttack(QueryAttack):
 
     @property
     def name(self) -> str:
-        """SP-QA+ or SP-QA-, with m unless it is 1."""
-        return f"SP-{super().name}"
+        """SP-QA+ or SP-QA-, with the options that are not the usual ones."""
+        return with_options(
+            f"SP-QA{self.sign}",
+            m=self.m if self.m != 1 else None,
+            keep=self.keep if self.keep != 5 else None,
+            xi=self.xi,
+        )
 
     @property
     def weight(self) -> float:

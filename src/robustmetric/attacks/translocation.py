@@ -46,4 +46,4 @@ class GreedyTop1Translocation(RankingAttack):
         own = self.myself(queries, gallery)
         level = square_distance(z, gallery.z[first])
         nearer, tied = count_nearer(z, level, gallery, [own, first])
-        return {self.name: 100.0 * (nearer + tied / 2 < 4 if self.strict else nearer < 4).double()}
+        return {self.name: 100.0 * (nearer + tied / 2 <= 3 if self.strict else nearer <= 3).double()}

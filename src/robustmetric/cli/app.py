@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
@@ -42,6 +43,21 @@ def wide() -> Console:
     """Make a console on which a table of all scores fits, also where the output is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
+
+
+def read_changes(pairs: list[str]) -> dict[str, Any]:
+    """Read the KEY=VALUE of --set.
+
+    >>> read_changes(["dim=64", "flip=true"])
+    {'dim': 64, 'flip': True}
+    """
+    changes = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
+        changes[key] = yaml.safe_load(value)
+    return changes
 
 
 class Decoding:

@@ -55,9 +55,9 @@ def demo(
                 seed=seed,
                 classes=test.classes,
                 train_classes=test.classes,
-                name=name,
+                name=f"{recipe.model} {name}",
                 data="digits",
-                out=folder / "evaluation",
+                out=folder / f"evaluation-{queries}",
                 progress=watch,
             )
         show_checks(console, record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from robustmetric import data as sets
 from robustmetric.attacks import Gallery, Queries, Search, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
-from robustmetric.cli.app import Decoding, app, wide
+from robustmetric.cli.app import Decoding, app, read_changes, wide
 from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
@@ -42,11 +43,12 @@ ROOT = typer.Option(None, help="Where its files are.")
 MODEL = typer.Option(None, help="c2f2, resnet18, resnet50, timm:NAME or file.py:function.")
 WEIGHTS = typer.Option(None, help="Its weights: safetensors or a torch file; a run's best ones by default.")
 RECIPE = typer.Option("", help="A recipe's name or a YAML file, for image sizes; by default the data set's.")
+CHANGE = typer.Option([], "--set", help="KEY=VALUE: change any other entry of the recipe, such as dim.")
 PROTOCOL = typer.Option("strict", help="strict, or reference: what published figures were made with.")
-EPS = typer.Option(None, help="ε, the largest change of a pixel: 8/255, or what the run was trained with.")
+EPS = typer.Option(None, help="ε, the largest change of a pixel, such as 8/255; by default the recipe's.")
 ALPHA = typer.Option("3/255", help="α, the size of a step.")
 ETA = typer.Option(32, help="η, the number of steps.")
-SEARCH = typer.Option("pgd", help="pgd, pgd(restarts=5), nes, spsa or transfer.")
+SEARCH = typer.Option("pgd", help="pgd, pgd(restarts=5), nes, spsa, transfer or transfer(nes).")
 SURROGATE = typer.Option(None, help="For transfer: folder of the run that perturbations come from.")
 SEED = typer.Option(0, help="Starts every random draw.")
 BATCH = typer.Option(128, help="Images that are perturbed together.")
@@ -74,11 +76,15 @@ class Given:
 
     def how(self, test: Pixels, device: torch.device) -> Search:
         """Make the search, with its surrogate."""
-        if self.search.partition("(")[0] != "transfer":
+        transfer = re.fullmatch(r"transfer(?:\((.*)\))?", self.search)
+        if transfer is None:
+            if self.surrogate is not None:
+                raise ValueError(f"--surrogate goes with --search transfer, not with {self.search!r}")
             return make_search(self.search)
         if self.surrogate is None:
             raise ValueError("transfer needs a network to come from: give --surrogate RUN")
-        return Transfer(surrogate=self.surrogate.network(like=test).to(device))
+        network = self.surrogate.network(like=test).to(device)
+        return Transfer(surrogate=network, search=make_search(transfer[1] or "pgd"))
 
     def evaluation(self, test: Pixels, share: int = 0, **more: Any) -> Evaluation:
         """Put the evaluation together, on the `share`-th device."""
@@ -103,6 +109,7 @@ def evaluate(
     model: str = MODEL,
     weights: Path = WEIGHTS,
     recipe: str = RECIPE,
+    change: list[str] = CHANGE,
     protocol: str = PROTOCOL,
     eps: str = EPS,
     alpha: str = ALPHA,
@@ -132,7 +139,7 @@ def evaluate(
             raise ValueError("say where the record goes: --out FOLDER")
         out = run / "evaluation"
     given = _given(
-        run, data, root, model, weights, recipe, eps, search, surrogate, cache, skip_broken, device,
+        run, data, root, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken, device,
         {
             "alpha": _level("alpha", alpha),
             "steps": eta,
@@ -166,6 +173,8 @@ def evaluate(
         raise typer.Exit(130) from None
     show_checks(console, record)
     show_scores(console, [record])
+    if failed := [check.name for check in record.checks if check.status == "fail"]:
+        console.print(f"[bold red]do not trust these scores:[/] {', '.join(failed)} failed", highlight=False)
     console.print(f"the record is in {out}")
 
 
@@ -180,6 +189,7 @@ def attack(
     model: str = MODEL,
     weights: Path = WEIGHTS,
     recipe: str = RECIPE,
+    change: list[str] = CHANGE,
     protocol: str = PROTOCOL,
     eps: str = EPS,
     alpha: str = ALPHA,
@@ -198,7 +208,8 @@ def attack(
     console = wide()
     made = make_attack(name, protocol=protocol)
     given = _given(
-        run, data, root, model, weights, recipe, eps, search, surrogate, cache, skip_broken, device, {}
+        run, data, root, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken, device,
+        {},
     )  # fmt: skip
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: give another --out")
@@ -262,14 +273,15 @@ def compare(
 
 def _conditions(record: Record) -> dict[str, str]:
     """Say under which conditions scores were measured; only equal ones can be compared."""
-    how, asked = record.settings, record.queries
+    how, asked, surrogate = record.settings, record.queries, record.network.surrogate
     return {
         "data": f"{record.data.name} {record.data.sha256[:12]}",
         "ε": f"{255 * how.eps:.4g}/255",
         "α": f"{255 * how.alpha:.4g}/255",
         "η": str(how.steps),
-        "search": how.search,
-        "queries": f"{asked.count} of {asked.of}" + (f", seed {how.seed}" if how.queries else ""),
+        "search": how.search + ("" if surrogate is None else f" from {surrogate[:12]}"),
+        "queries": f"{asked.count} of {asked.of}, seed {how.seed}",
+        "versions": ", ".join(f"{p} {record.versions.get(p)}" for p in ("robustmetric", "torch")),
     }
 
 
@@ -302,6 +314,7 @@ def _given(
     model: str | None,
     weights: Path | None,
     recipe: str,
+    change: list[str],
     eps: str | None,
     search: str,
     surrogate: Path | None,
@@ -310,19 +323,20 @@ def _given(
     device: str,
     options: dict[str, Any],
 ) -> Given:
-    changes = {k: v for k, v in {"data": data, "root": root, "model": model}.items() if v is not None}
+    given = {"data": data, "root": root, "model": model}
+    changes = {**{k: v for k, v in given.items() if v is not None}, **read_changes(change)}
     if run is not None:
         if model is not None:
             raise ValueError(f"{run} says which network it trained: leave --model out, or give no run")
         subject = Subject.of_run(run, changes, weights)
-        name = f"{subject.recipe.model} {subject.recipe.defense}"
+        name = subject.name
     else:
         if model is None:
             raise ValueError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
         made = load_recipe(recipe or usual_recipe(data or "digits"), changes)
         subject = Subject(made, weights)
         name = made.model if weights is None else f"{made.model} {weights.name}"
-    level = _level("eps", eps) if eps is not None else subject.recipe.eps if run else 8 / 255
+    level = subject.recipe.eps if eps is None else _level("eps", eps)
     options = {**options, "eps": level}
     if "data" in options:
         options |= {"data": subject.recipe.data, "name": name}

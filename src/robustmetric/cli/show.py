@@ -42,7 +42,7 @@ def show_checks(console: Console, record: Record) -> None:
         table.add_row(
             check.name,
             f"[{colour}]{check.status}[/]",
-            f"{check.figure:.3g}",
+            "" if check.figure is None else f"{check.figure:.3g}",
             escape(check.says),
             f"[dim]{escape(check.limit)}[/]",
         )
@@ -97,6 +97,11 @@ def _table(records: Sequence[Record], names: Sequence[str]) -> Table:
     table = Table("", *(arrow(n) for n in names))
     for record in records:
         table.add_row(escape(record.network.name), *(_cell(record, n) for n in names))
+    if len(records) == 1 and any(n in records[0].scores for n in names):
+        # Of the queries that were attacked, which need not be all.
+        before = {n: s.before for n, s in records[0].scores.items()}
+        cells = ("" if before.get(n) is None else f"[dim]{show(n, before[n])}[/]" for n in names)
+        table.add_row("[dim]before the attack[/]", *cells)
     return table
 
 
@@ -104,7 +109,7 @@ def _cell(record: Record, name: str) -> str:
     if name == "ERS":
         if record.ers is None:
             return "-"
-        return show(name, record.ers.value) + ("" if record.ers.valid else " [bold red]invalid[/]")
+        return show(name, record["ERS"]) + ("" if record.ers.valid else " [bold red]invalid[/]")
     return show(name, record[name]) if name in {**record.retrieval, **record.scores} else "-"
 
 
@@ -116,8 +121,8 @@ def _summary(record: Record) -> str:
     )
     told = ""
     if record.ers is not None:
-        told = f"ERS {record.ers.value:.1f} ({record.ers.low:.1f} to {record.ers.high:.1f}) at R@1 "
-        told += f"{record['R@1']:.1f}; "
+        interval = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
+        told = f"ERS {show('ERS', record['ERS'])} ({interval}) at R@1 {record['R@1']:.1f}; "
     text = f"{record.network.name}: {told}{asked}; {escape(record.data.name)}; {how}"
     if record.ers is not None and not record.ers.valid:
         text += f"\n  [bold red]the ERS is not valid:[/] {escape(record.ers.why)}"

@@ -6,12 +6,11 @@ import io
 from pathlib import Path
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 import robustmetric as rm
-from robustmetric.cli.app import Decoding, app, bars
+from robustmetric.cli.app import Decoding, app, bars, read_changes
 from robustmetric.files import write_atomically
 from robustmetric.training import Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import usual_recipe
@@ -63,11 +62,7 @@ def train(
         "precision": precision,
     }  # fmt: skip
     changes = {key: value for key, value in given.items() if value is not None}
-    for pair in change:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
-        changes[key] = yaml.safe_load(value)
+    changes |= read_changes(change)
     if after_collapse not in ("stop", "continue"):
         raise ValueError(f"--after-collapse is stop or continue, not {after_collapse!r}")
     recipe = recipe or usual_recipe(data or "digits")

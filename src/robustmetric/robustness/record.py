@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -19,12 +19,13 @@ from robustmetric.robustness.ers import COLUMNS
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 RECORD, ARRAYS = "record.json", "queries.safetensors"
 
-# JSON has no NaN: a score that no query has is null.
-Number = Annotated[
-    float,
-    BeforeValidator(lambda value: math.nan if value is None else value),
-    PlainSerializer(lambda value: None if math.isnan(value) else value, return_type=float | None),
-]
+
+def _null(value: object) -> object:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_null)]
+"""A figure; null where there is none, for JSON has no NaN."""
 
 
 class _Part(BaseModel):
@@ -59,7 +60,8 @@ class Data(_Part):
     """The images that were queried and ranked."""
 
     name: str
-    images: int
+    images: int = Field(description="images that query, and are ranked unless a gallery is")
+    gallery: int | None = Field(None, description="images of a gallery of its own")
     classes: int
     shape: list[int] = Field(description="channels, height, width")
     sha256: str = Field(description="of all labels and of the pixels in single precision")
@@ -79,16 +81,16 @@ class Score(_Part):
     value: Number
     low: Number
     high: Number
-    before: Number | None = None
+    before: Number = None
 
 
 class Ers(_Part):
     """The Empirical Robustness Score and its ten terms; to be read beside R@1."""
 
-    value: float
-    low: float
-    high: float
-    terms: dict[str, float]
+    value: Number
+    low: Number
+    high: Number
+    terms: dict[str, Number]
     valid: bool
     why: str = Field("", description="why it is not valid")
 
@@ -134,16 +136,21 @@ class Record(_Part):
 
     def __getitem__(self, name: str) -> float:
         if name == "ERS" and self.ers is not None:
-            return self.ers.value
+            return _number(self.ers.value)
         known = {**self.retrieval, **self.scores}
         if name not in known:
             names = [*known, *(["ERS"] if self.ers is not None else [])]
             raise KeyError(f"{name!r} was not measured; measured: {', '.join(names)}")
-        return known[name].value
+        return _number(known[name].value)
 
     def __str__(self) -> str:
-        cells = [f"{name} {show(name, self[name])}" for name in self.columns()]
-        return "  ".join(cells)
+        lines = ["  ".join(f"{name} {show(name, self[name])}" for name in self.columns())]
+        if self.ers is not None and not self.ers.valid:
+            lines.append(f"the ERS is not valid: {self.ers.why}")
+        lines += [f"{c.name}: {c.status}: {c.says}" for c in self.checks if c.status in ("warn", "fail")]
+        run = [c.status for c in self.checks if c.status != "not run"]
+        told = f"{run.count('pass')} of {len(run)} checks passed" if run else "no checks were run"
+        return "\n".join([*lines, told])
 
     def columns(self) -> list[str]:
         """Name what was measured, in the paper's order."""
@@ -152,13 +159,17 @@ class Record(_Part):
         return [*self.retrieval, *ours, *others, *(["ERS"] if self.ers is not None else [])]
 
 
-def show(name: str, value: float) -> str:
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def show(name: str, value: float | None) -> str:
     """Write a score with the paper's digits.
 
     >>> show("TMA", 0.9), show("R@1", 53.94), show("ES:R", math.nan)
     ('0.900', '53.9', '-')
     """
-    if math.isnan(value):
+    if value is None or math.isnan(value):
         return "-"
     return f"{value:.3f}" if name in ("TMA", "ES:D") else f"{value:.1f}"
 

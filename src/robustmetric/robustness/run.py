@@ -234,6 +234,11 @@ class Evaluation:
         names = [a.name for a in self.goals]
         if twice := {n for n in names if names.count(n) > 1}:
             raise ValueError(f"an attack was given twice: {', '.join(sorted(twice))}")
+        if self.gallery is not None and self.protocol == "reference":
+            raise ValueError(
+                "the reference protocol takes the nearest image for the query itself, so its queries must be "
+                "in the gallery: use the strict protocol with a gallery of its own"
+            )
         if other := [a.name for a in self.goals if a.protocol != self.protocol]:
             raise ValueError(
                 f"{', '.join(other)} follows another protocol than {self.protocol}; the two are never mixed"
@@ -258,13 +263,13 @@ class Evaluation:
             before = json.loads(file.read_text(encoding="utf-8"))
             if differing := list(_differences(before, json.loads(text))):
                 raise ValueError(
-                    f"{folder} holds another evaluation: {'; '.join(differing)}; give another folder"
+                    f"{folder} holds another evaluation: {'; '.join(differing)}; give another --out folder"
                 )
             if (folder / records.RECORD).exists():
                 return records.load_record(folder)
         else:
             if folder.exists() and any(folder.iterdir()):
-                raise ValueError(f"{folder} is not empty and holds no evaluation: give another folder")
+                raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, lambda f: f.write(text.encode()))
         return None
@@ -462,6 +467,7 @@ class Evaluation:
             "data": {
                 "name": self.data,
                 "images": len(self.images),
+                "gallery": None if self.gallery is None else len(self.gallery[0]),
                 "classes": len(self.labels.unique()),
                 "shape": self.look.shape,
                 "sha256": self.look.sha256,

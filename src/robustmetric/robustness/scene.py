@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Search, Target
+from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Search, Target
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget
 
@@ -120,7 +120,7 @@ def run_attack(
         goal = target if surrogate is None else attack.aim(index, seen, surrogate.gallery)
         first = attack.objective(seen.z, goal, seen, ground.gallery)
     draws = Draws(seed, f"{attack.name}/search", listed)
-    best, early = first.clone(), queries.z.clone()
+    best, early = first.clone(), seen.z.clone()
 
     def objective(x: Tensor, rows: Tensor) -> Tensor:
         z = embed(ground.model, x)
@@ -139,7 +139,8 @@ def run_attack(
         at = z if surrogate is None else embed(surrogate.model, moved)
         last = attack.objective(at, goal, seen, ground.gallery)
         after = attack.measure(z, target, queries, scene.gallery)
-        if attack.read_early and surrogate is None:
+        # Where there is one descent: of several, or of trials, the point before the last is not known.
+        if attack.read_early and isinstance(search, PGD) and search.restarts == 1:
             sooner = attack.measure(early, target, queries, scene.gallery)
             after |= {name: sooner[name] for name in attack.read_early}
         before = attack.measure(queries.z, target, queries, scene.gallery)

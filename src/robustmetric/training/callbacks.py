@@ -173,13 +173,17 @@ class CollapseGuard(L.Callback):
         self.report(f"{message}. Going on, as told")
 
 
+SCORES = ("R@1", "R@2", "mAP", "mAP@R", "NMI")
+"""What a validation measures."""
+
+
 class MetricsFile(L.Callback):
     """Writes `metrics.csv`: a row for each logged step and each validation."""
 
     FIELDS = (
         "epoch", "step", "loss", "loss/triplet", "loss/ICS", "hardness/source", "hardness/destination",
         "hardness/reached", "perturbed", "spread", "images/forward", "images/backward",
-        "R@1", "R@2", "mAP", "NMI",
+        *SCORES,
     )  # fmt: skip
 
     def __init__(self, path: Path, every: int = 10) -> None:
@@ -209,14 +213,13 @@ class MetricsFile(L.Callback):
         if trainer.is_global_zero and trainer.global_step % self.every == 0:
             self._add(
                 trainer,
-                {k: v for k, v in trainer.callback_metrics.items() if k not in ("R@1", "R@2", "mAP", "NMI")},
+                {k: v for k, v in trainer.callback_metrics.items() if k not in SCORES},
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the scores."""
         if trainer.is_global_zero and not trainer.sanity_checking:
-            names = ("R@1", "R@2", "mAP", "NMI")
-            self._add(trainer, {name: trainer.callback_metrics[name] for name in names})
+            self._add(trainer, {name: trainer.callback_metrics[name] for name in SCORES})
 
     def _add(self, trainer: L.Trainer, values: dict[str, Tensor]) -> None:
         row = {"epoch": trainer.current_epoch, "step": trainer.global_step}

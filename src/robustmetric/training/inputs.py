@@ -49,10 +49,16 @@ class Subject:
             )
         return cls(load_recipe(kept, changes), found)
 
+    @property
+    def name(self) -> str:
+        """The network and how it was trained."""
+        return f"{self.recipe.model} {self.recipe.defense}"
+
     def network(self, like: Pixels) -> nn.Module:
         """Make the network for images like these, and load its weights completely."""
-        torch.manual_seed(self.recipe.seed)
-        model = make_model(self.recipe, like)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.seed)
+            model = make_model(self.recipe, like)
         if self.weights is not None and (kept := models.load_weights(model, self.weights)):
             raise ValueError(
                 f"{self.weights} has another last layer than the network ({', '.join(kept)}): these are not "

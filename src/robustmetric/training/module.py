@@ -22,7 +22,7 @@ class MetricModule(L.LightningModule):
     Training batches are (images, labels) as the defense takes them; validation batches are (images, labels)
     of the test set, whose embeddings are collected and scored together. Each step draws its triplets from
     `seed`, the step and the worker, so that a resumed training draws the same. Logged are the defense's
-    figures and, after validation, R@1, R@2, mAP and NMI.
+    figures and, after validation, R@1, R@2, mAP, mAP@R and NMI.
 
     >>> import robustmetric as rm
     >>> module = MetricModule(rm.model("c2f2"), rm.defense("HM[S,LGA]&ICS"), lr=1e-3)

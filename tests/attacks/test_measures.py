@@ -1,0 +1,237 @@
+"""What each attack reports, against plain loops: ties, copies, queries in and outside the gallery."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+
+EVERY = [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3)", "SP-QA-(m=3)"]
+
+
+def aimed(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
+    return which.select(queries, gallery, draws=Draws(seed, which.name, range(len(queries))))
+
+
+Vector = list[float]
+
+
+def square(x: Vector, y: Vector) -> float:
+    """Squared distance; what differs by less than a billionth is tied."""
+    total = 0.0
+    for a, b in zip(x, y, strict=True):
+        total += (a - b) ** 2
+    return round(total, 9)
+
+
+def oracle(
+    name: str, strict: bool, z: Vector, row: int, index: list[int], q: Queries, g: Gallery
+) -> dict[str, float]:
+    """What one query's measure is by the text: every image of the gallery in turn."""
+    own, benign, label = int(q.own[row]), q.z[row].tolist(), int(q.labels[row])
+    images, labels = g.z.tolist(), g.labels.tolist()
+    kind = name.partition("(")[0]
+    written = kind if "=3" not in name else f"{kind}({'w' if kind[:2] == 'CA' else 'm'}=3)"
+
+    def nearest(z: Vector, leave_out: int) -> int:
+        return min((square(z, x), p) for p, x in enumerate(images) if p != leave_out)[1]
+
+    def rank(origin: Vector, level: float, target: int) -> float:
+        """In % from first to last, of something at a distance from `origin`."""
+        if not strict:
+            return 100 * sum(square(origin, x) < level for x in images) / len(images)
+        far = [square(origin, x) for p, x in enumerate(images) if p not in (own, target)]
+        nearer = sum(f < level for f in far)
+        tied = sum(f == level for f in far)
+        return 100 * (nearer + tied / 2) / len(far)
+
+    def candidate(t: int) -> float:
+        return rank(images[t], square(images[t], z), t)
+
+    def query(t: int) -> float:
+        return rank(z, square(z, images[t]), t)
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    # The reference takes the image nearest to the benign query for the query.
+    self_ = own if strict else nearest(benign, -1)
+
+    def hit() -> float:
+        mates = [p for p in range(len(g)) if labels[p] == label and p != own]
+        if strict and not mates:
+            return math.nan
+        return 100.0 if labels[nearest(z, self_)] == label else 0.0
+
+    if kind in ("CA+", "CA-"):
+        return {written: mean([candidate(t) for t in index])}
+    if kind in ("QA+", "QA-"):
+        return {written: mean([query(t) for t in index])}
+    if kind in ("SP-QA+", "SP-QA-"):
+        m = 3 if "=3" in name else 1
+        assert len(index) == m + 5
+        return {
+            written: mean([query(t) for t in index[:m]]),
+            f"{written}:keep": mean([query(t) for t in index[m:]]),
+        }
+    if kind == "TMA":
+        return {kind: sum(a * b for a, b in zip(z, images[index[0]], strict=True))}
+    if kind == "ES":
+        return {"ES:D": math.dist(z, benign), "ES:R": hit()}
+    if kind in ("LTM", "GTM"):
+        return {kind: hit()}
+    assert kind == "GTT"
+    far = [square(z, x) for p, x in enumerate(images) if p not in (self_, index[0])]
+    level = square(z, images[index[0]])
+    before = sum(f < level for f in far) + (sum(f == level for f in far) / 2 if strict else 0)
+    return {kind: 100.0 * (before < 4)}
+
+
+@pytest.mark.parametrize("where", ["moved", "tied", "benign"])
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_measure_against_a_plain_loop(
+    name: str,
+    protocol: str,
+    where: str,
+    gallery: Gallery,
+    queries: Queries,
+    moved: Tensor,
+    tied: Tensor,
+) -> None:
+    which = attack(name, protocol=protocol)
+    z = {"moved": moved, "tied": tied, "benign": queries.z}[where]
+    for seed in range(2):
+        index = aimed(which, queries, gallery, seed)
+        found = which.measure(z, which.aim(index, queries, gallery), queries, gallery)
+        for i in range(len(z)):
+            wanted = oracle(name, protocol == "strict", z[i].tolist(), i, index[i].tolist(), queries, gallery)
+            assert list(found) == list(wanted)
+            for key, value in wanted.items():
+                assert found[key].shape == (18,)
+                assert found[key][i].item() == pytest.approx(value, abs=1e-4, nan_ok=True), (seed, i)
+        if name in ("ES", "LTM", "GTM", "GTT"):
+            break
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if not n.startswith("SP") or n == "SP-QA+"])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_measure_does_not_depend_on_the_chunk_or_the_batch(
+    name: str, protocol: str, gallery: Gallery, queries: Queries, tied: Tensor
+) -> None:
+    which = attack(name, protocol=protocol)
+    index = aimed(which, queries, gallery)
+    target = which.aim(index, queries, gallery)
+    whole = which.measure(tied, target, queries, gallery)
+    rows = torch.tensor([17, 2, 8, 0])
+    some = which.measure(tied[rows], target[rows], queries[rows], gallery)
+    for key, value in some.items():
+        torch.testing.assert_close(value, whole[key][rows], rtol=0, atol=1e-12, equal_nan=True)
+    for chunk in (1, 7):
+        cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
+        found = which.measure(tied, which.aim(index, queries, cut), queries, cut)
+        for key, value in found.items():
+            torch.testing.assert_close(value, whole[key], rtol=0, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_measuring_changes_no_input(name: str, gallery: Gallery, queries: Queries, tied: Tensor) -> None:
+    which = attack(name)
+    index = aimed(which, queries, gallery)
+    target = which.aim(index, queries, gallery)
+    extra = None if target.extra is None else target.extra.clone()
+    inputs = (tied, index, gallery.z, gallery.labels, queries.z, queries.labels, queries.own)
+    kept = [t.clone() for t in inputs]
+    which.objective(tied, target, queries, gallery)
+    which.measure(tied, target, queries, gallery)
+    assert all(torch.equal(a, b) for a, b in zip(kept, inputs, strict=True))
+    assert extra is None or (target.extra is not None and torch.equal(extra, target.extra))
+
+
+@pytest.mark.parametrize("name", ["ES", "LTM", "GTM"])
+def test_a_query_without_another_image_of_its_class_has_no_r_at_1(
+    name: str, gallery: Gallery, queries: Queries, moved: Tensor
+) -> None:
+    key = "ES:R" if name == "ES" else name
+    for protocol in ("strict", "reference"):
+        which = attack(name, protocol=protocol)
+        target = which.aim(aimed(which, queries, gallery), queries, gallery)
+        nan = which.measure(moved, target, queries, gallery)[key].isnan().nonzero()[:, 0].tolist()
+        # 13 is alone in its class; 17 is of a class outside; 16 is of class 5 and finds image 13.
+        assert nan == ([6, 17] if protocol == "strict" else [])
+
+
+@pytest.mark.parametrize("name", ["CA+", "QA+"])
+@pytest.mark.parametrize("apart", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_copies_are_tied_however_near_they_are(name: str, apart: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def unit(z: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(z, dim=-1)
+
+    z = unit(torch.randn(40, 16, generator=generator, dtype=torch.float64))
+    z[[5, 38]] = z[11].clone()
+    near = unit(z[11] + apart * unit(torch.randn(64, 16, generator=generator, dtype=torch.float64)))
+    which = attack(name)
+    for chunk in (1, 7, 8192):
+        if name == "QA+":
+            # The target's two copies are as far from the query as the target is.
+            cut, at = Gallery(z, torch.arange(40) % 4, chunk=chunk), near
+        else:
+            # The perturbed image and two copies of its original are as far from the image that queries.
+            cut, at = Gallery(torch.cat([z[:39], near[:1]]), torch.arange(40) % 4, chunk=chunk), z[[11] * 64]
+            cut.z[38] = cut.z[11]
+        queries = Queries(at, torch.zeros(64, dtype=torch.long), torch.full((64,), -1))
+        target = which.aim(torch.full((64, 1), 11 if name == "QA+" else 39), queries, cut)
+        found = which.measure(at, target, queries, cut)[name]
+        ahead = 1 if name == "QA+" else 1.5
+        torch.testing.assert_close(found, torch.full_like(found, 100 * ahead / 39), rtol=1e-6, atol=0)
+
+
+def test_a_collapsed_network_ranks_everything_in_the_middle() -> None:
+    same = torch.nn.functional.normalize(torch.ones(30, 8))
+    labels = torch.arange(30) % 3
+    flat = Gallery(same, labels)
+    queries = Queries(same[:10], labels[:10], torch.arange(10))
+    for name in ("CA+", "CA-", "QA+", "QA-", "SP-QA+"):
+        which = attack(name)
+        target = which.aim(aimed(which, queries, flat), queries, flat)
+        assert which.measure(same[:10], target, queries, flat)[name].tolist() == [50.0] * 10
+        reference = attack(name, protocol="reference")
+        assert reference.measure(same[:10], target, queries, flat)[name].tolist() == [0.0] * 10
+    which = attack("GTT")
+    target = which.aim(aimed(which, queries, flat), queries, flat)
+    assert which.measure(same[:10], target, queries, flat)["GTT"].tolist() == [0.0] * 10
+    assert attack("GTT", protocol="reference").measure(same[:10], target, queries, flat)["GTT"].all()
+
+
+@pytest.mark.parametrize(
+    ("nearer", "tied", "still"), [(0, 0, 1), (3, 0, 1), (4, 0, 0), (2, 2, 1), (3, 1, 0), (0, 6, 1), (0, 8, 0)]
+)
+def test_gtt_counts_the_first_four_places_by_the_middle_rank(nearer: int, tied: int, still: int) -> None:
+    """On a line, cos of the angle to the query: `nearer` before the target, `tied` with it, some behind."""
+    angles = [0.1] * nearer + [0.2] * (tied + 1) + [0.9] * 5
+    cos = torch.tensor(angles, dtype=torch.float64)
+    z = torch.stack([cos.cos(), cos.sin()], dim=1)
+    line = Gallery(torch.cat([torch.tensor([[1.0, 0.0]]).double(), z]), torch.zeros(len(angles) + 1).long())
+    one = Queries(line.z[:1], torch.zeros(1), torch.tensor([0]))
+    which = attack("GTT")
+    target = which.aim(torch.tensor([[1 + nearer]]), one, line)
+    assert which.measure(line.z[:1], target, one, line)["GTT"].tolist() == [100.0 * still]
+
+
+def test_a_query_is_left_out_by_its_index_even_if_its_copy_is_in_the_gallery(
+    gallery: Gallery, queries: Queries
+) -> None:
+    es = attack("ES")
+    hits = es.measure(queries.z, es.aim(torch.empty(18, 0).long(), queries, gallery), queries, gallery)
+    # 20 and 21 are copies of one class and find each other, 22 and 23 of two classes likewise.
+    assert hits["ES:R"][:4].tolist() == [100, 100, 0, 0]
+    assert hits["ES:D"].tolist() == [0] * 18
+    # Of 24, 25 (class 2) and 39 (class 4), 39 finds 24.
+    assert hits["ES:R"][4:6].tolist() == [100, 0]
+    gtt = attack("GTT")
+    found = gtt.measure(queries.z, gtt.aim(aimed(gtt, queries, gallery), queries, gallery), queries, gallery)
+    assert found["GTT"][:6].tolist() == [100.0] * 6

@@ -1,0 +1,283 @@
+"""What each attack minimises, and its gradient, against plain loops over the gallery."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+
+EVERY = [
+    *ATTACKS,
+    "CA+(w=3)",
+    "CA-(w=3)",
+    "QA+(m=3)",
+    "QA-(m=3)",
+    "SP-QA+(m=3, keep=2, xi=0.5)",
+    "SP-QA-(m=2, keep=3, xi=4)",
+]
+
+
+def numbers(name: str) -> tuple[int, int, float]:
+    """The targets, the images to keep and their weight that a name stands for."""
+    if name.startswith("SP-QA+("):
+        return 3, 2, 0.5
+    if name.startswith("SP-QA-("):
+        return 2, 3, 4
+    if name.startswith("SP"):
+        return 1, 5, 1 if name == "SP-QA+" else 100
+    return (3 if "=3" in name else 1), 0, 0
+
+
+def aimed(which: RankingAttack, queries: Queries, gallery: Gallery) -> Tensor:
+    return which.select(queries, gallery, draws=Draws(0, which.name, range(len(queries))))
+
+
+def far(x: Tensor, y: Tensor) -> Tensor:
+    distance: Tensor = torch.linalg.vector_norm(x - y)
+    return distance
+
+
+def hinge(value: Tensor) -> Tensor:
+    return value if value > 0 else value.new_zeros(())
+
+
+def mean(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).sum() / len(values)
+
+
+def oracle(name: str, strict: bool, z: Tensor, row: int, index: list[int], q: Queries, g: Gallery) -> Tensor:
+    """One query's objective, by the text: every image of the gallery in turn."""
+    own = int(q.own[row])
+    m, keep, weight = numbers(name)
+    kind = name.partition("(")[0]
+
+    to = [far(z, x) for x in g.z]
+
+    def ranked(target: int) -> list[int]:
+        return [p for p in range(len(g)) if not (strict and p in (own, target))]
+
+    def candidate(sign: int, targets: list[int]) -> Tensor:
+        each = [mean([hinge(sign * (to[t] - far(g.z[t], g.z[p]))) for p in ranked(t)]) for t in targets]
+        return mean(each)
+
+    def query(sign: int, targets: list[int]) -> Tensor:
+        each = [mean([hinge(sign * (to[t] - to[p])) for p in ranked(t)]) for t in targets]
+        return mean(each)
+
+    sign = -1 if kind.endswith("-") else 1
+    if kind in ("CA+", "CA-"):
+        return candidate(sign, index)
+    if kind in ("QA+", "QA-"):
+        return query(sign, index)
+    if kind in ("SP-QA+", "SP-QA-"):
+        assert len(index) == m + keep
+        return query(sign, index[:m]) + weight * query(1, index[m:])
+    if kind == "TMA":
+        return 1 - (z * g.z[index[0]]).sum()
+    if kind == "ES":
+        return -far(z, q.z[row])
+    if kind == "GTM":
+        return to[index[0]]
+    if kind == "GTT":
+        return query(-1, index)
+    assert kind == "LTM"
+    same = [p for p in range(len(g)) if g.labels[p] == q.labels[row] and not (strict and p == own)]
+    others = [p for p in range(len(g)) if g.labels[p] != q.labels[row]]
+    if not same:
+        return 0 * z.sum()
+    return hinge(max(to[n] for n in others) - min(to[p] for p in same))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_objective_and_gradient_against_a_plain_loop(
+    name: str, protocol: str, gallery: Gallery, queries: Queries, moved: Tensor
+) -> None:
+    which = attack(name, protocol=protocol)
+    index = aimed(which, queries, gallery)
+    target = which.aim(index, queries, gallery)
+    leaf = moved.clone().requires_grad_()
+    value = which.objective(leaf, target, queries, gallery)
+    assert value.shape == (18,)
+    assert value.dtype == torch.float64
+    # Each row has a weight of its own, so that rows cannot be mixed up.
+    weights = torch.arange(1.0, 19.0, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((weights * value).sum(), leaf)
+    positive = 0
+    for i in range(len(moved)):
+        z = moved[i].clone().requires_grad_()
+        wanted = oracle(name, protocol == "strict", z, i, index[i].tolist(), queries, gallery) + 0 * z.sum()
+        (slope,) = torch.autograd.grad(wanted, z)
+        torch.testing.assert_close(value[i], wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(gradient[i], weights[i] * slope, rtol=1e-9, atol=1e-11)
+        positive += int(slope.abs().max() > 0)
+    assert positive >= 12  # most have something to minimise
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_objective_where_distances_are_tied_or_zero(
+    name: str, protocol: str, gallery: Gallery, queries: Queries, tied: Tensor
+) -> None:
+    which = attack(name, protocol=protocol)
+    index = aimed(which, queries, gallery)
+    leaf = tied.clone().requires_grad_()
+    value = which.objective(leaf, which.aim(index, queries, gallery), queries, gallery)
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    assert gradient.isfinite().all()
+    # A distance of zero may come out as a millionth; up to three of the forty in a mean are zero.
+    slack = 3e-6 / 38 * (1 + numbers(name)[2])
+    for i in range(len(tied)):
+        wanted = oracle(name, protocol == "strict", tied[i], i, index[i].tolist(), queries, gallery)
+        assert value[i].item() == pytest.approx(wanted.item(), abs=1e-9 + slack)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_objective_and_gradient_do_not_depend_on_the_chunk(
+    name: str, protocol: str, gallery: Gallery, queries: Queries, moved: Tensor
+) -> None:
+    which = attack(name, protocol=protocol)
+    found = []
+    for chunk in (8192, 7, 1):
+        cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
+        target = which.aim(aimed(which, queries, cut), queries, cut)
+        leaf = moved.clone().requires_grad_()
+        value = which.objective(leaf, target, queries, cut)
+        found.append((value.detach(), *torch.autograd.grad(value.sum(), leaf)))
+    for value, gradient in found[1:]:
+        torch.testing.assert_close(value, found[0][0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient, found[0][1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_objective_is_each_query_s_own(
+    name: str, protocol: str, gallery: Gallery, queries: Queries, moved: Tensor
+) -> None:
+    which = attack(name, protocol=protocol)
+    index = aimed(which, queries, gallery)
+    target = which.aim(index, queries, gallery)
+    whole = which.objective(moved, target, queries, gallery)
+    rows = torch.tensor([17, 4, 9])
+    for aim in (target[rows], which.aim(index[rows], queries[rows], gallery)):
+        some = which.objective(moved[rows], aim, queries[rows], gallery)
+        torch.testing.assert_close(some, whole[rows], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_single_precision_gives_the_same_but_for_rounding(
+    name: str, gallery: Gallery, queries: Queries, moved: Tensor
+) -> None:
+    which = attack(name)
+    index = aimed(which, queries, gallery)
+    single = Gallery(gallery.z.float(), gallery.labels)
+    asked = Queries(queries.z.float(), queries.labels, queries.own)
+    wanted = which.objective(moved, which.aim(index, queries, gallery), queries, gallery)
+    found = which.objective(moved.float(), which.aim(index, asked, single), asked, single)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_strict_ltm_does_not_count_the_image_itself(gallery: Gallery, queries: Queries) -> None:
+    """At the benign embedding the image itself would be the nearest positive, at no distance."""
+    strict, reference = (
+        attack("LTM", protocol=p).objective(
+            queries.z, attack("LTM").aim(torch.empty(18, 0).long(), queries, gallery), queries, gallery
+        )
+        for p in ("strict", "reference")
+    )
+    for i, own in enumerate(queries.own.tolist()):
+        if own < 0:
+            continue
+        away = [
+            far(queries.z[i], x)
+            for x, c in zip(gallery.z, gallery.labels, strict=True)
+            if c != queries.labels[i]
+        ]
+        assert reference[i].item() == pytest.approx(max(away).item())
+    # 17 has no copy: the two differ; 20 has one in its class: they do not; 13 is alone in its class.
+    assert strict[9] < reference[9] - 0.01
+    assert strict[0].item() == pytest.approx(reference[0].item())
+    assert strict[6] == 0
+
+
+@pytest.mark.parametrize("name", ["CA+", "CA-", "QA+", "QA-", "GTT"])
+def test_strict_means_leave_out_the_query_and_its_target_by_index(name: str) -> None:
+    """Five images, of which one is the query, one the target and three are counted, a copy of each too."""
+    z = torch.tensor([[1.0, 0], [1.0, 0], [0, 1.0], [0, 1.0], [-1.0, 0]], dtype=torch.float64)
+    five = Gallery(z, torch.tensor([0, 0, 1, 1, 1]))
+    one = Queries(z[:1], torch.tensor([0]), torch.tensor([0]))
+    at = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
+    which = attack(name)
+    found = which.objective(at, which.aim(torch.tensor([[2]]), one, five), one, five).item()
+    near, side, back = 0.4**0.5, 0.8**0.5, 3.2**0.5
+    wanted = {
+        # From the target (0, 1): the copy of the query at √2, its own copy at 0, the back at √2.
+        "CA+": near - 0,
+        "CA-": 2 * (2**0.5 - near),
+        # From the query: its copy at `side`, the target's copy as near as the target, the back.
+        "QA+": 0,
+        "QA-": side - near + back - near,
+        "GTT": side - near + back - near,
+    }
+    assert found == pytest.approx(wanted[name] / 3)
+
+
+@pytest.mark.parametrize("sign", "+-")
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_sp_qa_without_weight_is_qa(
+    sign: str, protocol: str, gallery: Gallery, queries: Queries, moved: Tensor
+) -> None:
+    for m in (1, 3):
+        free = attack(f"SP-QA{sign}", protocol=protocol, xi=0, m=m)
+        plain = attack(f"QA{sign}", protocol=protocol, m=m)
+        index = aimed(free, queries, gallery)
+        found = []
+        for which, at in ((free, index), (plain, index[:, :m])):
+            leaf = moved.clone().requires_grad_()
+            value = which.objective(leaf, which.aim(at, queries, gallery), queries, gallery)
+            found.append((value.detach(), *torch.autograd.grad(value.sum(), leaf)))
+        assert plain.measure(moved, which.aim(at, queries, gallery), queries, gallery).keys() == {plain.name}
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+
+
+def test_es_begins_a_tiny_way_off() -> None:
+    images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kept = images.clone()
+    reference = attack("ES", protocol="reference").start(images, draws=Draws(0, "x", range(3)))
+    assert reference is not None
+    assert torch.equal(reference, images + 1e-7)
+    strict = attack("ES").start(images, draws=Draws(0, "x", range(3)))
+    assert strict is not None
+    offset = (strict - images) / 1e-7
+    assert 0.5 < offset.std() < 1.5
+    assert offset.abs().max() < 6
+    assert (offset > 0).any()
+    assert (offset < 0).any()
+    again = attack("ES").start(images[1:2], draws=Draws(0, "x", [1]))
+    assert again is not None
+    assert torch.equal(again[0], strict[1])
+    assert torch.equal(images, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_es_really_leaves_the_image_in_any_precision(dtype: torch.dtype) -> None:
+    images = torch.full((2, 1, 8, 8), 0.5, dtype=dtype)
+    start = attack("ES").start(images, draws=Draws(0, "x", range(2)))
+    assert start is not None
+    assert start.dtype == dtype
+    assert (start != images).flatten(1).any(1).all()
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n != "ES"])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_all_others_begin_at_the_image_and_are_read_at_the_end(name: str, protocol: str) -> None:
+    which = attack(name, protocol=protocol)
+    assert which.start(torch.rand(2, 1, 3, 3), draws=Draws(0, "x", range(2))) is None
+    assert which.read_early == ()
+
+
+def test_es_is_read_early_by_the_reference_alone() -> None:
+    assert attack("ES", protocol="reference").read_early == ("ES:D",)
+    assert attack("ES").read_early == ()

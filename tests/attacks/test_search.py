@@ -1,0 +1,466 @@
+"""Searches: PGD, its restarts, NES and SPSA against plain loops; within budget, each query by itself."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import (
+    ATTACKS,
+    NES,
+    PGD,
+    SPSA,
+    Draws,
+    Gallery,
+    Queries,
+    RankingAttack,
+    Search,
+    Transfer,
+    attack,
+    make_search,
+)
+from robustmetric.distance import embed
+from robustmetric.perturb import Budget, Objective, frozen, pgd
+
+BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
+SEARCHES = ["pgd", "pgd(restarts=3)", "pgd(random_start=True)", "nes(samples=3)", "spsa(samples=3)"]
+LABELS = torch.arange(24) % 4
+
+
+class Smooth(nn.Module):
+    """A small network in double precision, without kinks."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.one = nn.Parameter(torch.randn(25, 12, generator=generator, dtype=torch.float64) / 3)
+        self.two = nn.Parameter(torch.randn(12, 5, generator=generator, dtype=torch.float64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.tanh(images.flatten(1).to(self.one) @ self.one + 0.3) @ self.two
+
+
+class Numpy(nn.Module):
+    """The same network computed without torch: there is nothing to differentiate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        network = Smooth()
+        self.weights = network.one.detach().numpy(), network.two.detach().numpy()
+
+    def forward(self, images: Tensor) -> Tensor:
+        one, two = self.weights
+        return torch.from_numpy(np.tanh(images.flatten(1).numpy() @ one + 0.3) @ two)
+
+
+def pixels(dtype: torch.dtype = torch.float64) -> Tensor:
+    images = torch.rand(24, 1, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    images[0], images[1, 0, :2] = 0.0, 1.0  # at the ends there is less room
+    return images.to(dtype)
+
+
+class Task:
+    """An attack on the first ten images of a gallery, for any part of them."""
+
+    def __init__(self, which: RankingAttack, network: nn.Module, seed: int = 0) -> None:
+        self.which, self.network, self.seed = which, network, seed
+        self.images = pixels()
+        with torch.no_grad():
+            z = embed(network, self.images)
+        self.gallery = Gallery(z, LABELS)
+        self.queries = Queries(z[:10], LABELS[:10], torch.arange(10))
+        index = which.select(self.queries, self.gallery, draws=self.draws("target", range(10)))
+        self.target = which.aim(index, self.queries, self.gallery)
+
+    def draws(self, purpose: str, numbers: range | list[int]) -> Draws:
+        return Draws(self.seed, purpose, numbers)
+
+    def goal(self, batch: Tensor) -> Objective:
+        target, queries = self.target[batch], self.queries[batch]
+
+        def objective(images: Tensor, rows: Tensor) -> Tensor:
+            z = embed(self.network, images)
+            return self.which.objective(z, target[rows], queries[rows], self.gallery)
+
+        return objective
+
+    def run(self, search: Search, batch: Tensor | None = None, budget: Budget = BUDGET) -> Tensor:
+        batch = torch.arange(10) if batch is None else batch
+        images, numbers = self.images[batch], batch.tolist()
+        draws = self.draws("search", numbers)
+        start = self.which.start(images, draws=draws)
+        return search(images, self.goal(batch), budget, draws=draws, start=start)
+
+    def value(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.goal(torch.arange(10))(images, torch.arange(10))
+
+
+def within(moved: Tensor, images: Tensor, eps: float = BUDGET.eps) -> bool:
+    return bool((moved - images).abs().max() <= eps + 1e-12 and moved.min() >= 0 and moved.max() <= 1)
+
+
+# Any attack with any search
+
+
+@pytest.mark.parametrize("name", [*ATTACKS, "CA+(w=3)", "QA-(m=2)"])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_every_attack_with_every_search_stays_in_the_budget(name: str, protocol: str) -> None:
+    network, other = Smooth(), Smooth(seed=1)
+    state = {k: v.clone() for k, v in network.state_dict().items()}
+    rng = torch.get_rng_state()
+    searches = [make_search(text) for text in SEARCHES]
+    for search in [*searches, Transfer(surrogate=other), Transfer(surrogate=other, search=NES(samples=2))]:
+        task = Task(attack(name, protocol=protocol), search.network or network)
+        kept = task.images.clone()
+        with frozen(task.network):
+            moved = task.run(search, budget=Budget(eps=0.08, alpha=0.05, steps=2))
+        assert moved.shape == (10, 1, 5, 5)
+        assert moved.dtype == torch.float64
+        assert not moved.requires_grad
+        assert within(moved, task.images[:10]), search.name
+        assert not torch.equal(moved, task.images[:10]), search.name
+        assert torch.equal(task.images, kept)
+    assert all(torch.equal(v, state[k]) for k, v in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(p.grad is None for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", ["CA+", "QA-", "ES", "LTM", "SP-QA+"])
+@pytest.mark.parametrize("text", SEARCHES)
+def test_a_query_s_perturbation_does_not_depend_on_its_batch(name: str, text: str) -> None:
+    task, search = Task(attack(name), Smooth()), make_search(text)
+    with frozen(task.network):
+        whole = task.run(search)
+        mixed = torch.tensor([7, 2, 9, 0, 4, 1, 8, 6, 3, 5])
+        torch.testing.assert_close(task.run(search, mixed), whole[mixed], rtol=0, atol=1e-9)
+        for part in ([3], [9, 5, 6]):
+            found = task.run(search, torch.tensor(part))
+            torch.testing.assert_close(found, whole[part], rtol=0, atol=1e-9)
+        # And it does depend on the query's number, where chance decides more than where to begin.
+        other = search(task.images[:1], task.goal(torch.tensor([0])), BUDGET, draws=task.draws("search", [5]))
+    if "samples" in text:
+        assert not torch.equal(other, whole[:1])
+
+
+@pytest.mark.parametrize("search", [NES(samples=2), SPSA(samples=2), PGD()])
+def test_queries_that_have_arrived_leave_the_others_as_they_are(search: Search) -> None:
+    images = pixels()[:6]
+    wanted = images.flatten(1).sum(1) + torch.tensor([-1.0, 5.0, 0.3, 5.0, -1.0, 5.0])
+    active = []
+
+    def run(batch: Tensor) -> Tensor:
+        def objective(x: Tensor, rows: Tensor) -> Tensor:
+            active.append(len(rows))
+            weights = torch.linspace(0.5, 1.5, 25, dtype=torch.float64)
+            return (wanted[batch][rows] - (x.flatten(1) * weights).sum(1)).clamp_min(0)
+
+        return search(images[batch], objective, BUDGET, draws=Draws(0, "x", batch.tolist()))
+
+    whole = run(torch.arange(6))
+    assert active[0] == 6
+    assert 0 < min(active) < 6
+    for i in range(6):
+        torch.testing.assert_close(run(torch.tensor([i]))[0], whole[i], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("text", SEARCHES)
+def test_the_gallery_s_chunk_changes_no_perturbation(text: str) -> None:
+    found = []
+    for chunk in (8192, 7, 1):
+        task = Task(attack("QA+"), Smooth())
+        task.gallery = Gallery(task.gallery.z, LABELS, chunk=chunk)
+        with frozen(task.network):
+            found.append(task.run(make_search(text)))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-9)
+
+
+# PGD
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_pgd_is_the_pgd_of_training(name: str) -> None:
+    task = Task(attack(name), Smooth())
+    images = task.images[:10]
+    start = task.which.start(images, draws=task.draws("search", range(10)))
+    with frozen(task.network):
+        wanted = pgd(images, task.goal(torch.arange(10)), BUDGET, start=start)
+        assert torch.equal(task.run(PGD()), wanted)
+    assert (task.value(wanted) <= task.value(images) + 1e-9).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("name", ["CA-", "QA+", "ES", "LTM", "GTM"])
+@pytest.mark.parametrize("random_start", [False, True])
+def test_restarts_are_never_worse_than_one_and_sometimes_better(name: str, random_start: bool) -> None:
+    task = Task(attack(name), Smooth())
+    with frozen(task.network):
+        found = [task.run(PGD(restarts=n, random_start=random_start)) for n in (1, 2, 5)]
+    values = [task.value(x) for x in found]
+    assert (values[1] <= values[0]).all()
+    assert (values[2] <= values[1]).all()
+    assert (values[2] < values[0]).any()
+    assert all(within(x, task.images[:10]) for x in found)
+
+
+def test_restarts_keep_each_query_s_own_best() -> None:
+    """One valley to each side: which is deeper depends on the query, and the start decides which is found."""
+    images = torch.full((40, 1, 1, 1), 0.5)
+    deeper = torch.where(torch.arange(40) % 2 == 0, -1.0, 1.0)
+
+    def valleys(x: Tensor, rows: Tensor) -> Tensor:
+        side = x[:, 0, 0, 0] - 0.5
+        return -side.abs() * (1 + 0.5 * (side.sign() == deeper[rows]))
+
+    draws = Draws(0, "valleys", range(40))
+    best = PGD(restarts=20, random_start=True)(images, valleys, BUDGET, draws=draws)
+    torch.testing.assert_close(best[:, 0, 0, 0], 0.5 + deeper * BUDGET.eps)
+    once = PGD(random_start=True)(images, valleys, BUDGET, draws=Draws(0, "valleys", range(40)))
+    assert 10 < (once[:, 0, 0, 0] - 0.5 - deeper * BUDGET.eps).abs().gt(1e-6).sum() < 30
+
+
+@pytest.mark.parametrize(
+    "search", [PGD(random_start=True), PGD(restarts=4), PGD(restarts=3, random_start=True)]
+)
+def test_random_starts_lie_inside_the_ball_and_fill_it(search: PGD) -> None:
+    images, starts = pixels()[:10], []
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        if x.requires_grad:
+            starts.append(x.detach().clone())
+        return x.flatten(1).sum(1) * 0
+
+    search(images, objective, BUDGET, draws=Draws(0, "x", range(10)))
+    # Without a slope there is one step in each run: at its start.
+    assert len(starts) == search.restarts
+    assert all(within(x, images) for x in starts)
+    if not search.random_start:
+        assert torch.equal(starts.pop(0), images)
+    for i, x in enumerate(starts):
+        room = (images > 0.1) & (images < 0.9)
+        offset = ((x - images) / BUDGET.eps)[room]
+        assert offset.min() < -0.9
+        assert offset.max() > 0.9
+        assert abs(offset.mean()) < 0.2
+        assert not any(torch.equal(x, other) for other in starts[:i])
+
+
+def test_restarts_leave_single_precision_as_it_is() -> None:
+    images = pixels(torch.float32)[:4]
+    found = PGD(restarts=2)(
+        images, lambda x, rows: x.flatten(1).square().sum(1), BUDGET, draws=Draws(0, "x", range(4))
+    )
+    assert found.dtype == torch.float32
+    assert (found - images).abs().max() <= BUDGET.eps + 1e-6
+
+
+# Without gradients
+
+
+class Scripted(Draws):
+    """Directions that the test knows too: (query, direction) by turns."""
+
+    def __init__(self, ways: Tensor) -> None:
+        self.ways, self.turn = ways, [0] * len(ways)
+
+    def _next(self, rows: Tensor | None) -> Tensor:
+        drawn = []
+        for i in range(len(self.ways)) if rows is None else rows.tolist():
+            drawn.append(self.ways[i, self.turn[i]])
+            self.turn[i] += 1
+        return torch.stack(drawn)
+
+    def normal(self, *shape: int, rows: Tensor | None = None) -> Tensor:
+        assert shape == (1, 5, 5)
+        return self._next(rows)
+
+    def signs(self, *shape: int, rows: Tensor | None = None) -> Tensor:
+        return self._next(rows).sign()
+
+
+@pytest.mark.parametrize("kind", [NES, SPSA])
+@pytest.mark.parametrize("sigma", [0.01, 0.3])
+def test_by_trial_against_a_plain_loop(kind: type[NES] | type[SPSA], sigma: float) -> None:
+    samples, steps = 4, 3
+    budget = Budget(eps=0.08, alpha=0.03, steps=steps)
+    ways = torch.randn(5, samples * steps, 1, 5, 5, generator=torch.Generator().manual_seed(2)).double()
+    images = pixels()[:5]
+    network = Smooth()
+    with torch.no_grad():
+        wanted = network(pixels()[10:15])
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        value: Tensor = (network(x) - wanted[rows]).square().sum(1)
+        return value
+
+    found = kind(samples=samples, sigma=sigma)(images, objective, budget, draws=Scripted(ways))
+    for i in range(5):
+        x = images[i : i + 1]
+        for step in range(steps):
+            slope = torch.zeros_like(x)
+            for s in range(samples):
+                way = ways[i, step * samples + s]
+                way = way.sign() if kind is SPSA else way
+                with torch.no_grad():
+                    ahead = objective((x + sigma * way).clamp(0, 1), torch.tensor([i]))
+                    behind = objective((x - sigma * way).clamp(0, 1), torch.tensor([i]))
+                slope += (ahead - behind).item() / (2 * sigma) * way / samples
+            x = torch.minimum(torch.maximum(x - 0.03 * slope.sign(), images[i] - 0.08), images[i] + 0.08)
+            x = x.clamp(0, 1)
+        torch.testing.assert_close(found[i], x[0], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("text", ["nes(samples=20)", "spsa(samples=20)"])
+@pytest.mark.parametrize("name", ["CA+", "QA-", "TMA", "ES", "LTM", "GTM"])
+def test_by_trial_lowers_the_objective_of_a_network_without_gradients(name: str, text: str) -> None:
+    task = Task(attack(name), Numpy())
+    moved = task.run(make_search(text))
+    before, after = task.value(task.images[:10]), task.value(moved)
+    assert (after < before - 1e-3).float().mean() >= 0.7
+    assert after.mean() < before.mean() - 0.01
+    with pytest.raises(RuntimeError, match="numpy"):
+        task.run(PGD())
+
+
+@pytest.mark.parametrize("text", ["nes(samples=2)", "spsa(samples=2)"])
+def test_by_trial_calls_no_autograd(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, seen = Task(attack("QA+"), Smooth()), []
+    real = task.goal(torch.arange(10))
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("autograd was called")
+
+    monkeypatch.setattr(torch.autograd, "grad", refuse)
+    monkeypatch.setattr(torch.autograd, "backward", refuse)
+    monkeypatch.setattr(Tensor, "backward", refuse)
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        value = real(x, rows)
+        seen.append(torch.is_grad_enabled() or x.requires_grad or value.requires_grad)
+        return value
+
+    # The network is not frozen: its parameters would like to have gradients.
+    make_search(text)(task.images[:10], objective, BUDGET, draws=task.draws("x", range(10)))
+    assert len(seen) == 2 * 2 * BUDGET.steps
+    assert not any(seen)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("search", [NES(samples=3), SPSA(samples=3)])
+def test_by_trial_asks_for_images_only(search: Search) -> None:
+    images, seen = pixels()[:10], []
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        seen.append((float(x.min()), float(x.max())))
+        return x.flatten(1).sum(1)
+
+    search(images, objective, BUDGET, draws=Draws(0, "x", range(10)))
+    assert min(low for low, _ in seen) >= 0
+    assert max(high for _, high in seen) <= 1
+
+
+@pytest.mark.parametrize("search", [NES(samples=800), SPSA(samples=800)])
+def test_by_trial_finds_the_slope_of_a_plane(search: Search) -> None:
+    images = torch.full((2, 1, 5, 5), 0.5)
+    slope = torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)).sign()
+    draws, budget = Draws(0, "plane", range(2)), Budget(eps=0.1, alpha=0.1, steps=1)
+    moved = search(images, lambda x, rows: (x * slope[rows]).flatten(1).sum(1), budget, draws=draws)
+    torch.testing.assert_close(moved, images - 0.1 * slope.sign())
+
+
+@pytest.mark.parametrize("search", [NES(samples=2), SPSA(samples=2)])
+def test_by_trial_works_in_inference_mode(search: Search) -> None:
+    task = Task(attack("QA+"), Smooth())
+    wanted = task.run(search)
+    with torch.inference_mode():
+        found = task.run(search)
+    assert torch.equal(found.clone(), wanted)
+    with torch.inference_mode(), pytest.raises(ValueError, match="inference mode leaves no gradient"):
+        task.run(PGD())
+
+
+# On another network
+
+
+def test_transfer_searches_on_the_surrogate() -> None:
+    surrogate = Smooth(seed=1)
+    assert PGD().network is None
+    assert NES().network is None
+    for inner in (PGD(), PGD(restarts=2), SPSA(samples=3)):
+        search = Transfer(surrogate=surrogate, search=inner)
+        assert search.network is surrogate
+        assert search.name == f"transfer({inner.name})"
+        task = Task(attack("TMA"), surrogate)
+        with frozen(surrogate):
+            assert torch.equal(task.run(search), task.run(inner))
+    assert Transfer(surrogate=surrogate).search == PGD()
+
+
+def test_what_is_found_on_a_like_network_carries_over() -> None:
+    network, surrogate = Smooth(), Smooth()
+    with torch.no_grad():
+        surrogate.one.add_(torch.randn(25, 12, generator=torch.Generator().manual_seed(3)), alpha=0.02)
+    search = Transfer(surrogate=surrogate)
+    task, under = Task(attack("TMA"), surrogate), Task(attack("TMA"), network)
+    with frozen(surrogate), frozen(network):
+        moved = task.run(search)
+        assert under.value(moved).mean() < under.value(under.images[:10]).mean() - 0.05
+        assert under.value(under.run(PGD())).mean() < under.value(moved).mean()
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PGD(restarts=0), "restarts must be a whole number of at least 1, not 0"),
+        (
+            lambda: PGD(restarts=1.5),  # type: ignore[arg-type]
+            "restarts must be a whole number of at least 1, not 1.5",
+        ),
+        (lambda: PGD(restarts=True), "restarts must be a whole number of at least 1, not True"),
+        (
+            lambda: PGD(random_start=1),  # type: ignore[arg-type]
+            "random_start must be True or False, not 1",
+        ),
+        (lambda: NES(samples=0), "samples must be a whole number of at least 1, not 0"),
+        (lambda: NES(sigma=2), r"sigma must be in \(0, 1\], not 2: it is a distance in pixels of \[0, 1\]"),
+        (lambda: SPSA(sigma=0), r"sigma must be in \(0, 1\], not 0"),
+        (lambda: SPSA(sigma=float("nan")), r"sigma must be in \(0, 1\], not nan"),
+        (lambda: make_search("pdg"), r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: nes, pgd, spsa"),
+        (
+            lambda: make_search("pgd(restart=2)"),
+            "search 'pgd' got an unexpected keyword argument 'restart'; its options: restarts, random_start",
+        ),
+        (lambda: make_search("pgd(restarts=2"), r"search 'pgd\(restarts=2' has no closing bracket; write"),
+        (lambda: make_search("pgd(2)"), r"search 'pgd\(2\)': '2' must be option=number; write NAME\(option"),
+        (lambda: make_search("pgd(restarts=two)"), "'restarts=two' must be option=number"),
+        (lambda: make_search("nes(sigma=2)"), r"sigma must be in \(0, 1\], not 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("search", "name"),
+    [
+        (PGD(), "pgd"),
+        (PGD(restarts=4), "pgd(restarts=4)"),
+        (PGD(restarts=2, random_start=True), "pgd(restarts=2, random_start=True)"),
+        (NES(), "nes"),
+        (NES(samples=7, sigma=0.5), "nes(samples=7, sigma=0.5)"),
+        (SPSA(sigma=1e-3), "spsa(sigma=0.001)"),
+    ],
+)
+def test_a_search_is_written_and_read_again(search: Search, name: str) -> None:
+    assert search.name == name
+    assert make_search(name) == search
+    assert eval(repr(search)) == search  # noqa: S307

@@ -1,0 +1,348 @@
+"""What each attack aims at: chance a query at a time, the nearest images, targets against plain loops."""
+
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+from robustmetric.attacks.base import distinct, nearest
+
+EVERY = [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3, keep=2)"]
+RANDOM = ["CA+", "CA+(w=3)", "QA+", "QA+(m=3)", "TMA", "SP-QA+", "SP-QA+(m=3)"]
+NEAR = ["CA-", "CA-(w=3)", "QA-", "QA-(m=3)", "SP-QA-"]
+
+
+def count(name: str) -> int:
+    return 3 if "=3" in name else 1
+
+
+def order(z: Tensor, gallery: Gallery) -> list[int]:
+    """All positions, nearest first, ties by position: a plain loop."""
+    far, here = [], z.tolist()
+    for position, there in enumerate(gallery.z.tolist()):
+        square = 0.0
+        for a, b in zip(here, there, strict=True):
+            square += (a - b) ** 2
+        far.append((round(square, 9), position))
+    return [position for _, position in sorted(far)]
+
+
+def select(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
+    return which.select(queries, gallery, draws=Draws(seed, "test", range(len(queries))))
+
+
+def many(one: Queries, copies: int) -> Queries:
+    """The first query, so many times over."""
+    return one[torch.zeros(copies, dtype=torch.long)]
+
+
+# Chance
+
+
+def test_a_stream_depends_on_seed_purpose_and_number_alone() -> None:
+    draws = Draws(3, "QA+", [9, 4, 7])
+    first, second = draws.uniform(4), draws.uniform(4)
+    for row, number in enumerate([9, 4, 7]):
+        alone = Draws(3, "QA+", [number])
+        assert torch.equal(alone.uniform(4)[0], first[row])
+        assert torch.equal(alone.uniform(4)[0], second[row])
+    others = [Draws(3, "QA+", [8]), Draws(2, "QA+", [9]), Draws(3, "QA-", [9]), Draws(3, "QA", [9])]
+    seen = [tuple(d.uniform(4)[0].tolist()) for d in others]
+    assert len({*seen, tuple(first[0].tolist()), tuple(second[0].tolist())}) == 6
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(5, 8), np.arange(5, 8), torch.arange(5, 8), (5, 6, 7)], ids=lambda n: type(n).__name__
+)
+def test_a_query_number_may_come_from_anywhere(numbers: range) -> None:
+    assert torch.equal(Draws(0, "x", numbers).uniform(3), Draws(0, "x", [5, 6, 7]).uniform(3))
+
+
+def test_rows_draw_from_their_own_streams_and_leave_the_others_alone() -> None:
+    for kind in ("uniform", "normal", "signs"):
+        some, alone = Draws(0, "x", range(4)), Draws(0, "x", [2])
+        taken = getattr(some, kind)(2, 3, rows=torch.tensor([2, 0]))
+        assert taken.shape == (2, 2, 3)
+        assert torch.equal(taken[0], getattr(alone, kind)(2, 3)[0])
+        fresh = getattr(Draws(0, "x", range(4)), kind)(2, 3)
+        after = getattr(some, kind)(2, 3)
+        assert torch.equal(after[1], fresh[1])
+        assert torch.equal(after[3], fresh[3])
+        assert torch.equal(after[2], getattr(alone, kind)(2, 3)[0])
+
+
+def test_drawing_leaves_the_global_generators_alone() -> None:
+    state, kept = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    draws = Draws(0, "x", range(3))
+    draws.uniform(5), draws.normal(5), draws.signs(5)
+    assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(np.random.get_state()[1], kept)  # type: ignore[index]
+
+
+def test_numbers_are_spread_as_they_should_be_within_and_across_streams() -> None:
+    draws = Draws(1, "spread", range(400))
+    uniform = draws.uniform(50).numpy()
+    assert uniform.dtype == np.float64
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
+    normal, signs = draws.normal(50).numpy(), draws.signs(50).numpy()
+    for values in (uniform, uniform[:, :1], uniform[:2]):
+        assert stats.kstest(values.ravel(), "uniform").pvalue > 1e-3
+    for values in (normal, normal[:, :1], normal[:2]):
+        assert stats.kstest(values.ravel(), "norm").pvalue > 1e-3
+    assert set(np.unique(signs)) == {-1, 1}
+    assert abs(signs.mean()) < 3 / np.sqrt(signs.size)
+    # Neighbouring queries have nothing to do with each other.
+    assert abs(np.corrcoef(uniform[:-1].ravel(), uniform[1:].ravel())[0, 1]) < 4 / np.sqrt(uniform.size)
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(4, 4), (5, 3), (7, 1), (9, 8), (40, 6)])
+def test_distinct_gives_distinct_positions_like_drawing_from_a_shrinking_list(size: int, wanted: int) -> None:
+    uniform = Draws(0, f"{size}", range(300)).uniform(wanted)
+    uniform[0], uniform[1] = 0, np.nextafter(1, 0)
+    found = distinct(uniform, size)
+    for row, numbers in zip(found.tolist(), uniform.tolist(), strict=True):
+        left = list(range(size))
+        for position, number in zip(row, numbers, strict=True):
+            assert position == left.pop(int(number * len(left)))
+
+
+def test_distinct_is_uniform_over_all_ordered_choices() -> None:
+    found = distinct(Draws(0, "pairs", range(6000)).uniform(3), 5)
+    chosen = [tuple(row) for row in found.tolist()]
+    counts = [chosen.count(p) for p in permutations(range(5), 3)]
+    assert sum(counts) == 6000
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+# The nearest
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 13, 8192])
+@pytest.mark.parametrize("wanted", [1, 3, 12])
+def test_nearest_with_ties_against_a_plain_loop(
+    wanted: int, chunk: int, gallery: Gallery, queries: Queries, tied: Tensor
+) -> None:
+    cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
+    without = torch.arange(len(tied)) * 2 - 1
+    found = nearest(tied, cut, wanted)
+    some = nearest(tied, cut, wanted, without=without)
+    other = nearest(tied, cut, wanted, without=without, other_than=queries.labels)
+    for i, z in enumerate(tied):
+        near = order(z, gallery)
+        assert found[i].tolist() == near[:wanted]
+        assert some[i].tolist() == [p for p in near if p != without[i]][:wanted]
+        near = [p for p in near if p != without[i] and gallery.labels[p] != queries.labels[i]]
+        assert other[i].tolist() == near[:wanted]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 13, 8192])
+@pytest.mark.parametrize("apart", [1e-2, 1e-4, 1e-5])
+def test_nearest_finds_copies_in_their_order_however_near_they_are(apart: float, chunk: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.nn.functional.normalize(torch.randn(40, 16, generator=generator, dtype=torch.float64))
+    z[[5, 38]] = z[11].clone()
+    cut = Gallery(z, torch.zeros(40, dtype=torch.long), chunk=chunk)
+    noise = torch.randn(64, 16, generator=generator, dtype=torch.float64)
+    near = torch.nn.functional.normalize(z[11] + apart * torch.nn.functional.normalize(noise))
+    assert nearest(near, cut, 3).tolist() == [[5, 11, 38]] * 64
+
+
+# Targets, strict
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_strict_targets_at_random_are_distinct_and_never_the_query(
+    name: str, gallery: Gallery, queries: Queries
+) -> None:
+    which = attack(name)
+    seen: set[int] = set()
+    for seed in range(60):
+        for i, row in enumerate(select(which, queries, gallery, seed)[:, : count(name)].tolist()):
+            assert len(set(row)) == count(name)
+            assert int(queries.own[i]) not in row
+            assert all(0 <= position < 40 for position in row)
+            seen.update(row)
+    assert seen == set(range(40))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("CA+(w=2)", -1), ("QA+(m=2)", 0), ("CA+(w=2)", 3), ("QA+(m=2)", 5)]
+)
+def test_strict_targets_at_random_are_uniform(name: str, own: int) -> None:
+    cut = Gallery(torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2]))
+    one = Queries(torch.eye(6)[:1], torch.tensor([0]), torch.tensor([own]))
+    found = [tuple(row) for row in select(attack(name), many(one, 4000), cut).tolist()]
+    allowed = list(permutations([p for p in range(6) if p != own], 2))
+    counts = [found.count(p) for p in allowed]
+    assert sum(counts) == 4000
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("name", NEAR)
+@pytest.mark.parametrize(("size", "share"), [(40, 1), (100, 1), (101, 2), (250, 3), (400, 4)])
+def test_strict_targets_nearby_are_drawn_from_the_nearest_1_percent(name: str, size: int, share: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    z = torch.nn.functional.normalize(torch.randn(size, 5, generator=generator, dtype=torch.float64))
+    z[2] = z[1]  # a copy of the query
+    cut = Gallery(z, torch.arange(size) % 3)
+    wanted = count(name)
+    pool_size = max(wanted, share)
+    for own in (1, -1):
+        one = Queries(z[1:2], torch.tensor([0]), torch.tensor([own]))
+        found = select(attack(name), many(one, 900), cut)[:, :wanted]
+        pool = [p for p in order(z[1], cut) if p != own][:pool_size]
+        assert pool[0] == (2 if own == 1 else 1)
+        rows = [tuple(row) for row in found.tolist()]
+        counts = [rows.count(p) for p in permutations(pool, wanted)]
+        assert sum(counts) == 900
+        assert len(counts) == 1 or stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_strict_gtm_aims_at_the_nearest_image_of_another_class(gallery: Gallery, queries: Queries) -> None:
+    found = select(attack("GTM"), queries, gallery)
+    assert found.shape == (18, 1)
+    other_top = 0
+    for i, z in enumerate(queries.z):
+        near = [p for p in order(z, gallery) if p != queries.own[i]]
+        wanted = next(p for p in near if gallery.labels[p] != queries.labels[i])
+        assert found[i].item() == wanted
+        other_top += wanted != near[0]
+    assert other_top > 3  # else the top-1 would do
+    # Copies across classes: each is the other's target.
+    assert found[2].item() == 23
+    assert found[3].item() == 22
+
+
+def test_strict_gtt_aims_at_the_first_image_but_the_query_itself(gallery: Gallery, queries: Queries) -> None:
+    found = select(attack("GTT"), queries, gallery)[:, 0].tolist()
+    for i, z in enumerate(queries.z):
+        assert found[i] == next(p for p in order(z, gallery) if p != queries.own[i])
+    # A query is left out by its index: its copy is the first, and for one outside so is its image.
+    assert found[:6] == [21, 20, 23, 22, 25, 24]
+    assert found[12:14] == [3, 24]
+
+
+def test_strict_sp_qa_keeps_the_nearest_images(gallery: Gallery, queries: Queries) -> None:
+    for name, m, keep in [("SP-QA+", 1, 5), ("SP-QA-", 1, 5), ("SP-QA+(m=3, keep=2)", 3, 2)]:
+        found = select(attack(name), queries, gallery)
+        assert found.shape == (18, m + keep)
+        for i, z in enumerate(queries.z):
+            assert found[i, m:].tolist() == [p for p in order(z, gallery) if p != queries.own[i]][:keep]
+
+
+@pytest.mark.parametrize("sign", "+-")
+def test_sp_qa_has_the_candidates_of_qa(sign: str, gallery: Gallery, queries: Queries) -> None:
+    for protocol in ("strict", "reference"):
+        qa = select(attack(f"QA{sign}", protocol=protocol), queries, gallery)
+        assert torch.equal(select(attack(f"SP-QA{sign}", protocol=protocol), queries, gallery)[:, :1], qa)
+
+
+# Targets, as the reference has them
+
+
+@pytest.mark.parametrize("name", ["CA+", "QA+", "TMA"])
+def test_reference_targets_at_random_may_be_the_query(name: str) -> None:
+    cut = Gallery(torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2]))
+    one = Queries(torch.eye(6)[3:4], torch.tensor([1]), torch.tensor([3]))
+    found = select(attack(name, protocol="reference"), many(one, 3000), cut)[:, 0]
+    assert stats.chisquare(found.bincount(minlength=6).numpy()).pvalue > 1e-3
+
+
+def test_reference_takes_the_image_nearest_to_the_benign_query_for_the_query(
+    gallery: Gallery, queries: Queries
+) -> None:
+    gtt = select(attack("GTT", protocol="reference"), queries, gallery)[:, 0].tolist()
+    near = select(attack("CA-(w=3)", protocol="reference"), queries, gallery).tolist()
+    keep = select(attack("SP-QA+", protocol="reference"), queries, gallery)[:, 1:].tolist()
+    for i, z in enumerate(queries.z):
+        ranking = order(z, gallery)
+        assert gtt[i] == ranking[1]
+        assert set(near[i]) <= set(ranking[1:4])
+        assert keep[i] == ranking[1:6]
+    # The query 21 has its copy 20 for itself, and aims at itself; so does 39, for 24 and 25 come first.
+    assert gtt[1] == 21
+    assert gtt[5] == 25
+
+
+def test_reference_gtm_takes_a_position_among_other_classes_for_one_in_the_gallery(
+    gallery: Gallery, queries: Queries
+) -> None:
+    found = select(attack("GTM", protocol="reference"), queries, gallery)[:, 0].tolist()
+    for i, z in enumerate(queries.z):
+        ranking = order(z, gallery)
+        first = gallery.labels[ranking[1]]
+        left = [p for p in range(40) if gallery.labels[p] != first]
+        wanted = next(p for p in ranking[1:] if gallery.labels[p] != first)
+        assert found[i] == left.index(wanted)
+
+
+@pytest.mark.parametrize("name", ["ES", "LTM"])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_es_and_ltm_aim_at_no_image(name: str, protocol: str, gallery: Gallery, queries: Queries) -> None:
+    assert select(attack(name, protocol=protocol), queries, gallery).shape == (18, 0)
+
+
+# Independence
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_a_target_depends_on_nothing_but_the_query(
+    name: str, protocol: str, gallery: Gallery, queries: Queries
+) -> None:
+    which = attack(name, protocol=protocol)
+    numbers = torch.arange(100, 118)
+
+    def found(rows: Tensor, chunk: int) -> Tensor:
+        cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
+        return which.select(queries[rows], cut, draws=Draws(7, name, numbers[rows].tolist()))
+
+    whole = found(torch.arange(18), 8192)
+    for chunk in (1, 7):
+        assert torch.equal(found(torch.arange(18), chunk), whole)
+    mixed = torch.randperm(18, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found(mixed, 8192), whole[mixed])
+    for begin, end in pairwise([0, 1, 2, 7, 12, 18]):
+        rows = torch.arange(begin, end)
+        assert torch.equal(found(rows, 7), whole[rows])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_selecting_changes_no_input(name: str, gallery: Gallery, queries: Queries) -> None:
+    kept = [t.clone() for t in (gallery.z, gallery.labels, queries.z, queries.labels, queries.own)]
+    for protocol in ("strict", "reference"):
+        which = attack(name, protocol=protocol)
+        which.aim(select(which, queries, gallery), queries, gallery)
+    now = (gallery.z, gallery.labels, queries.z, queries.labels, queries.own)
+    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(("name", "letter"), [("CA+", "w"), ("CA-", "w"), ("QA+", "m"), ("QA-", "m")])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_more_targets_than_images_are_refused(
+    name: str, letter: str, protocol: str, gallery: Gallery, queries: Queries
+) -> None:
+    most = attack(name, protocol=protocol, **{letter: 38})
+    assert select(most, queries, gallery).shape == (18, 38)
+    message = f"{letter} is 39, too many for a gallery of 40 images; give at most 38"
+    with pytest.raises(ValueError, match=message):
+        select(attack(name, protocol=protocol, **{letter: 39}), queries, gallery)
+
+
+def test_more_images_to_keep_than_there_are_are_refused(gallery: Gallery, queries: Queries) -> None:
+    with pytest.raises(ValueError, match="keep is 39, too many for a gallery of 40 images; give at most 38"):
+        select(attack("SP-QA+", keep=39), queries, gallery)
+
+
+def test_a_gallery_of_four_is_refused() -> None:
+    with pytest.raises(ValueError, match="the gallery has 4 images; give at least 5, for a top 4 besides"):
+        Gallery(torch.eye(4), torch.arange(4))
+    assert len(Gallery(torch.eye(5), torch.arange(5))) == 5
