@@ -27,6 +27,7 @@ bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/retrieval.py
+	$(BIN)/python benchmarks/attacks.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

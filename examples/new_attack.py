@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 import robustmetric as rm
-from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Target
-from robustmetric.attacks.base import hit_at_1
+from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Target, hit_at_1
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
 

@@ -1,5 +1,6 @@
 """README and docs run as they are written."""
 
+import json
 import re
 from pathlib import Path
 
@@ -39,3 +40,11 @@ def test_the_version_is_one() -> None:
     stated = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert stated is not None
     assert robustmetric.__version__ == stated[1]
+
+
+def test_the_schema_of_records_is_published() -> None:
+    from robustmetric.robustness import Record
+
+    schema = Record.model_json_schema(by_alias=True, mode="serialization")
+    text = (ROOT / "docs" / "record.schema.json").read_text(encoding="utf-8")
+    assert text == json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

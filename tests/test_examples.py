@@ -42,3 +42,19 @@ def test_an_example_explains_its_options(script: Path) -> None:
     )
     for option in ("--epochs", "--batch", "--lr", "--defense", "--eps", "--eta", "--seed"):
         assert option in done.stdout
+
+
+def test_a_new_attack_stands_beside_the_others(tmp_path: Path) -> None:
+    tiny = ["--epochs", "1", "--eta", "2", "--queries", "32"]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, EXAMPLES / "new_attack.py", *tiny],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = dict(re.findall(r"(R@1|ES:R|away) ([\d.]+)", done.stdout))
+    assert float(shown["away"]) < float(shown["R@1"])
+    assert not list(tmp_path.iterdir())
