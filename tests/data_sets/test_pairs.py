@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from robustmetric.data.pairs import PairLoader, draw_pairs, epoch_order
+from robustmetric.data.pairs import ImageArray, ImageLoader, PairLoader, draw_pairs, epoch_order
 
 
 @given(
@@ -130,3 +131,57 @@ def test_wrong_settings_are_refused() -> None:
         PairLoader(pixels, labels, pairs=3, seed=0)
     with pytest.raises(ValueError, match="a crop of 7 does not fit images of 6×6"):
         PairLoader(pixels, labels, pairs=4, seed=0, crop=7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "crop"), [((7, 9, 8, 3), 5), ((7, 6, 6, 1), 6), ((7, 6, 6, 1), None), ((7, 7, 12, 3), None)]
+)
+def test_an_image_array_is_the_middle_in_floats(shape: tuple[int, ...], crop: int | None) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    images = ImageArray(pixels, crop)
+    height, width = crop or shape[1], crop or shape[2]
+    top, left = (shape[1] - height) // 2, (shape[2] - width) // 2
+    assert len(images) == 7
+    found = images[torch.arange(7)]
+    assert found.dtype == torch.float32
+    assert found.is_contiguous()
+    assert found.shape == (7, shape[3], height, width)
+    for i in range(7):
+        for c in range(shape[3]):
+            for y in range(height):
+                for x in range(width):
+                    wanted = np.float32(pixels[i, top + y, left + x, c]) / np.float32(255)
+                    assert found[i, c, y, x].item() == wanted
+
+
+def test_an_image_array_is_indexed_in_any_order_on_disk_too(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(2).integers(0, 256, (9, 6, 6, 3), dtype=np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
+    memory, disk = ImageArray(pixels, 4), ImageArray(mapped, 4)
+    whole = memory[:]
+    for index in ([3], [8, 0, 5], [2, 2, 7, 2], [], list(range(9))):
+        chosen = torch.tensor(index, dtype=torch.long)
+        for images in (memory, disk):
+            found = images[chosen]
+            assert found.shape == (len(index), 3, 4, 4)
+            assert torch.equal(found, whole[chosen])
+    assert torch.equal(disk[2:5], whole[2:5])
+    disk[torch.arange(9)].zero_()
+    assert np.array_equal(np.load(tmp_path / "pixels.npy"), pixels), "the file was written to"
+
+
+def test_an_image_loader_gives_the_array_in_its_order() -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (10, 6, 6, 1), dtype=np.uint8)
+    loader = ImageLoader(pixels, torch.arange(10), batch=4, crop=4)
+    batches = list(loader)
+    assert [len(batch.images) for batch in batches] == [4, 4, 2]
+    assert len(loader) == 3
+    assert torch.equal(torch.cat([batch.images for batch in batches]), ImageArray(pixels, 4)[:])
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), torch.arange(10))
+
+
+@pytest.mark.parametrize("size", [(6, 6), (6, 9), (9, 6)])
+def test_an_image_array_refuses_a_crop_that_does_not_fit(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"a crop of 8 does not fit images of {size[0]}×{size[1]}"):
+        ImageArray(np.zeros((2, *size, 1), np.uint8), crop=8)

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe, recipe_names
+from robustmetric.training.recipe import (
+    Recipe,
+    dump_recipe,
+    load_recipe,
+    make_recipe,
+    recipe_names,
+    usual_recipe,
+)
 
 # PROTOCOL.md, section 4. What it does not give (no weight decay, images as they are) is the default.
 SMALL = {
@@ -59,6 +66,20 @@ def test_protocol(name: str) -> None:
 def test_digits_is_small() -> None:
     recipe = load_recipe("digits")
     assert (recipe.data, recipe.model, recipe.root) == ("digits", "c2f2", None)
+
+
+@pytest.mark.parametrize(
+    ("data", "usual"),
+    [
+        ("digits", "digits"),
+        ("mnist", "28x28"),
+        ("fashion-mnist", "28x28"),
+        *((name, "224x224-text") for name in ("cub", "cars", "sop", "folder", "csv")),
+    ],
+)
+def test_every_data_set_has_a_usual_recipe(data: str, usual: str) -> None:
+    assert usual_recipe(data) == usual
+    assert usual in recipe_names()
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:

@@ -1,0 +1,560 @@
+"""Every check passes where all is well, and finds the fault that was planted for it."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import PGD, Draws, Transfer
+from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.perturb import Budget, Objective, frozen
+from robustmetric.robustness import CHECKS, Check, Evaluation, Record
+
+Tiny = Callable[..., Evaluation]
+Evaluated = Callable[..., Record]
+Ask = Callable[..., Check]
+
+QUICK = ["collapse", "mode", "repeat", "seed", "batch-1", "gradient", "budget", "eps-0", "one-step", "last"]
+QUICK += ["noise", "8-bit", "copies", "classes"]
+FULL = [*QUICK, "eps-1", "eps-sweep", "steps", "black-box", "transfer"]
+
+
+@pytest.fixture
+def ask(tiny: Tiny) -> Ask:
+    """Evaluate without checks, and then make a single one."""
+
+    def make(name: str, model: nn.Module | None = None, level: str = "quick", **changes: Any) -> Check:
+        settings = {"attacks": ["ES", "GTM"], "queries": 12, **changes}
+        evaluation = tiny(model, **settings)
+        evaluation.run()
+        with frozen(evaluation.model):
+            check = CHECKS[name](replace(evaluation.lab, level=level))
+        assert check.name == name
+        assert check.says
+        return check
+
+    return make
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(PGD):
+    """A search of one's own that counts as a white-box attack: `way` does the work."""
+
+    way: Callable[[Tensor, Objective, Budget, Draws], Tensor]
+
+    def __call__(
+        self,
+        images: Tensor,
+        objective: Objective,
+        budget: Budget,
+        *,
+        draws: Draws,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        return self.way(images, objective, budget, draws)
+
+    @property
+    def name(self) -> str:
+        return "own"
+
+
+def figure(check: Check) -> float:
+    assert check.figure is not None
+    return check.figure
+
+
+def still(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+    return images.clone()
+
+
+def descend(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+    return PGD()(images, objective, budget, draws=draws, start=images + 1e-5 * draws.normal(1, 6, 6))
+
+
+class Through(nn.Module):
+    """The usual network behind or before something else."""
+
+    def __init__(
+        self,
+        inner: nn.Module,
+        before: Callable[[Tensor], Tensor] = lambda x: x,
+        after: Callable[[Tensor], Tensor] = lambda z: z,
+    ) -> None:
+        super().__init__()
+        self.inner, self.before, self.after = inner, before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.inner(self.before(x)))
+
+
+# All is well
+
+
+@pytest.fixture(scope="module")
+def healthy(evaluated: Evaluated) -> Record:
+    names = [str(k) for k in range(5)]
+    return evaluated(
+        attacks=["CA+", "ES", "GTM"], queries=16, checks="full", classes=names, train_classes=["a", "b"]
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in FULL if n != "transfer"])
+def test_a_healthy_evaluation_passes(healthy: Record, name: str) -> None:
+    check = next(c for c in healthy.checks if c.name == name)
+    assert check.status == "pass", check
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_healthy_network_is_not_said_to_mislead_the_attack(ask: Ask, network: nn.Module, seed: int) -> None:
+    """Two local optima are as good as each other: that is no sign of gradients that mislead."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 6)
+    check = ask("transfer", network, queries=None, seed=seed)
+    assert check.status != "fail", check
+
+
+def test_each_set_of_checks_is_run_as_a_whole(tiny: Tiny, healthy: Record) -> None:
+    assert [*CHECKS] == FULL
+    few: dict[str, Any] = {"attacks": ["TMA"], "queries": 4, "steps": 2}
+    assert tiny(checks="none", **few).run().checks == []
+    record = tiny(checks="quick", **few).run()
+    assert [c.name for c in record.checks] == QUICK
+    assert [c.name for c in healthy.checks] == FULL
+    assert {c.status for c in record.checks} <= {"pass", "warn", "fail", "not run"}
+
+
+def test_checks_change_no_score(evaluated: Evaluated) -> None:
+    few: dict[str, Any] = {"attacks": ["CA-", "ES"], "queries": 8, "steps": 3}
+    plain, checked = evaluated(**few), evaluated(checks="quick", **few)
+    assert plain.scores == checked.scores
+    assert plain.arrays.sha256 == checked.arrays.sha256
+
+
+def test_a_record_of_other_attacks_has_its_checks(evaluated: Evaluated) -> None:
+    """Also of attacks that are not of the ten scores, and of one alone."""
+    record = evaluated(attacks=["SP-QA+"], queries=6, steps=2, checks="full")
+    assert [c.name for c in record.checks] == FULL
+    by_name = {c.name: c.status for c in record.checks}
+    assert by_name["eps-0"] == "pass"
+    assert by_name["eps-1"] == by_name["eps-sweep"] == "not run"
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": 1}, {"alpha": 0.3, "eps": 0.5}, {"eps": 0.0}, {"eps": 1.0, "alpha": 1.0}]
+)
+def test_any_budget_that_is_allowed_can_be_checked(evaluated: Evaluated, change: dict[str, Any]) -> None:
+    record = evaluated(attacks=["ES", "GTM"], queries=4, checks="full", **{"steps": 2, **change})
+    assert [c.name for c in record.checks] == FULL
+
+
+@pytest.mark.parametrize("how", ["pgd", "nes", "transfer"])
+def test_an_attack_made_again_is_the_one_that_was_measured(tiny: Tiny, network: nn.Module, how: str) -> None:
+    """So that what checks compare with it is compared with the same."""
+    other = nn.Sequential(nn.Flatten(), nn.Linear(36, 16))
+    search: Any = {"pgd": "pgd", "nes": "nes(samples=3)", "transfer": Transfer(surrogate=other)}[how]
+    evaluation = tiny(network, search=search, attacks=["CA+", "GTM", "QA-"], queries=10)
+    evaluation.run()
+    lab, some = evaluation.lab, torch.tensor([1, 4, 7])
+    with frozen(network), frozen(other):
+        for a in evaluation.goals:
+            measured, again = lab.measured(a, some), lab.again(a, some)
+            assert measured.keys() == again.keys() == {a.name, "objective"}
+            for name in again:
+                torch.testing.assert_close(
+                    again[name].double(), measured[name], rtol=0, atol=1e-5, msg=f"{a.name}: {name}"
+                )
+
+
+# Planted faults, in the order of the checks
+
+
+def test_collapse_of_the_embeddings(evaluated: Evaluated, network: nn.Module) -> None:
+    for size, cosine in ((1.5, "0.9"), (1e4, "1.000")):
+        model = Through(network, after=lambda z, size=size: z + size)  # type: ignore[misc]
+        record = evaluated(model, steps=2, checks="quick")
+        check = record.checks[0]
+        assert (check.name, check.status) == ("collapse", "fail")
+        assert (
+            f"collapsed, or near it: all images lie in one direction, with a mean cosine of {cosine}"
+            in check.says
+        )
+        assert record.ers is not None
+        assert not record.ers.valid
+        assert record.ers.why == check.says
+        # Without checks it is looked at all the same.
+        again = evaluated(model, steps=2).ers
+        assert again is not None
+        assert (again.valid, again.why) == (False, check.says)
+
+
+def test_collapse_to_a_constant_scores_well_and_is_not_valid(evaluated: Evaluated) -> None:
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 0 * x.flatten(1)[:, :4] + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    for protocol in ("strict", "reference"):
+        record = evaluated(Constant(), protocol=protocol, steps=2)
+        assert record.ers is not None
+        assert record["ERS"] > 20
+        assert not record.ers.valid
+        assert "with a mean cosine of 1.000" in record.ers.why
+
+
+def test_collapse_of_the_ranking_to_chance(evaluated: Evaluated, labels: Tensor) -> None:
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    record = evaluated(labels=labels[order], steps=2, checks="quick")
+    assert record["R@1"] < 40
+    assert record.checks[0].status == "fail"
+    assert f"R@1 is {record['R@1']:.1f}, near chance" in record.checks[0].says
+    # 8 images of each class: 7 of the 39 others are right by chance.
+    assert "(chance is 17.9)" in record.checks[0].limit
+    assert record.ers is not None
+    assert not record.ers.valid
+    fine = evaluated(steps=2, checks="quick")
+    assert fine.ers is not None
+    assert fine.ers.valid
+    assert fine.ers.why == ""
+
+
+def test_collapse_is_measured_as_by_a_loop(ask: Ask, tiny: Tiny) -> None:
+    evaluation = tiny(attacks=["TMA"], steps=1)
+    evaluation.run()
+    z = evaluation.scene.gallery.z.double()
+    pairs = [float(z[i] @ z[j]) for i in range(40) for j in range(40) if i != j]
+    assert ask("collapse", attacks=["TMA"], steps=1).figure == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_mode_of_a_module_that_switches_itself(ask: Ask, network: nn.Module) -> None:
+    class Stubborn(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.training = True
+            return x
+
+    check = ask("mode", nn.Sequential(network, Stubborn()))
+    assert (check.status, check.figure, check.says) == ("fail", 1, "in training mode: 1")
+
+
+def test_repeat_of_a_network_with_chance_in_it(ask: Ask, network: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drop(z: Tensor) -> Tensor:
+        return z * (torch.rand(z.shape, generator=generator) < 0.9) / 0.9
+
+    check = ask("repeat", Through(network, after=drop))
+    assert check.status == "fail"
+    assert figure(check) > 1e-2
+    assert "the network answers at random" in check.says
+
+
+def test_repeat_of_a_functional_dropout_that_nothing_switches_off(
+    evaluated: Evaluated, network: nn.Module
+) -> None:
+    model = Through(network, after=lambda z: nn.functional.dropout(z, 0.1, training=True))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        record = evaluated(model, attacks=["ES"], queries=6, checks="quick")
+    found = {c.name: c.status for c in record.checks}
+    assert found["repeat"] == found["seed"] == "fail"
+    assert found["mode"] == "pass"
+
+
+def test_seed_of_a_search_that_draws_from_elsewhere(ask: Ask) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def wild(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+        return (images + budget.eps * torch.randn(images.shape, generator=generator).sign()).clamp(0, 1)
+
+    check = ask("seed", search=Own(way=wild))
+    assert (check.status, check.says) == ("fail", "the same seed gives other scores")
+    # Only the first attack in the quick set, all in the full one.
+    turns: list[int] = []
+
+    def counted(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+        turns.append(len(images))
+        return images
+
+    for level, attacks in (("quick", 1), ("full", 2)):
+        turns.clear()
+        ask("seed", search=Own(way=counted), level=level, queries=12)
+        assert turns == [12, 12] + [8, 8] * attacks
+
+
+def test_batch_1_of_a_network_that_looks_at_the_whole_batch(ask: Ask, network: nn.Module) -> None:
+    check = ask("batch-1", Through(network, before=lambda x: x - 0.3 * x.mean(0, keepdim=True)))
+    assert (check.status, check.says) == ("fail", "an image's embedding depends on the batch it is in")
+    assert figure(check) > 1e-3
+
+
+def test_batch_1_of_a_search_that_looks_at_the_whole_batch(ask: Ask) -> None:
+    def together(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+        return descend(images, objective, budget, draws) if len(images) > 1 else images
+
+    assert ask("batch-1", search=Own(way=together), eps=0.5, alpha=0.1).status == "pass"
+    check = ask("batch-1", search=Own(way=together), level="full", eps=0.5, alpha=0.1)
+    assert check.status == "warn"
+    assert "attacked one by one, a score moves by" in check.says
+
+
+def rounded(x: Tensor) -> Tensor:
+    return (x * 255).round() / 255
+
+
+def test_gradient_that_rounding_hides(ask: Ask, network: nn.Module) -> None:
+    check = ask("gradient", Through(network, before=rounded))
+    assert (check.status, check.figure) == ("fail", 1)
+    assert check.says == "of 12 queries 12 have a zero gradient, 0 one of NaN or infinity"
+
+
+def test_gradient_of_some_queries_alone_is_missing(ask: Ask, network: nn.Module, images: Tensor) -> None:
+    dark = images.clone()
+    dark[5] = 0
+
+    def hide(x: Tensor) -> Tensor:
+        return torch.where((x.flatten(1).amax(1) < 0.1)[:, None, None, None], x.detach(), x)
+
+    check = ask(
+        "gradient", Through(network, before=hide), images=dark, queries=None, attacks=["GTM"], steps=1
+    )
+    assert (check.status, check.figure) == ("fail", 1 / 40)
+    assert "of 40 queries 1 have a zero gradient" in check.says
+    many = torch.cat([dark, *((0.9 * images + 0.01 * k) for k in range(4))]).clamp(0, 1)
+    check = ask(
+        "gradient",
+        Through(network, before=hide),
+        level="full",
+        images=many,
+        labels=torch.arange(200) % 5,
+        queries=None,
+        attacks=["GTM"],
+        steps=1,
+    )
+    assert (check.status, check.figure) == ("warn", 1 / 200)
+
+
+def broken_root(x: Tensor) -> Tensor:
+    """Nothing but zero, with a slope of infinity times zero."""
+    return x + (x - x.detach()).sqrt()
+
+
+def test_gradient_that_is_no_number(ask: Ask, network: nn.Module) -> None:
+    model = Through(network, before=broken_root)
+    with pytest.raises(BrokenEmbeddingsError, match="the gradient of the images holds NaN or infinity"):
+        ask("gradient", model)
+    check = ask("gradient", model, search="nes(samples=2)", steps=1)
+    assert check.status == "fail"
+    assert "12 one of NaN or infinity" in check.says
+
+
+def test_gradient_of_a_network_that_has_none(ask: Ask, network: nn.Module) -> None:
+    model = Through(network, after=lambda z: z.detach())
+    with pytest.raises(ValueError, match="the embeddings do not depend on the images"):
+        ask("gradient", model)
+    check = ask("gradient", model, search="spsa(samples=2)", steps=1)
+    assert (check.status, check.says) == ("warn", "the network has no gradient; it was attacked without")
+    check = ask("gradient", model, search=Transfer(surrogate=network), steps=1)
+    assert check.status == "warn"
+    check = ask("gradient", model, search=Own(way=still), steps=1)
+    assert check.status == "fail"
+    assert "there is no gradient: the embeddings do not depend on the images" in check.says
+
+
+@pytest.mark.parametrize(
+    ("too_far", "says"),
+    [
+        (lambda x, eps: (x + 1.01 * eps).clamp(0, 1), r"the largest change is ε \+6\.3e-04"),
+        (lambda x, eps: x + eps, "pixels leave [^ ]* [^ ]* by 6.3e-02"),
+        (lambda x, eps: x - eps, "pixels leave [^ ]* [^ ]* by 6.3e-02"),
+        (
+            lambda x, eps: (x + 10 * eps * (torch.arange(36) == 7).view(6, 6)).clamp(0, 1),
+            r"ε \+[2-9]\.\de-01",
+        ),
+    ],
+)
+def test_budget_that_a_search_leaves(ask: Ask, too_far: Callable[[Tensor, float], Tensor], says: str) -> None:
+    check = ask("budget", search=Own(way=lambda x, _, budget, __: too_far(x, budget.eps)), queries=None)
+    assert check.status == "fail"
+    assert re.search(says, check.says), check.says
+    inside = ask("budget", search=Own(way=lambda x, _, b, __: (x + b.eps).clamp(0, 1)), queries=None)
+    assert inside.status == "pass"
+
+
+def test_eps_0_of_a_search_that_moves_all_the_same(ask: Ask) -> None:
+    def careless(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+        return descend(images, objective, Budget(eps=0.1, alpha=0.1, steps=2), draws)
+
+    check = ask("eps-0", search=Own(way=careless))
+    assert check.status == "fail"
+    assert "ε = 0 moves GTM by" in check.says
+    assert figure(check) > 1
+
+
+def test_one_step_beats_steps_that_are_too_short(ask: Ask) -> None:
+    check = ask("one-step", alpha=1e-4, steps=3)
+    assert check.status == "fail"
+    assert figure(check) > 0.9
+    assert "and on the mean of ES, GTM: α or η does not suit ε" in check.says
+    assert ask("one-step", steps=1).status == "not run"
+
+
+def test_one_step_beats_steps_that_are_too_long(ask: Ask) -> None:
+    """A step across the whole ball and back: an even number of them ends where it does no good."""
+    check = ask("one-step", alpha=1.0, steps=2, attacks=["GTM"], queries=None, eps=0.5)
+    assert check.status == "fail", check
+
+
+def test_last_point_of_a_search_that_jumps_to_and_fro(tiny: Tiny) -> None:
+    evaluation = tiny(alpha=0.1, eps=0.25, steps=6, attacks=["ES", "GTM"])
+    evaluation.run()
+    worse = []
+    for a in evaluation.goals:
+        found = evaluation.found(a)
+        for first, last, best in zip(
+            *(found[f"objective/{n}"].tolist() for n in ("first", "last", "best")), strict=True
+        ):
+            assert best <= first
+            assert best <= last
+            worse.append(last - best > (first - best) / 100 + 1e-6)
+    with frozen(evaluation.model):
+        check = CHECKS["last"](evaluation.lab)
+    assert check.status == "warn"
+    assert figure(check) == pytest.approx(sum(worse) / len(worse))
+    assert 0.05 < figure(check) < 0.95
+    assert f"for {100 * figure(check):.1f} % of the queries an earlier point was better" in check.says
+
+
+@pytest.mark.parametrize("useless", [still, lambda x, *_: x + 1e-4 * (0.5 - x)])
+def test_noise_beats_a_useless_search(ask: Ask, useless: Any) -> None:
+    check = ask("noise", search=Own(way=useless))
+    assert check.status == "fail"
+    assert figure(check) > 0.3
+
+
+def test_noise_is_beaten_only_by_gradients_that_are_there(ask: Ask, network: nn.Module) -> None:
+    assert ask("noise", Through(network, before=rounded)).status == "fail"
+
+
+def test_8_bit_images_are_another_attack_than_what_was_found(ask: Ask, network: nn.Sequential) -> None:
+    """The network looks at what lies between two grey levels, where ε is."""
+
+    def fine(x: Tensor) -> Tensor:
+        return x + torch.sin(2 * torch.pi * 255 * x)
+
+    model = Through(network, before=fine)
+    settings: dict[str, Any] = {"eps": 0.4 / 255, "alpha": 0.1 / 255, "queries": None}
+    check = ask("8-bit", model, **settings)
+    assert check.status == "warn"
+    assert "rounding to 8 bits moves ES:" in check.says
+    assert ": a saved image is another attack" in check.says
+    # Whole grey levels stay what they are.
+    assert ask("8-bit", model, eps=2 / 255, alpha=1 / 255, queries=None).status == "pass"
+    assert ask("8-bit", network, **settings).status == "pass"
+
+
+def test_copies_in_the_gallery_are_counted(ask: Ask, images: Tensor, labels: Tensor) -> None:
+    few: dict[str, Any] = {"attacks": ["TMA"], "steps": 1, "queries": 4}
+    copied = images.clone()
+    copied[5] = copied[0]  # of the same class
+    copied[10] = copied[0]
+    copied[7] = copied[4]  # of another one
+    check = ask("copies", images=copied, **few)
+    assert (check.status, check.figure) == ("warn", 3)
+    assert check.says == "3 images are exact copies of another, 1 of another class"
+    copied[5, 0, 2, 2] = copied[5, 0, 2, 2] * 0.99
+    assert ask("copies", images=copied, **few).figure == 2
+    # Copies among the queries are none in the gallery.
+    apart: dict[str, Any] = {"gallery": (images, labels), **few}
+    assert ask("copies", images=copied, **apart).status == "pass"
+    assert ask("copies", gallery=(copied, labels), **few).figure == 2
+
+
+def test_classes_that_were_trained_on(ask: Ask) -> None:
+    few: dict[str, Any] = {"attacks": ["TMA"], "steps": 1, "queries": 4}
+    names = ["crow", "gull", "jay", "tern", "wren"]
+    assert ask("classes", **few).status == "not run"
+    assert ask("classes", classes=names, **few).status == "not run"
+    assert ask("classes", classes=names, train_classes=["finch"], **few).status == "pass"
+    check = ask("classes", classes=names, train_classes=["finch", "wren", "gull"], **few)
+    assert (check.status, check.figure) == ("warn", 2)
+    assert check.says == "2 of 5 classes were trained on: the scores are of known classes"
+
+
+def test_eps_1_does_not_break_what_has_no_gradient(ask: Ask, network: nn.Module) -> None:
+    assert ask("eps-1").status == "pass"
+    for model, search in (
+        (Through(network, before=rounded), PGD()),
+        (network, Own(way=lambda x, objective, _, draws: descend(x, objective, SHORT, draws))),
+    ):
+        check = ask("eps-1", model, search=search)
+        assert check.status == "fail", check
+        assert figure(check) > 10
+        assert "so its gradients lead nowhere" in check.says
+
+
+SHORT = Budget(eps=0.01, alpha=0.005, steps=2)
+
+
+def test_eps_sweep_of_a_search_that_gets_lost_in_a_larger_ball(ask: Ask) -> None:
+    def lost(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+        return images if budget.eps > 0.3 else descend(images, objective, budget, draws)
+
+    check = ask("eps-sweep", search=Own(way=lost), eps=0.25, alpha=0.1)
+    assert check.status == "fail", check
+    assert "at 2 ε is" in check.says
+    assert figure(check) > 5
+
+
+def test_steps_that_are_too_few(ask: Ask) -> None:
+    check = ask("steps", eps=0.5, alpha=0.05, steps=2, queries=None)
+    assert check.status == "warn"
+    assert "not converged: twice the steps move" in check.says
+    assert ask("steps", steps=16).status == "pass"
+
+
+def test_black_box_search_beats_a_white_box_one_that_does_nothing(ask: Ask) -> None:
+    check = ask("black-box", search=Own(way=still))
+    assert check.status == "fail"
+    assert check.figure == 1
+    assert "and on the mean of ES, GTM: gradients mislead the attack" in check.says
+    assert ask("black-box", search="nes(samples=2)", steps=1).status == "not run"
+
+
+def test_black_box_search_beats_gradients_that_are_hidden(ask: Ask, network: nn.Module) -> None:
+    """Steps of a hundredth: flat for a gradient, and not for differences over sigma."""
+    model = Through(network, before=lambda x: (x * 100).round() / 100)
+    check = ask("black-box", model)
+    assert check.status == "fail", check
+
+
+def test_transfer_beats_a_white_box_search_that_goes_astray(ask: Ask) -> None:
+    def astray(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
+        return descend(images, lambda x, rows: -objective(x, rows), budget, draws)
+
+    check = ask("transfer", search=Own(way=astray), attacks=["GTM"])
+    assert check.status == "fail"
+    assert "transfer does better for 100.0 % of the queries" in check.says
+    assert ask("transfer", search="spsa(samples=2)", steps=1).status == "not run"
+
+
+def test_transfer_finds_gradients_that_only_this_network_hides(ask: Ask, network: nn.Module) -> None:
+    """A sibling, with weights a little off, does not hide them."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network
+            self.key = nn.Parameter(torch.tensor([0.5, 0.25]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            hides = bool((self.key == torch.tensor([0.5, 0.25])).all())
+            z: Tensor = self.inner(rounded(x) if hides else x)
+            return z
+
+    check = ask("transfer", Masked())
+    assert check.status == "fail", check
+    assert figure(check) > 0.9

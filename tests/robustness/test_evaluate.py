@@ -1,0 +1,537 @@
+"""An evaluation against the reference's figures and plain loops; what its scores must not depend on."""
+
+import copy
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from robustmetric.attacks import PGD, Draws, Transfer
+from robustmetric.distance import embed
+from robustmetric.perturb import frozen
+from robustmetric.robustness import COLUMNS, ERS_ATTACKS, Evaluation, Record, evaluate, run_attack
+
+Tiny = Callable[..., Evaluation]
+Evaluated = Callable[..., Record]
+Golden = dict[str, NDArray[Any]]
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
+
+
+def values(evaluation: Evaluation) -> dict[str, Tensor]:
+    """All per-query values of an evaluation that was run, by attack and name."""
+    return {
+        f"{a.name}/{name}": value for a in evaluation.goals for name, value in evaluation.found(a).items()
+    }
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-7, equal_nan=True, msg=name)
+
+
+def width(score: Any) -> float:
+    return float(score.high - score.low)
+
+
+# The reference's figures
+
+
+def pixels(golden: Golden) -> tuple[Tensor, Tensor]:
+    return torch.tensor(golden["gallery/images"]) / 255, torch.tensor(golden["gallery/labels"]).long()
+
+
+def test_retrieval_scores_are_those_of_the_reference(golden: Golden, golden_network: nn.Module) -> None:
+    images, labels = pixels(golden)
+    for protocol in ("strict", "reference"):
+        record = evaluate(
+            golden_network,
+            images,
+            labels,
+            steps=1,
+            queries=2,
+            attacks=["ES"],
+            protocol=protocol,
+            checks="none",
+        )
+        benign = {name: 100 * value for name, value in GOLDEN["benign"].items()}
+        assert record["R@1"] == pytest.approx(80.0, abs=1e-9) == benign["R@1"]
+        assert record["R@2"] == pytest.approx(85.75, abs=1e-9) == benign["R@2"]
+        assert record["mAP"] == pytest.approx(benign["mAP"], abs=1e-4)
+        assert record.queries.model_dump() == {"count": 2, "of": 400, "left_out": 0}
+        low, high = (getattr(record.retrieval["R@1"], end) for end in ("low", "high"))
+        assert high - low == pytest.approx(2 * 1.96 * math.sqrt(80 * 20 / 400), rel=0.1)
+
+
+def test_attacks_leave_what_the_reference_leaves(golden: Golden, golden_network: nn.Module) -> None:
+    """On its 64 queries: without a random target to one query, with one to three standard errors."""
+    images, labels = pixels(golden)
+    evaluation = Evaluation(
+        golden_network,
+        images,
+        labels,
+        protocol="reference",
+        eps=16 / 255,
+        alpha=3 / 255,
+        checks="none",
+        queries=64,
+    )
+    evaluation.numbers = torch.arange(64)
+    record = evaluation.run()
+    found = values(evaluation)
+    query = 100 / 64 + 1e-9
+    for attack, name in (("ES", "ES:R"), ("LTM", "LTM"), ("GTM", "GTM")):
+        scale = 1 if attack == "ES" else 100
+        for when, value in (("before", record.scores[name].before), ("after", record.scores[name].value)):
+            wanted = scale * GOLDEN[attack][when]["r@1"]
+            assert value == pytest.approx(wanted, abs=1e-9 if when == "before" else query), (name, when)
+    assert record["GTT"] == pytest.approx(100 * GOLDEN["GTT"]["after"]["retain@4"], abs=query)
+    assert record["ES:D"] == pytest.approx(GOLDEN["ES"]["after"]["embshift"], abs=0.02)
+    doubt = 0.0
+    for name in ("CA+", "CA-", "QA+", "QA-", "TMA"):
+        key = "Cosine-SIM" if name == "TMA" else f"{name}:prank"
+        scale = 1 if name == "TMA" else 100
+        for when in ("before", "after"):
+            each = found[f"{name}/{when}/{name}"]
+            # Two draws of 64 targets, ours and the reference's, each with its standard error.
+            error = 2**0.5 * float(each.std()) / 8
+            assert float(each.mean()) == pytest.approx(scale * GOLDEN[name][when][key], abs=3 * error)
+            # An attack does what it is for.
+        gain = record[name] - (record.scores[name].before or 0)
+        assert gain > 0 if name in ("CA-", "QA-", "TMA") else gain < 0
+        doubt += (float(COLUMNS[name].term(np.float64(1)) - COLUMNS[name].term(np.float64(0))) * error) ** 2
+    assert record["ERS"] == pytest.approx(GOLDEN["ERS"], abs=3 * doubt**0.5 / 10 + 1)
+
+
+def test_the_reference_reads_the_distance_one_step_before_the_last(
+    tiny: Tiny, network: nn.Module, images: Tensor
+) -> None:
+    found = {}
+    for protocol, steps in (("reference", 4), ("reference", 5), ("strict", 5)):
+        evaluation = tiny(
+            network.double(), images=images.double(), attacks=["ES"], protocol=protocol, steps=steps
+        )
+        evaluation.run()
+        found[protocol, steps] = values(evaluation)
+    early, last = found["reference", 5]["ES/after/ES:D"], found["reference", 4]["ES/objective/last"]
+    torch.testing.assert_close(early, -last, rtol=0, atol=1e-9)
+    strict = found["strict", 5]
+    torch.testing.assert_close(strict["ES/after/ES:D"], -strict["ES/objective/last"], rtol=0, atol=1e-9)
+    assert (early < -found["reference", 5]["ES/objective/last"] - 1e-6).any(), "the last step moved nothing"
+
+
+# What scores do not depend on
+
+
+ATTACKS = [*ERS_ATTACKS, "CA+(w=3)", "SP-QA-"]
+
+
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_the_batch_size_changes_nothing(
+    tiny: Tiny, network: nn.Module, images: Tensor, protocol: str
+) -> None:
+    settings = {
+        "images": images.double(),
+        "protocol": protocol,
+        "attacks": ATTACKS,
+        "steps": 4,
+        "queries": 14,
+    }
+    found = []
+    for batch in (64, 7, 1):
+        evaluation = tiny(network.double(), batch=batch, seed=1, **settings)
+        record = evaluation.run()
+        found.append((values(evaluation), record))
+    # The reference may aim an image at itself, where the gradient is all rounding: none of this seed's is.
+    assert not (found[0][0]["TMA/target"][:, 0] == found[0][0]["TMA/number"]).any()
+    for each, record in found[1:]:
+        assert_same(each, found[0][0])
+        for name in record.columns():
+            assert record[name] == pytest.approx(found[0][1][name], abs=1e-6), name
+        assert record.ers is not None
+        assert found[0][1].ers is not None
+        assert record.ers.low == pytest.approx(found[0][1].ers.low, abs=1e-6)
+
+
+def test_in_single_precision_the_batch_size_moves_no_score_by_more_than_a_query(evaluated: Evaluated) -> None:
+    whole, pieces = (evaluated(batch=batch) for batch in (64, 7))
+    for name in COLUMNS:
+        a_query = {"TMA": 0.01, "ES:D": 0.02}.get(name, 100 / 40)
+        assert pieces[name] == pytest.approx(whole[name], abs=a_query + 1e-9), name
+
+
+@pytest.mark.parametrize("attack", ["LTM", "GTM", "QA-", "ES"])
+def test_in_single_precision_the_batch_size_moves_hardly_any_query(
+    golden: Golden, golden_network: nn.Module, attack: str
+) -> None:
+    """On a network with convolutions, whose rounding depends on the batch."""
+    images, labels = pixels(golden)
+    found = []
+    for batch in (24, 5):
+        evaluation = Evaluation(
+            golden_network,
+            images[:120],
+            labels[:120],
+            eps=16 / 255,
+            alpha=3 / 255,
+            steps=8,
+            attacks=[attack],
+            queries=24,
+            batch=batch,
+            checks="none",
+        )
+        evaluation.run()
+        found.append(evaluation.found(evaluation.goals[0])["objective/last"])
+    moved = (found[0] - found[1]).abs() > 1e-3
+    assert int(moved.sum()) <= 1, f"{int(moved.sum())} of 24 queries depend on the batch size"
+
+
+def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
+    evaluation = tiny(network.double(), images=images.double(), attacks=ATTACKS, steps=4, queries=14)
+    evaluation.run()
+    scene = evaluation.scene
+    with frozen(network):
+        for chunk in (3, 39):
+            pieces = replace(scene, gallery=replace(scene.gallery, chunk=chunk))
+            for a in evaluation.goals:
+                outcome = run_attack(pieces, a, evaluation.numbers, evaluation.budget, evaluation.how)
+                for name, value in outcome.after.items():
+                    wanted = evaluation.found(a)[f"after/{name}"]
+                    torch.testing.assert_close(value.double(), wanted, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "attacks"), [("strict", ["LTM", "GTM", "GTT"]), ("reference", ["ES", "LTM", "GTT"])]
+)
+def test_the_order_of_the_images_changes_no_image_s_values(
+    tiny: Tiny, network: nn.Module, images: Tensor, labels: Tensor, protocol: str, attacks: list[str]
+) -> None:
+    """Where no target is drawn by the query's number and none is, as the reference's GTM, by position."""
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    x = images.double()
+    straight = tiny(network.double(), images=x, protocol=protocol, attacks=attacks)
+    shuffled = tiny(network, images=x[order], labels=labels[order], protocol=protocol, attacks=attacks)
+    records = straight.run(), shuffled.run()
+    position = order.argsort()  # of each image in the shuffled order
+    wanted, found = values(straight), values(shuffled)
+    for name in wanted:
+        if name.endswith("/target"):
+            aims = order[found[name]][position]
+            assert torch.equal(aims, wanted[name]), name
+        elif not name.endswith("/number"):
+            torch.testing.assert_close(found[name][position], wanted[name], rtol=0, atol=1e-7, msg=name)
+    for name in ("R@1", "R@2", "mAP", "mAP@R"):
+        assert records[1][name] == pytest.approx(records[0][name], abs=1e-9)
+        arrays = [e.store.get("retrieval")[name] for e in (straight, shuffled)]
+        torch.testing.assert_close(arrays[1][position], arrays[0])
+
+
+def test_images_need_no_tensor_and_any_integer_labels_do(
+    evaluated: Evaluated, images: Tensor, labels: Tensor
+) -> None:
+    class Lazy:
+        """Images that are decoded when they are asked for."""
+
+        def __len__(self) -> int:
+            return len(images)
+
+        def __getitem__(self, index: Tensor) -> Tensor:
+            return images[index].clone()
+
+    few = {"attacks": ["LTM", "GTM"], "queries": 8}
+    wanted = evaluated(**few)
+    assert str(evaluated(images=Lazy(), **few)) == str(wanted)
+    assert str(evaluated(labels=(7 * labels - 3).to(torch.int16), **few)) == str(wanted)
+    assert str(evaluated(labels=labels + 2**40, **few)) == str(wanted)
+
+
+def in_threads(tiny: Tiny, out: Path, shares: int, **changes: Any) -> None:
+    """Let so many workers share an evaluation, each with a network of its own."""
+    errors: list[BaseException] = []
+
+    def work(evaluation: Evaluation, share: int) -> None:
+        try:
+            evaluation.work(share, shares)
+        except BaseException as error:
+            errors.append(error)
+
+    # A folder is made once, as a command does before it starts workers.
+    tiny(out=out, **changes).begin()
+    threads = [
+        threading.Thread(target=work, args=(tiny(out=out, **changes), share), daemon=True)
+        for share in range(shares)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a worker waits for what never comes"
+    assert not errors, errors
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3])
+def test_the_number_of_workers_changes_nothing(tiny: Tiny, tmp_path: Path, shares: int) -> None:
+    changes = {"checks": "quick", "steps": 3, "queries": 20, "batch": 8, "attacks": ["CA+", "ES", "GTT"]}
+    alone = tiny(out=tmp_path / "alone", **changes).run()
+    out = tmp_path / "shared"
+    in_threads(tiny, out, shares, **changes)
+    assert not (out / "record.json").exists()
+    pieces = [n for names in tiny(**changes).pieces().values() for n in names]
+    assert sorted(f.stem for f in (out / "parts").iterdir()) == sorted(pieces)
+    together = tiny(out=out, **changes).run()
+    assert together.model_dump_json() == alone.model_dump_json()
+    for name in ("record.json", "queries.safetensors"):
+        assert (out / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    assert not (out / "parts").exists()
+    # A worker that comes late finds nothing to do.
+    tiny(out=out, **changes).work(0, shares)
+
+
+def test_each_worker_makes_its_share(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, str]] = []
+    make = Evaluation._make
+
+    def noted(self: Evaluation, piece: str) -> dict[str, Tensor]:
+        made.append((threading.get_ident(), piece))
+        return make(self, piece)
+
+    monkeypatch.setattr(Evaluation, "_make", noted)
+    in_threads(tiny, tmp_path / "out", 2, steps=2, batch=4)
+    by_worker = [[p for t, p in made if t == thread] for thread in {t for t, _ in made}]
+    assert len(by_worker) == 2
+    assert not set(by_worker[0]) & set(by_worker[1]), "a piece was made twice"
+    assert abs(len(by_worker[0]) - len(by_worker[1])) <= 1
+    made.clear()
+    tiny(out=tmp_path / "out", steps=2, batch=4).run()
+    assert made == []
+
+
+# The network and the data stay as they were
+
+
+class Mixed(nn.Module):
+    """A network with every kind of mode and flag in it; fails at the n-th call if told so."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.one = nn.Linear(36, 32)
+            self.two = nn.Linear(32, 16)
+        self.norm = nn.BatchNorm1d(32)
+        self.drop = nn.Dropout()
+        self.train()
+        self.norm.eval()
+        self.one.weight.requires_grad_(False)
+        self.calls, self.fails_at = 0, fails_at
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise OSError("the machine is on fire")
+        z: Tensor = self.two(self.drop(self.norm(self.one(x.flatten(1))).tanh()))
+        return z
+
+
+def state(model: nn.Module) -> tuple[list[bool], list[bool], list[Tensor | None]]:
+    return (
+        [m.training for m in model.modules()],
+        [p.requires_grad for p in model.parameters()],
+        [p.grad for p in model.parameters()],
+    )
+
+
+@pytest.mark.parametrize("fails_at", [None, 1, 4, 30])
+@pytest.mark.parametrize("search", ["pgd", "nes(samples=2)", "transfer"])
+def test_network_images_and_labels_come_back_as_they_were(
+    evaluated: Evaluated, images: Tensor, labels: Tensor, fails_at: int | None, search: str
+) -> None:
+    model, surrogate = Mixed(fails_at), Mixed()
+    x, y = images.clone(), labels.clone()
+    how: Any = Transfer(surrogate=surrogate, search=PGD(restarts=2)) if search == "transfer" else search
+    before = [copy.deepcopy(m.state_dict()) for m in (model, surrogate)]
+    modes, seed = state(model), torch.get_rng_state()
+    assert len(set(modes[0])) == len(set(modes[1])) == 2
+    settings = {"images": x, "labels": y, "search": how, "steps": 2, "queries": 6, "batch": 4}
+    settings |= {"checks": "quick", "attacks": ["CA+", "ES", "GTT"]}
+    if fails_at is None:
+        evaluated(model, **settings)
+    else:
+        with pytest.raises(OSError, match="the machine is on fire"):
+            evaluated(model, **settings)
+    assert state(model) == modes == state(surrogate)
+    assert modes[2] == [None] * len(modes[2])
+    for m, kept in zip((model, surrogate), before, strict=True):
+        for name, value in m.state_dict().items():
+            assert torch.equal(value, kept[name]), name
+    assert torch.equal(x, images)
+    assert torch.equal(y, labels)
+    assert not x.requires_grad
+    assert torch.equal(torch.get_rng_state(), seed), "the global generator was used"
+
+
+def test_scores_are_of_evaluation_mode_whatever_the_mode(evaluated: Evaluated) -> None:
+    few = {"attacks": ["ES", "GTM"], "queries": 8}
+    assert str(evaluated(Mixed(), **few)) == str(evaluated(Mixed().eval(), **few))
+
+
+def test_gradients_may_be_switched_off_outside(evaluated: Evaluated) -> None:
+    wanted = str(evaluated(attacks=["ES", "GTM"]))
+    with torch.no_grad():
+        assert str(evaluated(attacks=["ES", "GTM"])) == wanted
+
+
+def test_images_that_take_a_gradient_get_none(evaluated: Evaluated, images: Tensor) -> None:
+    few: dict[str, Any] = {"attacks": ["ES", "GTM"], "queries": 6, "checks": "quick"}
+    x = images.clone().requires_grad_()
+    assert str(evaluated(images=x, **few)) == str(evaluated(**few))
+    assert x.grad is None
+    assert x.requires_grad
+
+
+# Some of the queries
+
+
+def test_a_seed_draws_queries_and_their_values_are_those_of_all(
+    tiny: Tiny, network: nn.Module, images: Tensor
+) -> None:
+    x = images.double()
+    whole = tiny(network.double(), images=x, seed=3)
+    everything = whole.run()
+    some = tiny(network, images=x, seed=3, queries=12)
+    record = some.run()
+    assert len(some.numbers) == 12 == len(some.numbers.unique())
+    assert record.queries.model_dump() == {"count": 12, "of": 40, "left_out": 0}
+    assert torch.equal(some.numbers, tiny(network, images=x, seed=3, queries=12).numbers)
+    assert not torch.equal(some.numbers, tiny(network, images=x, seed=4, queries=12).numbers)
+    assert torch.equal(tiny(queries=40).numbers, torch.arange(40))
+    all_values = {name: value[some.numbers] for name, value in values(whole).items()}
+    assert_same(values(some), all_values)
+    # Retrieval is of all images in both.
+    for name in ("R@1", "R@2", "mAP", "NMI", "mAP@R"):
+        assert record.retrieval[name].model_dump_json() == everything.retrieval[name].model_dump_json()
+    assert record.ers is not None
+    assert everything.ers is not None
+    ratio = width(record.ers) / width(everything.ers)
+    assert 1.2 < ratio < 3  # of about √(40/12) = 1.8
+
+
+def test_another_seed_is_another_draw_of_targets(tiny: Tiny) -> None:
+    one, two = tiny(seed=0, attacks=["CA+", "GTM"]), tiny(seed=1, attacks=["CA+", "GTM"])
+    one.run()
+    two.run()
+    assert not torch.equal(values(one)["CA+/target"], values(two)["CA+/target"])
+    assert torch.equal(values(one)["GTM/target"], values(two)["GTM/target"])
+    index = values(one)["CA+/target"][:, 0]
+    assert not (index == torch.arange(40)).any(), "an image is its own target"
+
+
+# Queries and gallery apart
+
+
+@pytest.fixture
+def apart(images: Tensor, labels: Tensor) -> dict[str, Any]:
+    """15 queries, two of them of a class that the gallery of the other 25 images has not."""
+    mine = labels[:15].clone()
+    mine[[4, 9]] = 77
+    return {"images": images[:15], "labels": mine, "gallery": (images[15:], labels[15:])}
+
+
+def test_a_gallery_of_its_own_is_ranked_as_by_a_loop(
+    tiny: Tiny, network: nn.Module, apart: dict[str, Any]
+) -> None:
+    evaluation = tiny(network, **apart, attacks=[*ERS_ATTACKS, "QA+(m=2)"])
+    record = evaluation.run()
+    found = values(evaluation)
+    with torch.no_grad():
+        z = embed(network, apart["images"]).double()
+        ranked = embed(network, apart["gallery"][0]).double()
+    hits, precisions = [], []
+    for i in range(15):
+        square = [float((z[i] - other).square().sum()) for other in ranked]
+        order = sorted(range(25), key=lambda k: square[k])
+        relevant = [bool(apart["gallery"][1][k] == apart["labels"][i]) for k in order]
+        if any(relevant):
+            hits.append(100.0 * relevant[0])
+            precisions.append(
+                100 * np.mean([sum(relevant[: k + 1]) / (k + 1) for k in range(25) if relevant[k]])
+            )
+        for name in ("ES/before/ES:R", "LTM/before/LTM", "GTM/before/GTM"):
+            wanted = 100.0 * relevant[0] if any(relevant) else math.nan
+            assert float(found[name][i]) == pytest.approx(wanted, nan_ok=True), (name, i)
+        for name, m in (("QA+", 1), ("QA-", 1), ("QA+(m=2)", 2)):
+            ranks = []
+            for t in found[f"{name}/target"][i].tolist():
+                nearer = sum(square[k] < square[t] for k in range(25) if k != t)
+                ranks.append(100 * nearer / 24)
+            assert len(ranks) == m
+            assert float(found[f"{name}/before/{name}"][i]) == pytest.approx(np.mean(ranks), abs=1e-4)
+        assert found["GTT/target"][i].tolist() == [order[0]]
+        other = [k for k in order if apart["gallery"][1][k] != apart["labels"][i]]
+        assert found["GTM/target"][i].tolist() == [other[0]]
+    assert record["R@1"] == pytest.approx(np.mean(hits))
+    assert record["mAP"] == pytest.approx(np.mean(precisions))
+    assert record.queries.model_dump() == {"count": 15, "of": 15, "left_out": 2}
+    assert record.scores["LTM"].before == pytest.approx(np.mean(hits))
+    assert len(hits) == 13
+
+
+def test_queries_may_be_drawn_from_a_set_apart(tiny: Tiny, apart: dict[str, Any]) -> None:
+    evaluation = tiny(**apart, queries=6)
+    record = evaluation.run()
+    assert record.queries.count == 6
+    assert record.queries.of == 15
+    assert max(int(v.max()) for n, v in values(evaluation).items() if n[-7:] == "/target" and v.numel()) < 25
+
+
+def test_a_surrogate_that_is_the_network_itself_attacks_as_the_network_does(
+    tiny: Tiny, network: nn.Module, images: Tensor
+) -> None:
+    x = images.double()
+    direct = tiny(network.double(), images=x, attacks=["CA-", "GTM", "LTM"])
+    direct.run()
+    twin = copy.deepcopy(network)
+    other = tiny(network, images=x, attacks=["CA-", "GTM", "LTM"], search=Transfer(surrogate=twin))
+    record = other.run()
+    assert_same(values(other), values(direct))
+    assert record.network.surrogate == record.network.sha256
+    assert record.settings.search == "transfer(pgd)"
+
+
+def test_draws_are_of_the_evaluation_s_seed(tiny: Tiny) -> None:
+    """Targets are what anyone gets who draws with the seed, the attack's name and the query's number."""
+    evaluation = tiny(seed=11, queries=9, attacks=["TMA"])
+    evaluation.run()
+    for row, number in enumerate(evaluation.numbers.tolist()):
+        alone = evaluation.goals[0].select(
+            evaluation.scene.queries[torch.tensor([number])],
+            evaluation.scene.gallery,
+            draws=Draws(11, "TMA", [number]),
+        )
+        assert values(evaluation)["TMA/target"][row].tolist() == alone[0].tolist()
+
+
+def test_progress_is_told_from_nothing_to_all(tiny: Tiny) -> None:
+    told: list[tuple[str, int, int]] = []
+    evaluation = tiny(
+        checks="quick",
+        batch=16,
+        steps=1,
+        attacks=["ES", "GTM"],
+        progress=lambda stage, done, of: told.append((stage, done, of)),
+    )
+    evaluation.run()
+    for stage, names in evaluation.pieces().items():
+        mine = [(done, of) for s, done, of in told if s == stage]
+        assert mine == [(k, len(names)) for k in range(len(names) + 1)], stage
+    assert list(dict.fromkeys(s for s, _, _ in told)) == ["embed", "retrieval", "ES", "GTM", "checks"]
