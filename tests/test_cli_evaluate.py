@@ -37,6 +37,7 @@ from robustmetric.robustness import COLUMNS, Record
 from robustmetric.robustness.checks import CHECKS
 from robustmetric.robustness.record import load_arrays, show
 from robustmetric.robustness.run import Store
+from robustmetric.robustness.workers import WorkerError
 from robustmetric.training import load_recipe
 from robustmetric.training.inputs import Subject, pixels
 
@@ -464,7 +465,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--model", "c2f2"], "leave --model out, or give no run"),
     (["evaluate", "."], ". is no run, it has no recipe.yaml: give the folder of a run, or --model"),
     (["evaluate", "nowhere"], "nowhere is no run"),
-    (["evaluate", "RUN", "--weights", "nowhere.pt"], "there are no weights nowhere.pt"),
+    (["evaluate", "RUN", "--weights", "nowhere.pt"], "there is no weights file nowhere.pt"),
     (["evaluate", "RUN", "--attacks", "GTN"], "unknown attack 'GTN' (did you mean "),
     (["evaluate", "RUN", "--attacks", "CA+,CA+"], "an attack was given twice: CA+"),
     (["evaluate", "RUN", "--attacks", "CA+(k=2)"], "its options:"),
@@ -491,7 +492,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "--model", "nowhere.py:f", "--out", "OUT"], "there is no file nowhere.py"),
     (["attack", "RUN", "--attack", "GTN", "--out", "OUT"], "unknown attack 'GTN'"),
     (["attack", "RUN", "--attack", "ES", "--protocol", "x", "--out", "OUT"], "unknown protocol 'x'"),
-    (["attack", "RUN", "--attack", "ES", "--queries", "0", "--out", "OUT"], "--queries must be from 1 to"),
+    (["attack", "RUN", "--attack", "ES", "--queries", "0", "--out", "OUT"], "queries must be from 1 to"),
     (["attack", "RUN", "--attack", "ES", "--eps", "abc", "--out", "OUT"], "--eps must be a number such as"),
     (["attack", "RUN", "--attack", "ES", "--search", "transfer", "--out", "OUT"], "give --surrogate RUN"),
     (["attack", "--attack", "ES", "--out", "OUT"], "say what to evaluate: the folder of a run"),
@@ -1084,7 +1085,7 @@ def test_a_worker_that_was_killed_is_said_in_a_line(
     shared: tuple[Path, list[str], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
-        raise RuntimeError("worker 0 of 2 ended with code -9; what was finished is kept")
+        raise WorkerError("worker 0 of 2 ended with code -9; what was finished is kept")
 
     monkeypatch.setattr(cli.evaluate, "run_workers", killed)
     assert "worker 0 of 2 ended with code -9" in refused(*shared[1], "--devices", 2)

@@ -32,6 +32,15 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         draft.unlink(missing_ok=True)
 
 
+def is_draft(path: Path) -> bool:
+    """Tell what a killed program left of a file it was writing.
+
+    >>> is_draft(Path(".note.txt.0123.tmp")), is_draft(Path("note.txt"))
+    (True, False)
+    """
+    return path.name.startswith(".") and path.suffix == ".tmp"
+
+
 def publish(draft: Path, final: Path) -> None:
     """Rename a file that is on the disk over another, and bring the folder's new entry to the disk.
 

@@ -503,7 +503,11 @@ def test_a_surrogate_that_is_the_network_itself_attacks_as_the_network_does(
     twin = copy.deepcopy(network)
     other = tiny(network, images=x, attacks=["CA-", "GTM", "LTM"], search=Transfer(surrogate=twin))
     record = other.run()
-    assert_same(values(other), values(direct))
+    # Of the points on the way, what the network under attack makes of them is not computed.
+    mine, theirs = (
+        {n: v for n, v in values(e).items() if not n.endswith("objective/best")} for e in (other, direct)
+    )
+    assert_same(mine, theirs)
     assert record.network.surrogate == record.network.sha256
     assert record.settings.search == "transfer(pgd)"
 

@@ -479,11 +479,11 @@ def test_a_worker_that_is_still_there_when_the_record_is_made_ends(tiny: Tiny, t
     waits = threading.Event()
     wait = slow.store.wait
 
-    def late(names: Sequence[str]) -> None:
+    def late(names: Sequence[str]) -> bool:
         if any(name.startswith("attack") for name in names):
             waits.set()
             time.sleep(1)
-        wait(names)
+        return wait(names)
 
     slow.store.wait = late  # type: ignore[method-assign]
     worker = threading.Thread(target=slow.work, args=(0, 2), daemon=True)

@@ -154,6 +154,10 @@ class RankingAttack(ABC):
     def name(self) -> str:
         """The paper's name for it."""
 
+    def check_fits(self, images: int) -> None:
+        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        return
+
     @abstractmethod
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose what each query aims at: (B, W) positions in the gallery; W may be 0."""

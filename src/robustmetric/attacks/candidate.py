@@ -52,9 +52,13 @@ class CandidateAttack(RankingAttack):
         """CA+ or CA-, with w unless it is 1."""
         return with_options(f"CA{self.sign}", w=self.w if self.w != 1 else None)
 
+    def check_fits(self, images: int) -> None:
+        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        check_count("w", self.w, images)
+
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the (B, w) gallery images that query."""
-        check_count("w", self.w, len(gallery))
+        self.check_fits(len(gallery))
         own, uniform = self.myself(queries, gallery), draws.uniform(self.w)
         if self.sign == "+":
             return choose(uniform, gallery, own, strict=self.strict)

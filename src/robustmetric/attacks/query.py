@@ -54,9 +54,13 @@ class QueryAttack(RankingAttack):
         """QA+ or QA-, with m unless it is 1."""
         return with_options(f"QA{self.sign}", m=self.m if self.m != 1 else None)
 
+    def check_fits(self, images: int) -> None:
+        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        check_count("m", self.m, images)
+
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the (B, m) candidates."""
-        check_count("m", self.m, len(gallery))
+        self.check_fits(len(gallery))
         own, uniform = self.myself(queries, gallery), draws.uniform(self.m)
         if self.sign == "+":
             return choose(uniform, gallery, own, strict=self.strict)
@@ -121,9 +125,14 @@ class SemanticsPreservingQueryAttack(QueryAttack):
             return float(self.xi)
         return 1.0 if self.sign == "+" else 100.0
 
+    def check_fits(self, images: int) -> None:
+        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        super().check_fits(images)
+        check_count("keep", self.keep, images)
+
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the (B, m) candidates, and the query's nearest images: (B, m + keep)."""
-        check_count("keep", self.keep, len(gallery))
+        self.check_fits(len(gallery))
         near = nearest(queries.z, gallery, self.keep, without=self.myself(queries, gallery))
         return torch.cat([super().select(queries, gallery, draws=draws), near], dim=1)
 

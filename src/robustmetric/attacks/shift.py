@@ -46,8 +46,9 @@ class EmbeddingShift(RankingAttack):
         }
 
     def start(self, images: Tensor, *, draws: Draws) -> Tensor:
-        """Begin a tiny way off: at the image itself the gradient of the distance is zero."""
+        """Begin a little way off: at the image itself the gradient of the distance is zero."""
         if not self.strict:
             return images + 1e-7
-        tiny = max(1e-7, torch.finfo(images.dtype).eps)
+        # Less would be lost in the rounding of the embeddings, which depends on the batch.
+        tiny = max(1e-4, torch.finfo(images.dtype).eps)
         return images + tiny * draws.normal(*images.shape[1:]).to(images)

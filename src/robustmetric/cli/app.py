@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 
+from robustmetric.robustness.workers import WorkerError
 from robustmetric.training import CollapsedError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -20,7 +21,7 @@ def run() -> None:
     """Run the command line; what a person can mend is said in a line, without a traceback."""
     try:
         app()
-    except (ValueError, FileNotFoundError, CollapsedError) as error:
+    except (ValueError, OSError, CollapsedError, WorkerError) as error:
         Console(stderr=True).print(
             f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
         )

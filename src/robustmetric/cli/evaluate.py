@@ -8,32 +8,33 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import typer
 from PIL import Image
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import save
 from torch import Tensor
 
 from robustmetric import data as sets
-from robustmetric.attacks import Gallery, Queries, Search, Transfer, make_search
+from robustmetric.attacks import Search, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
 from robustmetric.cli.app import Decoding, app, read_changes, wide
 from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
 from robustmetric.files import write_atomically
-from robustmetric.perturb import Budget, frozen
-from robustmetric.registry import fraction
+from robustmetric.perturb import Budget
+from robustmetric.registry import fraction, lookup
 from robustmetric.retrieval import rank
 from robustmetric.robustness import ERS_ATTACKS, Evaluation, Outcome, Record, Scene, load_record, run_attack
 from robustmetric.robustness.record import show
-from robustmetric.robustness.scene import embed_all
+from robustmetric.robustness.run import CheckSet
 from robustmetric.robustness.workers import run_workers
-from robustmetric.training import load_recipe
+from robustmetric.training import Recipe, load_recipe
 from robustmetric.training.inputs import Subject, pixels
 from robustmetric.training.recipe import usual_recipe
 
@@ -76,15 +77,10 @@ class Given:
 
     def how(self, test: Pixels, device: torch.device) -> Search:
         """Make the search, with its surrogate."""
-        transfer = re.fullmatch(r"transfer(?:\((.*)\))?", self.search)
-        if transfer is None:
-            if self.surrogate is not None:
-                raise ValueError(f"--surrogate goes with --search transfer, not with {self.search!r}")
-            return make_search(self.search)
         if self.surrogate is None:
-            raise ValueError("transfer needs a network to come from: give --surrogate RUN")
+            return make_search(self.search)
         network = self.surrogate.network(like=test).to(device)
-        return Transfer(surrogate=network, search=make_search(transfer[1] or "pgd"))
+        return Transfer(surrogate=network, search=make_search(_inside_transfer(self.search) or "pgd"))
 
     def evaluation(self, test: Pixels, share: int = 0, **more: Any) -> Evaluation:
         """Put the evaluation together, on the `share`-th device."""
@@ -95,7 +91,7 @@ class Given:
             test.labels,
             search=self.how(test, device),
             classes=test.classes,
-            train_classes=sets.load(recipe.data, recipe.root, "train").classes,
+            train_classes=_trained_on(recipe),
             **self.options,
             **more,
         )
@@ -134,10 +130,8 @@ def evaluate(
     Ctrl-C stops it; the same command goes on from there.
     """
     console = wide()
-    if out is None:
-        if run is None:
-            raise ValueError("say where the record goes: --out FOLDER")
-        out = run / "evaluation"
+    if devices < 1:
+        raise ValueError(f"--devices must be at least 1, not {devices}")
     given = _given(
         run, data, root, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken, device,
         {
@@ -149,17 +143,14 @@ def evaluate(
             "checks": checks,
             "seed": seed,
             "batch": batch,
-            "data": data or "",
-            "out": out,
         },
     )  # fmt: skip
-    decoding = Decoding(console)
-    try:
-        test = given.images(decoding)
-    finally:
-        decoding.bar.stop()
-    for file in test.skipped:
-        console.print(f"left out, not readable: {file}")
+    if out is None:
+        if run is None:
+            raise ValueError("say where the record goes: --out FOLDER")
+        out = run / "evaluation"
+    given.options["out"] = out
+    test = _images(given, console)
     if given.subject.weights is None:
         console.print("no weights were given: the network is as it is made", highlight=False)
     try:
@@ -175,7 +166,7 @@ def evaluate(
     show_scores(console, [record])
     if failed := [check.name for check in record.checks if check.status == "fail"]:
         console.print(f"[bold red]do not trust these scores:[/] {', '.join(failed)} failed", highlight=False)
-    console.print(f"the record is in {out}")
+    console.print(f"the record is in {out}", markup=False)
 
 
 @app.command()
@@ -206,42 +197,42 @@ def attack(
 ) -> None:
     """Run one attack, and write the images before and after with their ranks."""
     console = wide()
-    made = make_attack(name, protocol=protocol)
     given = _given(
         run, data, root, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken, device,
-        {},
+        {
+            "alpha": _level("alpha", alpha),
+            "steps": eta,
+            "protocol": protocol,
+            "attacks": [name],
+            "queries": queries,
+            "checks": "none",
+            "seed": seed,
+            "batch": batch,
+        },
     )  # fmt: skip
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty: give another --out")
-    budget = Budget(eps=given.options["eps"], alpha=_level("alpha", alpha), steps=eta)
-    test = given.images()
-    where = _device(device, 0)
-    network = given.subject.network(like=test).to(where)
-    how = given.how(test, where)
-    images = ImageArray(test.pixels, given.subject.recipe.crop)
-    if not 1 <= queries <= len(images):
-        raise ValueError(f"--queries must be from 1 to the number of images, {len(images)}, not {queries}")
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    numbers = order[:queries].sort().values
-    with frozen(network), frozen(how.network or network), Watch(console) as watch:
-        watch("embed", 0, 1)
-        z = embed_all(network, images, torch.arange(len(images)), batch)
-        labels = test.labels.to(where)
-        scene = Scene(
-            network, images, Queries(z, labels, torch.arange(len(z), device=where)), Gallery(z, labels)
-        )
-        other = None if how.network is None else scene.seen_by(how.network, batch)
-        watch("embed", 1, 1)
-        done: list[Outcome] = []
-        parts = numbers.split(batch)
-        for part in parts:
-            watch(made.name, len(done), len(parts))
-            done.append(run_attack(scene, made, part, budget, how, seed=seed, surrogate=other))
-        watch(made.name, len(parts), len(parts))
+    test = _images(given, console)
+    with Watch(console) as watch:
+        evaluation = given.evaluation(test, progress=watch)
+        (made,) = evaluation.goals
+        with evaluation.frozen():
+            evaluation.embed()
+            scene, other = evaluation.scene, evaluation.surrogate
+            done: list[Outcome] = []
+            parts = evaluation.numbers.split(batch)
+            for part in parts:
+                watch(made.name, len(done), len(parts))
+                done.append(
+                    run_attack(
+                        scene, made, part, evaluation.budget, evaluation.how, seed=seed, surrogate=other
+                    )
+                )
+            watch(made.name, len(parts), len(parts))
     out.mkdir(parents=True, exist_ok=True)
-    table = _write_attack(out, scene, numbers, done, test.classes)
+    table = _write_attack(out, scene, evaluation.numbers, done, test.classes)
     console.print(table)
-    console.print(f"images, arrays and ranks of {len(numbers)} queries are in {out}")
+    console.print(f"images, arrays and ranks of {queries} queries are in {out}", markup=False)
 
 
 @app.command()
@@ -301,6 +292,18 @@ def split_names(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def _images(given: Given, console: Console) -> Pixels:
+    """Load the test images, and say which could not be read."""
+    decoding = Decoding(console)
+    try:
+        test = given.images(decoding)
+    finally:
+        decoding.bar.stop()
+    for file in test.skipped:
+        console.print(f"left out, not readable: {file}", markup=False)
+    return test
+
+
 def _work(given: Given, share: int, shares: int) -> None:
     """Do a worker's share."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // shares))
@@ -326,22 +329,52 @@ def _given(
     given = {"data": data, "root": root, "model": model}
     changes = {**{k: v for k, v in given.items() if v is not None}, **read_changes(change)}
     if run is not None:
-        if model is not None:
-            raise ValueError(f"{run} says which network it trained: leave --model out, or give no run")
+        for option, value in (("--model", model), ("--recipe", recipe)):
+            if value:
+                raise ValueError(f"{run} has a recipe of its own: leave {option} out, or give no run")
         subject = Subject.of_run(run, changes, weights)
         name = subject.name
     else:
         if model is None:
             raise ValueError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
-        made = load_recipe(recipe or usual_recipe(data or "digits"), changes)
-        subject = Subject(made, weights)
-        name = made.model if weights is None else f"{made.model} {weights.name}"
+        subject = Subject(load_recipe(recipe or usual_recipe(data or "digits"), changes), weights)
+        name = model if weights is None else f"{model} {weights.name}"
     level = subject.recipe.eps if eps is None else _level("eps", eps)
-    options = {**options, "eps": level}
-    if "data" in options:
-        options |= {"data": subject.recipe.data, "name": name}
-    other = None if surrogate is None else Subject.of_run(surrogate, changes)
+    options = {**options, "eps": level, "data": subject.recipe.data, "name": name}
+    # Whatever can be told now is, before images are decoded.
+    Budget(eps=level, alpha=options["alpha"], steps=options["steps"])
+    for attacked in options["attacks"]:
+        make_attack(attacked, protocol=options["protocol"])
+    lookup("set of checks", options["checks"], dict.fromkeys(get_args(CheckSet)))
+    if len(set(options["attacks"])) < len(options["attacks"]):
+        raise ValueError(f"an attack was given twice: {', '.join(options['attacks'])}")
+    inside = _inside_transfer(search)
+    try:
+        make_search(inside or "pgd" if inside is not None else search)
+    except ValueError as error:
+        raise ValueError(f"{error}; or transfer, with --surrogate") from None
+    if inside is None and surrogate is not None:
+        raise ValueError(f"--surrogate goes with --search transfer, not with {search!r}")
+    if inside is not None and surrogate is None:
+        raise ValueError("transfer needs a network to come from: give --surrogate RUN")
+    _device(device, 0)
+    images = {k: v for k, v in changes.items() if k in ("data", "root")}
+    other = None if surrogate is None else Subject.of_run(surrogate, images)
     return Given(subject, other, search, cache, skip_broken, device, options)
+
+
+def _inside_transfer(search: str) -> str | None:
+    """Give the search in the brackets of transfer(…), "" if there is none; None for another search."""
+    found = re.fullmatch(r"transfer(?:\((.*)\))?", search)
+    return None if found is None else found[1] or ""
+
+
+def _trained_on(recipe: Recipe) -> tuple[str, ...] | None:
+    """Name the classes of the training images, if these are there."""
+    try:
+        return sets.load(recipe.data, recipe.root, "train").classes
+    except (ValueError, OSError):
+        return None
 
 
 def _level(name: str, text: str) -> float:
@@ -355,14 +388,11 @@ def _device(name: str, share: int) -> torch.device:
     """Choose a device by name; several workers get one GPU each, as long as there are some."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch finds no CUDA device here; use --device cpu")
-        return torch.device("cuda", share % torch.cuda.device_count())
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device is auto, cpu, cuda or mps, not {name!r}") from None
+    if name not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"--device is auto, cpu, cuda or mps, not {name!r}")
+    if not (name == "cpu" or (torch.cuda if name == "cuda" else torch.backends.mps).is_available()):
+        raise ValueError(f"--device {name}: torch finds none here; use --device cpu")
+    return torch.device("cuda", share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
 
 
 def _write_attack(

@@ -21,13 +21,16 @@ def show_scores(console: Console, records: Sequence[Record]) -> None:
     """Print scores in the paper's columns, a line for each record; in two tables where one is too wide."""
     measured = [n for n in (*COLUMNS, *_others(records)) if any(n in r.scores for r in records)]
     overall = ["ERS"] if any(r.ers for r in records) else []
-    names = max(len(r.network.name) for r in records)
-    # A column takes 5 to 7 places and the space around them.
-    if console.width >= names + 8 * (len(_CLEAN) + len(measured) + len(overall)):
-        console.print(_table(records, [*_CLEAN, *measured, *overall]))
-    else:
+    whole = [*_CLEAN, *measured, *overall]
+    if not _fits(console, records, whole):
         console.print(_table(records, [*_CLEAN, *overall]))
-        console.print(_table(records, measured))
+        whole = measured
+    while whole:
+        count = len(whole)
+        while count > 1 and not _fits(console, records, whole[:count]):
+            count -= 1
+        console.print(_table(records, whole[:count]))
+        whole = whole[count:]
     for record in records:
         console.print(_summary(record), highlight=False)
 
@@ -74,6 +77,7 @@ class Watch:
             disable=not console.is_terminal,
         )
         self.tasks: dict[str, TaskID] = {}
+        self.done: set[str] = set()
 
     def __enter__(self) -> Watch:
         self.bar.start()
@@ -89,8 +93,15 @@ class Watch:
         if stage not in self.tasks:
             self.tasks[stage] = self.bar.add_task(stage, total=total, completed=done)
         self.bar.update(self.tasks[stage], completed=done)
-        if done == total and not self.console.is_terminal:
+        if done == total and stage not in self.done and not self.console.is_terminal:
             self.console.print(f"{stage}: done", highlight=False)
+        if done == total:
+            self.done.add(stage)
+
+
+def _fits(console: Console, records: Sequence[Record], names: Sequence[str]) -> bool:
+    table = _table(records, names)
+    return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
 
 
 def _table(records: Sequence[Record], names: Sequence[str]) -> Table:

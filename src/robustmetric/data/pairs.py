@@ -124,9 +124,7 @@ class PairLoader:
         if pairs < 4:
             # An epoch's steps may be half as long as the longest; a triplet takes two pairs.
             raise ValueError(f"a batch needs at least 4 pairs, not {pairs}")
-        height, width = pixels.shape[1:3]
-        if crop is not None and not 1 <= crop <= min(height, width):
-            raise ValueError(f"a crop of {crop} does not fit images of {height}×{width}")
+        _check_crop(pixels, crop)
         self.pixels = pixels
         self.labels = labels.numpy().astype(np.int64)
         self.pairs, self.seed, self.crop, self.flip = pairs, seed, crop, flip
@@ -186,6 +184,7 @@ class ImageArray:
     """
 
     def __init__(self, pixels: NDArray[np.uint8], crop: int | None = None) -> None:
+        _check_crop(pixels, crop)
         height, width = pixels.shape[1:3]
         size = (crop or height, crop or width)
         top, left = ((whole - part) // 2 for whole, part in zip((height, width), size, strict=True))
@@ -220,6 +219,12 @@ class ImageLoader:
         for begin in range(0, len(self.labels), self.batch):
             part = slice(begin, begin + self.batch)
             yield Batch(self.images[part], self.labels[part])
+
+
+def _check_crop(pixels: NDArray[np.uint8], crop: int | None) -> None:
+    height, width = pixels.shape[1:3]
+    if crop is not None and not 1 <= crop <= min(height, width):
+        raise ValueError(f"a crop of {crop} does not fit images of {height}×{width}")
 
 
 def _floats(pixels: NDArray[np.uint8]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ from robustmetric.distance import BrokenEmbeddingsError, embed
 from robustmetric.perturb import Budget, differentiate
 from robustmetric.robustness.ers import COLUMNS, points
 from robustmetric.robustness.record import Check
-from robustmetric.robustness.scene import Outcome, Scene, embed_all, run_attack
+from robustmetric.robustness.scene import Scene, embed_all, run_attack
 
 Status = Literal["pass", "warn", "fail", "not run"]
 
@@ -42,7 +42,6 @@ class Lab:
     copies: list[tuple[int, int]]
     classes: Sequence[str] | None
     train_classes: Sequence[str] | None
-    _kept: dict[str, list[Outcome]] = field(default_factory=dict)
 
     def sample(self, most: int) -> Tensor:
         """Draw positions among the queries, at most so many, from the seed: (S,) ascending."""
@@ -76,14 +75,8 @@ class Lab:
                 seed=self.seed,
                 surrogate=surrogate or (self.surrogate if search is None else None),
             )
-            parts.append({**outcome.after, "objective": self.objective(a, outcome, numbers)})
+            parts.append({**outcome.after, "objective": outcome.last})
         return {name: torch.cat([p[name] for p in parts]).double().cpu() for name in parts[0]}
-
-    def objective(self, a: RankingAttack, outcome: Outcome, numbers: Tensor) -> Tensor:
-        """Give the objective on the network under attack, whichever one was searched on."""
-        _, queries = self.scene.batch(numbers)
-        with torch.no_grad():
-            return a.objective(outcome.z, outcome.target, queries, self.scene.gallery)
 
     def measured(self, a: RankingAttack, positions: Tensor) -> dict[str, Tensor]:
         """Give what the evaluation found for some of the queries, in the form of `again`."""
@@ -340,7 +333,9 @@ def _classes(lab: Lab) -> _Result:
 @_check("eps-1", 2)
 def _full_eps(lab: Lab) -> _Result:
     some = lab.some
-    free = Budget(eps=1.0, alpha=max(lab.budget.alpha, 2 / lab.budget.steps), steps=lab.budget.steps)
+    free = Budget(
+        eps=1.0, alpha=min(1.0, max(lab.budget.alpha, 2 / lab.budget.steps)), steps=lab.budget.steps
+    )
     left = {}
     for a in lab.attacks:
         for name, value in lab.again(a, some, free).items():
@@ -370,7 +365,7 @@ def _sweep(lab: Lab) -> _Result:
         for times in (0, 0.25, 0.5, 1, 2, 4):
             eps = min(1.0, times * lab.budget.eps)
             # A larger ball needs longer steps to be crossed.
-            budget = Budget(eps=eps, alpha=max(times, 1) * lab.budget.alpha, steps=lab.budget.steps)
+            budget = Budget(eps=eps, alpha=min(1.0, max(times, 1) * lab.budget.alpha), steps=lab.budget.steps)
             now = lab.measured(a, some) if times == 1 else lab.again(a, some, budget)
             for name in set(now) & set(COLUMNS):
                 if before is not None:
@@ -416,7 +411,10 @@ def _black_box(lab: Lab) -> _Result:
 @_check("transfer", 2)
 def _transfer(lab: Lab) -> _Result:
     # A sibling of the network: the same weights, each off by a random 5 % of its layer's deviation.
-    sibling = copy.deepcopy(lab.scene.model)
+    try:
+        sibling = copy.deepcopy(lab.scene.model)
+    except Exception as error:  # whatever a network holds
+        return "not run", 0.0, "", f"the network cannot be copied ({type(error).__name__})"
     generator = torch.Generator().manual_seed(lab.seed)
     with torch.no_grad():
         for p in sibling.parameters():

@@ -120,7 +120,6 @@ def intervals(
     empty = weights.sum(0) == 0
     means = np.where(empty, np.nan, (weights * table).sum(0))
     drawn = _resampled(weights, table, np.random.default_rng(seed), resamples, count)
-    drawn[:, empty] = np.nan
     found = {n: _interval(means[k], drawn[:, k]) for k, n in enumerate(names)}
     if any(name not in names for name in COLUMNS):
         return found, None, {}
@@ -142,12 +141,15 @@ def _resampled(
     for k in range(resamples):
         often = np.bincount(generator.integers(0, count, count), minlength=count)
         total = often @ weights
-        drawn[k] = np.divide(often @ (weights * table), total, out=np.zeros_like(total), where=total > 0)
+        # A draw without any query that has this score says nothing of it.
+        drawn[k] = np.divide(
+            often @ (weights * table), total, out=np.full_like(total, np.nan), where=total > 0
+        )
     return drawn
 
 
 def _interval(value: float, drawn: Values) -> Interval:
-    if np.isnan(value):
-        return Interval(np.nan, np.nan, np.nan)
-    low, high = np.percentile(drawn, [2.5, 97.5])
+    if np.isnan(value) or np.isnan(drawn).all():
+        return Interval(float(value), np.nan, np.nan)
+    low, high = np.nanpercentile(drawn, [2.5, 97.5])
     return Interval(float(value), float(low), float(high))

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +31,9 @@ from robustmetric.attacks import (
     make_search,
 )
 from robustmetric.distance import embed
-from robustmetric.files import write_atomically
+from robustmetric.files import is_draft, write_atomically
 from robustmetric.perturb import Budget, check_images, frozen
-from robustmetric.registry import lookup
+from robustmetric.registry import is_number, lookup
 from robustmetric.retrieval import nmi, rank
 from robustmetric.robustness import record as records
 from robustmetric.robustness.checks import CHECKS, Lab
@@ -174,14 +175,14 @@ class Evaluation:
         """Do all that is not done yet, and put the record together."""
         if (finished := self.begin()) is not None:
             return finished
-        with self._frozen():
+        with self.frozen():
             self._share(0, 1)
             return self._record()
 
     def work(self, share: int, shares: int) -> None:
         """Do one share of the pieces, and leave them for `run` to put together."""
         if self.begin() is None:
-            with self._frozen():
+            with self.frozen():
                 self._share(share, shares)
 
     def pieces(self) -> dict[str, list[str]]:
@@ -223,12 +224,15 @@ class Evaluation:
                 "no query's class is in the gallery: give queries and gallery the same numbers for the same "
                 "classes"
             )
-        if self.queries is not None and not 1 <= self.queries <= len(self.images):
+        whole = is_number(self.queries, Integral)
+        if self.queries is not None and not (whole and 1 <= self.queries <= len(self.images)):
             raise ValueError(
                 f"queries must be from 1 to the number of images, {len(self.images)}, not {self.queries!r}"
             )
-        if not isinstance(self.batch, int) or self.batch < 1:
+        if not is_number(self.batch, Integral) or self.batch < 1:
             raise ValueError(f"batch must be a whole number of at least 1, not {self.batch!r}")
+        if not is_number(self.seed, Integral) or not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed!r}")
         if not self.goals:
             raise ValueError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}")
         names = [a.name for a in self.goals]
@@ -239,6 +243,8 @@ class Evaluation:
                 "the reference protocol takes the nearest image for the query itself, so its queries must be "
                 "in the gallery: use the strict protocol with a gallery of its own"
             )
+        for a in self.goals:
+            a.check_fits(len(images))
         if other := [a.name for a in self.goals if a.protocol != self.protocol]:
             raise ValueError(
                 f"{', '.join(other)} follows another protocol than {self.protocol}; the two are never mixed"
@@ -252,6 +258,8 @@ class Evaluation:
             "network": digest_of(self.model),
             "surrogate": None if self.how.network is None else digest_of(self.how.network),
             "data": self.look.sha256,
+            "names": [self.name, self.data],
+            "classes": [_digest(self.classes), _digest(self.train_classes)],
             "versions": versions(),
         }
         folder = self.store.folder
@@ -259,22 +267,31 @@ class Evaluation:
             return None
         file = folder / "plan.json"
         text = json.dumps(plan, indent=1, ensure_ascii=False) + "\n"
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: give a folder for the record")
         if file.exists():
-            before = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                before = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(
+                    f"{file} is damaged ({error}): give another --out folder, or remove this one"
+                ) from None
             if differing := list(_differences(before, json.loads(text))):
                 raise ValueError(
                     f"{folder} holds another evaluation: {'; '.join(differing)}; give another --out folder"
                 )
             if (folder / records.RECORD).exists():
+                self.store.tidy()
                 return records.load_record(folder)
         else:
-            if folder.exists() and any(folder.iterdir()):
+            if folder.exists() and any(not is_draft(path) for path in folder.iterdir()):
                 raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, lambda f: f.write(text.encode()))
         return None
 
-    def _frozen(self) -> ExitStack:
+    def frozen(self) -> ExitStack:
+        """Hold all networks of the evaluation in evaluation mode, frozen."""
         stack = ExitStack()
         stack.enter_context(frozen(self.model))
         if self.how.network is not None:
@@ -295,7 +312,16 @@ class Evaluation:
                         self.store.keep(name, self._make(name))
                         self._tell(stage, names)
                     turn += 1
-            self.store.wait([name for stage in phase for name in stages[stage]])
+            if not self.store.wait([name for stage in phase for name in stages[stage]]):
+                return
+
+    def embed(self) -> None:
+        """Make the embeddings that `scene` and `surrogate` need; call it inside `frozen`."""
+        names = self.pieces()["embed"]
+        for name in names:
+            if not self.store.has(name):
+                self.store.keep(name, self._make(name))
+            self._tell("embed", names)
 
     def tell(self) -> None:
         """Report the progress of all stages."""
@@ -516,6 +542,7 @@ class Look:
                 batch = some[part]
                 check_images(batch)
                 shape = shape or list(batch.shape[1:])
+                whole.update(str(tuple(batch.shape)).encode())
                 content = batch.detach().cpu().to(torch.float32).contiguous().numpy()
                 whole.update(content.tobytes())
                 if number == len(sets) - 1:
@@ -574,21 +601,32 @@ class Store:
                 f"{self._file(name)} is damaged ({error}); remove it and start again: only it is made anew"
             ) from None
 
-    def wait(self, names: Sequence[str]) -> None:
-        """Wait until other workers have finished these pieces."""
+    def wait(self, names: Sequence[str]) -> bool:
+        """Wait for pieces of other workers; tell that they are there, and not gone into a record."""
         for name in names:
             while not self.has(name):
+                if self.folder is not None and (self.folder / records.RECORD).exists():
+                    return False
                 time.sleep(0.05)
+        return True
 
     def finish(self, made: dict[str, Any], arrays: dict[str, Tensor]) -> Record:
         """Write the record, and then remove the pieces that it was made from."""
         if self.folder is None:
             return records.make_record(made, save({n: v.contiguous() for n, v in arrays.items()}))
         record = records.write_record(self.folder, made, arrays)
-        for file in (self.folder / "parts").iterdir():
-            file.unlink()
-        (self.folder / "parts").rmdir()
+        self.tidy()
         return record
+
+    def tidy(self) -> None:
+        """Remove the pieces of a finished record, and what was left of unfinished files."""
+        assert self.folder is not None  # noqa: S101
+        parts = self.folder / "parts"
+        pieces = list(parts.iterdir()) if parts.is_dir() else []
+        for file in [*filter(is_draft, self.folder.iterdir()), *pieces]:
+            file.unlink(missing_ok=True)
+        if parts.is_dir():
+            parts.rmdir()
 
     def _file(self, name: str) -> Path:
         assert self.folder is not None  # noqa: S101
@@ -622,6 +660,10 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def _digest(names: Sequence[str] | None) -> str | None:
+    return None if names is None else hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -42,7 +42,7 @@ class Scene:
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
         """Give the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
-        return self.images[numbers].to(self.device), self.queries[numbers.to(self.device)]
+        return self.images[numbers].detach().to(self.device), self.queries[numbers.to(self.device)]
 
     def seen_by(self, model: nn.Module, batch: int) -> Scene:
         """Give the same images as another network sees them."""
@@ -81,8 +81,8 @@ def embed_all(
 class Outcome:
     """What became of a batch of queries: the perturbed images, and values (B,) before and after.
 
-    `first`, `last` and `best` are the objective (B,) at the image, at the perturbed image and at the best
-    point on the way.
+    `first`, `last` and `best` are the objective (B,) of the network under attack at the image, at the
+    perturbed image and at the best point on the way, where that is known.
     """
 
     images: Tensor
@@ -118,7 +118,7 @@ def run_attack(
         index = attack.select(queries, scene.gallery, draws=Draws(seed, attack.name, listed))
         target = attack.aim(index, queries, scene.gallery)
         goal = target if surrogate is None else attack.aim(index, seen, surrogate.gallery)
-        first = attack.objective(seen.z, goal, seen, ground.gallery)
+        first = attack.objective(queries.z, target, queries, scene.gallery)
     draws = Draws(seed, f"{attack.name}/search", listed)
     best, early = first.clone(), seen.z.clone()
 
@@ -136,12 +136,12 @@ def run_attack(
     moved = search(images, objective, budget, draws=draws, start=attack.start(images, draws=draws))
     with torch.no_grad():
         z = embed(scene.model, moved)
-        at = z if surrogate is None else embed(surrogate.model, moved)
-        last = attack.objective(at, goal, seen, ground.gallery)
+        last = attack.objective(z, target, queries, scene.gallery)
         after = attack.measure(z, target, queries, scene.gallery)
         # Where there is one descent: of several, or of trials, the point before the last is not known.
         if attack.read_early and isinstance(search, PGD) and search.restarts == 1:
             sooner = attack.measure(early, target, queries, scene.gallery)
             after |= {name: sooner[name] for name in attack.read_early}
         before = attack.measure(queries.z, target, queries, scene.gallery)
-    return Outcome(moved, z, target, before, after, first, last, torch.minimum(best, last))
+    best = torch.minimum(best, last) if surrogate is None else last
+    return Outcome(moved, z, target, before, after, first, last, best)

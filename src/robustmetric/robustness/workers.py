@@ -5,11 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
+import pickle
+import queue
 import signal
 import threading
-from collections.abc import Callable
-from multiprocessing.queues import SimpleQueue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
 from typing import Any
+
+
+class WorkerError(RuntimeError):
+    """A worker that ended without saying why."""
 
 
 def run_workers(
@@ -22,24 +29,23 @@ def run_workers(
     by themselves.
     """
     context = multiprocessing.get_context("spawn")
-    errors: SimpleQueue[BaseException] = context.SimpleQueue()
+    errors: Queue[BaseException] = context.Queue()
     workers = [
         context.Process(target=_worker, args=(work, arguments, k, count, errors), daemon=True)
         for k in range(count)
     ]
     try:
-        for worker in workers:
-            worker.start()
+        with _deaf():
+            for worker in workers:
+                worker.start()
         while any(worker.is_alive() for worker in workers):
             tick()
-            for worker in workers:
-                worker.join(0.1)
+            _raise_from(errors, wait=0.2)
             if any(worker.exitcode for worker in workers):
                 break
-        if not errors.empty():
-            raise errors.get()
+        _raise_from(errors, wait=1.0 if any(worker.exitcode for worker in workers) else 0.01)
         if failed := [k for k, worker in enumerate(workers) if worker.exitcode]:
-            raise RuntimeError(
+            raise WorkerError(
                 f"worker {failed[0]} of {count} ended with code {workers[failed[0]].exitcode}; what was "
                 "finished is kept: run the same command again, with fewer workers if memory ran out"
             )
@@ -52,22 +58,53 @@ def run_workers(
                 worker.join()
 
 
+def _raise_from(errors: Queue[BaseException], wait: float) -> None:
+    """Raise what a worker has sent, if one does so within a while."""
+    try:
+        error = errors.get(timeout=wait)
+    except queue.Empty:
+        return
+    raise error
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Start processes that do not hear Ctrl-C: their parent does, and ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _worker(
     work: Callable[..., None],
     arguments: tuple[Any, ...],
     share: int,
     shares: int,
-    errors: SimpleQueue[BaseException],
+    errors: Queue[BaseException],
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         work(*arguments, share, shares)
     except Exception as error:
-        errors.put(error)
+        errors.put(_sendable(error))
         raise SystemExit(1) from None
+
+
+def _sendable(error: Exception) -> Exception:
+    """Give an exception that arrives as what it was, or one that tells of it."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
+            return error
+    except Exception as problem:
+        return WorkerError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
+    return WorkerError(f"{type(error).__name__}: {error}")
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:

@@ -40,14 +40,17 @@ class Subject:
             raise FileNotFoundError(
                 f"{run} is no run, it has no recipe.yaml: give the folder of a run, or --model and --weights"
             )
-        candidates = [weights] if weights else [run / "best.safetensors", run / "last.safetensors"]
-        found = next((w for w in candidates if w.is_file()), None)
-        if found is None:
-            raise FileNotFoundError(
-                f"there are no weights {candidates[0]}: the run has not been validated yet; "
-                f"go on with robustmetric train --out {run} --resume"
-            )
-        return cls(load_recipe(kept, changes), found)
+        if weights is None:
+            own = [run / "best.safetensors", run / "last.safetensors"]
+            weights = next((w for w in own if w.is_file()), None)
+            if weights is None:
+                raise FileNotFoundError(
+                    f"there are no weights {own[0]}: the run has not been validated yet; "
+                    f"go on with robustmetric train --out {run} --resume"
+                )
+        if not weights.is_file():
+            raise FileNotFoundError(f"there is no weights file {weights}")
+        return cls(load_recipe(kept, changes), weights)
 
     @property
     def name(self) -> str:

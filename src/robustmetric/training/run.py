@@ -24,7 +24,7 @@ from robustmetric import models
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageLoader, PairLoader
 from robustmetric.defenses import defense
-from robustmetric.files import write_atomically
+from robustmetric.files import is_draft, write_atomically
 from robustmetric.registry import lookup
 from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile, Report
 from robustmetric.training.inputs import make_model, pixels
@@ -180,13 +180,8 @@ def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
             raise ValueError(
                 f"{out} holds another run: {told}; resume with its own recipe or give another --out"
             )
-    elif out.exists() and (not out.is_dir() or any(not _is_draft(path) for path in out.iterdir())):
+    elif out.exists() and (not out.is_dir() or any(not is_draft(path) for path in out.iterdir())):
         raise ValueError(f"{out} is not empty and holds no run: give another --out")
-
-
-def _is_draft(path: Path) -> bool:
-    """Tell what a killed run left of a file it was writing."""
-    return path.name.startswith(".") and path.suffix == ".tmp"
 
 
 def _begin(recipe: Recipe, out: Path, skipped: list[str]) -> None:
@@ -194,7 +189,7 @@ def _begin(recipe: Recipe, out: Path, skipped: list[str]) -> None:
     if getattr(rank_zero_only, "rank", 0) != 0:
         return
     out.mkdir(parents=True, exist_ok=True)
-    for rest in filter(_is_draft, out.iterdir()):
+    for rest in filter(is_draft, out.iterdir()):
         rest.unlink()
     write_atomically(out / "recipe.yaml", lambda file: file.write(dump_recipe(recipe).encode()))
     about = {"python": platform.python_version(), "platform": platform.platform()}
