@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -191,6 +191,48 @@ class RankingAttack(ABC):
     def myself(self, queries: Queries, gallery: Gallery) -> Tensor:
         """Find each query's own position (B,) in the gallery: by index, or by distance for the reference."""
         return queries.own if self.strict else nearest(queries.z, gallery, 1)[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedAttack(RankingAttack):
+    """An attack that raises (+) random targets, or lowers (−) targets among the 1 % nearest.
+
+    The number of targets is the field that `letter` names.
+    """
+
+    family: ClassVar[str]
+    letter: ClassVar[str]
+
+    sign: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sign_of(self.sign)
+        check_count(self.letter, self.count)
+
+    @property
+    def count(self) -> int:
+        """The number of targets of a query."""
+        count: int = getattr(self, self.letter)
+        return count
+
+    @property
+    def name(self) -> str:
+        """The family and the sign, with the number of targets unless it is 1."""
+        given = {self.letter: self.count} if self.count != 1 else {}
+        return with_options(self.family + self.sign, **given)
+
+    def check_fits(self, images: int) -> None:
+        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        check_count(self.letter, self.count, images)
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Choose the targets: (B, W) positions in the gallery."""
+        self.check_fits(len(gallery))
+        own, uniform = self.myself(queries, gallery), draws.uniform(self.count)
+        if self.sign == "+":
+            return choose(uniform, gallery, own, strict=self.strict)
+        return choose_near(uniform, queries, gallery, own, strict=self.strict)
 
 
 def square_distance(x: Tensor, y: Tensor) -> Tensor:

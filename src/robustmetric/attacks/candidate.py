@@ -6,30 +6,26 @@ Zhou et al., "Adversarial Ranking Attack and Defense", ECCV 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from robustmetric.attacks.base import (
-    Draws,
     Gallery,
     Queries,
-    RankingAttack,
+    SignedAttack,
     Target,
-    check_count,
-    choose,
-    choose_near,
     count_nearer,
     normalised_rank,
     sign_of,
     square_distance,
-    with_options,
 )
 from robustmetric.distance import cross_distance, pair_distance
 
 
 @dataclass(frozen=True, kw_only=True)
-class CandidateAttack(RankingAttack):
+class CandidateAttack(SignedAttack):
     """The perturbed image is a candidate; `w` gallery images query, and should rank it first (+) or last (−).
 
     The queries are drawn at random (+), or among the 1 % nearest to the image (−). Reported is the rank of
@@ -39,30 +35,10 @@ class CandidateAttack(RankingAttack):
     (CandidateAttack(protocol='strict', sign='+', w=1), 'CA-(w=5)')
     """
 
-    sign: str
+    family: ClassVar[str] = "CA"
+    letter: ClassVar[str] = "w"
+
     w: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sign_of(self.sign)
-        check_count("w", self.w)
-
-    @property
-    def name(self) -> str:
-        """CA+ or CA-, with w unless it is 1."""
-        return with_options(f"CA{self.sign}", w=self.w if self.w != 1 else None)
-
-    def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few images that the targets cannot be found in it."""
-        check_count("w", self.w, images)
-
-    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the (B, w) gallery images that query."""
-        self.check_fits(len(gallery))
-        own, uniform = self.myself(queries, gallery), draws.uniform(self.w)
-        if self.sign == "+":
-            return choose(uniform, gallery, own, strict=self.strict)
-        return choose_near(uniform, queries, gallery, own, strict=self.strict)
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
         """Measure once how far all images are from those that query: (B, w, N)."""

@@ -6,6 +6,7 @@ Zhou et al., "Adversarial Ranking Attack and Defense", ECCV 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,11 +15,9 @@ from robustmetric.attacks.base import (
     Draws,
     Gallery,
     Queries,
-    RankingAttack,
+    SignedAttack,
     Target,
     check_count,
-    choose,
-    choose_near,
     count_nearer,
     nearest,
     normalised_rank,
@@ -31,7 +30,7 @@ from robustmetric.registry import is_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryAttack(RankingAttack):
+class QueryAttack(SignedAttack):
     """The perturbed image is the query; it should rank `m` candidates first (+) or last (−).
 
     The candidates are drawn at random (+), or among the 1 % nearest to the query (−). Reported is their rank,
@@ -41,30 +40,10 @@ class QueryAttack(RankingAttack):
     ('QA-', 'QA+(m=2)')
     """
 
-    sign: str
+    family: ClassVar[str] = "QA"
+    letter: ClassVar[str] = "m"
+
     m: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sign_of(self.sign)
-        check_count("m", self.m)
-
-    @property
-    def name(self) -> str:
-        """QA+ or QA-, with m unless it is 1."""
-        return with_options(f"QA{self.sign}", m=self.m if self.m != 1 else None)
-
-    def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few images that the targets cannot be found in it."""
-        check_count("m", self.m, images)
-
-    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the (B, m) candidates."""
-        self.check_fits(len(gallery))
-        own, uniform = self.myself(queries, gallery), draws.uniform(self.m)
-        if self.sign == "+":
-            return choose(uniform, gallery, own, strict=self.strict)
-        return choose_near(uniform, queries, gallery, own, strict=self.strict)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Mean over images x of max(0, ±(d(x̃, c) − d(x̃, x))): how far c is from first, or last."""
@@ -112,7 +91,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
     def name(self) -> str:
         """SP-QA+ or SP-QA-, with the options that are not the usual ones."""
         return with_options(
-            f"SP-QA{self.sign}",
+            f"SP-{self.family}{self.sign}",
             m=self.m if self.m != 1 else None,
             keep=self.keep if self.keep != 5 else None,
             xi=self.xi,
