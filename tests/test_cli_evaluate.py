@@ -483,7 +483,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--eps", "8"], "eps must be in [0, 1], not 8.0"),
     (["evaluate", "RUN", "--alpha", "1/0"], "--alpha must be a number such as 8/255 or 0.03, not '1/0'"),
     (["evaluate", "RUN", "--eta", "0"], "must be a whole number of at least 1, not 0"),
-    (["evaluate", "RUN", "--device", "nonsense"], "--device is auto, cpu, cuda or mps, not 'nonsense'"),
+    (["evaluate", "RUN", "--device", "nonsense"], "--device is auto, cpu or cuda, not 'nonsense'"),
     (["evaluate", "RUN", "--queries", "0"], "queries must be from 1 to the number of images, 797, not 0"),
     (["evaluate", "RUN", "--queries", "798"], "queries must be from 1 to the number of images, 797, not 798"),
     (["evaluate", "RUN", "--batch", "0"], "batch must be a whole number of at least 1, not 0"),

@@ -159,6 +159,97 @@ def test_the_budget_does_not_change_the_ranking(
     assert same(rank(z, labels), whole)
 
 
+def paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note which way the squares are computed: each pair of images once, or query by query."""
+    seen: list[str] = []
+    for name in ("write", "write_mutual"):
+        kept = getattr(retrieval._Squares, name)
+
+        def noted(*args: Any, kept: Any = kept, name: str = name) -> None:
+            seen.append(name)
+            kept(*args)
+
+        monkeypatch.setattr(retrieval._Squares, name, noted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("sphere", torch.float32), ("copies", torch.float64), ("copies", torch.float16)]
+)
+def test_each_pair_once_ranks_as_query_by_query(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 700
+    z, labels = embeddings(count, 0, kind).to(dtype), torch.arange(count) % 17
+    z = torch.cat([z, z.flip(0), 0.3 * z, z * z], dim=1)
+    seen = paths(monkeypatch)
+    whole = rank(z, labels)
+    assert seen == ["write_mutual"]
+    seen.clear()
+    least = smallest(z, labels, z, labels)
+    assert same(rank(z, labels, memory=least), whole)
+    # Another tensor of queries may hold anything.
+    assert same(rank(z, labels, z.clone(), labels, own=torch.arange(count)), whole)
+    assert set(seen) == {"write"}
+    for tile in (100, 333):
+        monkeypatch.setattr(retrieval, "_TILE", tile)
+        assert same(rank(z, labels), whole)
+    # The gallery as queries, some with another image of theirs or with none.
+    own = torch.arange(count).roll(1)
+    own[::3] = -1
+    seen.clear()
+    alone = rank(z, labels, z, labels, own=own, memory=least)
+    assert same(rank(z, labels, z, labels, own=own), alone)
+    assert set(seen[:-1]) == {"write"}
+    assert seen[-1] == "write_mutual"
+
+
+def test_few_queries_with_an_answer_are_computed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, labels = embeddings(50, 0, "sphere"), torch.arange(50) // 2 * 2
+    seen = paths(monkeypatch)
+    rank(z, labels)
+    labels[20:] = torch.arange(100, 130)
+    rank(z, labels)
+    assert seen == ["write_mutual", "write"]
+
+
+@pytest.mark.parametrize("relevant", [8, 12])  # counted, and sorted
+@pytest.mark.parametrize("tied", [0, 1, 8, 11])
+@pytest.mark.parametrize("before", [True, False])
+def test_distances_that_round_alike_go_by_position(relevant: int, tied: int, before: bool) -> None:
+    # Relevant images 1, 2, 3, … away; as many others as are tied are nearer than each by less than rounding.
+    tied = min(tied, relevant)
+    right = torch.arange(1, relevant + 1, dtype=torch.float64)
+    wrong = right[:tied] * (1 - 1e-10)
+    z = torch.cat([wrong, right] if before else [right, wrong])
+    labels = (torch.arange(len(z)) < tied) if before else (torch.arange(len(z)) >= relevant)
+    found = rank(z[:, None], labels.long(), torch.zeros(1, 1).double(), torch.tensor([0]))
+    place = [k + min(k if before else k - 1, tied) for k in range(1, relevant + 1)]
+    assert found.first.tolist() == place[:1]
+    expected = sum(k / at for k, at in enumerate(place, 1)) / relevant
+    assert found.average_precision.item() == pytest.approx(expected)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-30, 0.5, 1.0, 1.5, 2.0]) | st.floats(0, 4, width=32), min_size=2),
+    st.data(),
+    st.sampled_from([0, 2, 10, 1000]),
+)
+@settings(deadline=None)
+def test_places_are_those_of_a_sorted_list(values: list[float], data: st.DataObject, few: int) -> None:
+    chosen = st.sets(st.integers(0, len(values) - 1), min_size=1)
+    ranking = sorted(range(len(values)), key=lambda i: (values[i], i))
+    wanted = sorted(data.draw(chosen))
+    expected = sorted(ranking.index(i) + 1 for i in wanted)
+    near, position = torch.tensor(values).abs(), torch.tensor(wanted)
+    keys = retrieval._keys(near[position], position).sort().values
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "_FEW", few)
+        assert retrieval._places_of_one(near.numpy(), keys.numpy()).tolist() == expected
+    # What another device does instead.
+    assert retrieval._places_by_keys(near[None], keys[None].flip(1))[0].tolist() == expected
+
+
 def test_labels_are_names_and_not_positions() -> None:
     z, labels = embeddings(60, 0, "sphere"), torch.arange(60) % 7
     names = torch.tensor([-5, 10**12, 3, 0, -(10**9), 8, 2])
@@ -295,32 +386,48 @@ def test_nmi_of_many_classes_begins_at_random_images() -> None:
 
 
 PEAK = """
-import re, sys, torch
+import os, re, sys, torch
 from pathlib import Path
 from robustmetric.retrieval import rank
 torch.set_num_threads(1)
-count, dim, memory, half = (int(x) for x in sys.argv[1:])
-z = torch.empty(count, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-labels = torch.arange(count) % 100
-if half:
-    labels[::2] = 100
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
-before = peak()
-rank(z, labels, z[:600], labels[:600], own=torch.arange(600), memory=memory)
-print(1024 * (peak() - before))
+for case in sys.argv[1:]:
+    if os.fork():  # a peak for each case, and one import for all
+        os.wait()
+        continue
+    count, dim, queries, memory, half = (int(x) for x in case.split(","))
+    z = torch.empty(count, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(count) % 100
+    if half:
+        labels[::2] = 100
+    few = (z[:queries], labels[:queries]) if queries else ()
+    more = {"own": torch.arange(queries)} if queries else {}
+    before = peak()
+    rank(z, labels, *few, **more, memory=memory)
+    print(1024 * (peak() - before), flush=True)
+    os._exit(0)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-@pytest.mark.parametrize(
-    ("dim", "memory", "half"), [(64, 60 * 10**6, 0), (64, 100 * 10**6, 1), (2048, 10**8, 0)]
-)
-def test_memory_stays_within_the_budget(dim: int, memory: int, half: int) -> None:
-    options = ["20000" if dim == 64 else "5000", str(dim), str(memory), str(half)]
+def test_memory_stays_within_the_budget() -> None:
+    # Images, dimensions, queries (0 for all), budget, whether half are in one class.
+    cases = [
+        (20_000, 64, 600, 60 * 10**6, 0),
+        (20_000, 64, 600, 100 * 10**6, 1),
+        (5_000, 2048, 600, 10**8, 0),
+        (4_000, 8, 0, 60 * 10**6, 0),
+        (4_000, 8, 0, 220 * 10**6, 1),
+    ]
+    options = [",".join(map(str, case)) for case in cases]
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", PEAK, *options], capture_output=True, text=True, timeout=300, check=True
     )
-    assert 0 < int(done.stdout) < memory
+    peaks = [int(line) for line in done.stdout.split()]
+    for (*_, budget, _), found in zip(cases, peaks, strict=True):
+        assert 0 < found < budget, peaks
+    # All squares of 4,000 images are 64 MB: they fit only into the last budget.
+    assert peaks[-1] > 4 * 4_000**2
 
 
 def broken(value: float) -> Tensor:

@@ -163,7 +163,8 @@ def pgd(
                 "the gradient of the images holds NaN or infinity: look for a square root, logarithm or "
                 "division in the network whose gradient is infinite, or use full precision"
             )
-        alive = steepest > 0
+        # An estimate may be zero by chance: only a gradient that is zero stays so.
+        alive = steepest > 0 if gradient is None else torch.ones_like(steepest, dtype=torch.bool)
         if not alive.all():
             moved[rows] = point
             rows, point, slope, low, high = (t[alive] for t in (rows, point, slope, low, high))

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
@@ -25,8 +27,12 @@ _SAME = 1e-14
 _MOST_ROWS, _LEAST_ROWS = 256, 8
 # Numbers of the gallery in double precision at once, and images: what is small stays in the cache.
 _BLOCK, _WIDTH = 2**20, 2048
-# Up to so many relevant images it is faster to count what is nearer than each; above, to sort all keys.
-_FEW_RELEVANT = 10
+# Images on a side of a tile, where each pair of images is computed once but for the tiles on the diagonal.
+_TILE = 1024
+# Up to so many images it is faster to count what is nearer than each; above, to sort.
+_FEW = 10
+# Behind every key.
+_NONE = torch.iinfo(torch.long).max
 # Above this many classes k-means++ alone would take hours: see `nmi`.
 _MANY_CLASSES, _FEW_ROUNDS = 1000, 20
 
@@ -52,7 +58,7 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
             f"embeddings are up to {longest:.3g} apart and the square of that is no float32: divide queries "
             "and gallery by the largest length"
         )
-    result = torch.empty(len(queries), len(gallery), device=gallery.device)
+    result = torch.empty(len(queries), len(gallery), dtype=torch.float32, device=gallery.device)
     for begin, end in _blocks(len(queries), _MOST_ROWS):
         squares.write(result[begin:end], queries[begin:end], lengths[begin:end], 1.0)
     return result
@@ -148,32 +154,36 @@ def rank(
     own = _check_own(own, len(queries), len(gallery)).to(gallery.device)
 
     task = _Task.of(labels, query_labels, own)
-    rows = _rows(len(queries), gallery.shape[0], gallery.shape[1], int(task.relevant.max()), memory)
-    squares = _Squares(gallery, rows)
+    # The largest classes first: the queries of a chunk have about as many relevant images.
+    order = task.relevant.argsort(descending=True, stable=True)
+    order = order[: int((task.relevant > 0).sum())]
+    rows, whole = _plan(len(queries), gallery, int(task.relevant.max()), memory)
+    # Two images that query each other are as far apart both ways: half of the product gives all squares.
+    mutual = whole and queries is gallery and 2 * len(order) > len(gallery)
+    squares = _Squares(gallery, _side(*gallery.shape) if mutual else rows)
     lengths = squares.gallery_lengths if queries is gallery else squares.lengths(queries, "queries")
     # By a power of two, which rounds nothing: squares of any length fit into float32.
     longest = max(float(lengths.max()), float(squares.gallery_lengths.max()))
     scale = 2.0 ** -math.frexp(longest)[1]
 
-    # The largest classes first: the queries of a chunk have about as many relevant images.
-    order = task.relevant.argsort(descending=True, stable=True)
-    order = order[: int((task.relevant > 0).sum())]
     pieces = order.tensor_split(-(-len(order) // rows))
-    # A key is a distance's bits above its image's position: unique, and ordered as the ranking is.
-    keys = torch.empty(len(pieces[0]), len(gallery), dtype=torch.long, device=gallery.device)
-    position = torch.arange(len(gallery), dtype=torch.int32, device=gallery.device)
+    near = torch.empty(len(gallery) if mutual else len(pieces[0]), len(gallery), device=gallery.device)
+    if mutual:
+        squares.write_mutual(near, scale)
     wide = wide_dtype(gallery.device)
     kinds = (torch.long, wide, wide)
     found = [torch.empty(len(order), dtype=kind, device=gallery.device) for kind in kinds]
     begin = 0
-    for piece in pieces:
-        row = keys[: len(piece)]
-        half = row.view(torch.int32).view(*row.shape, 2)
-        half[:, :, 0] = position
-        squares.write(half[:, :, 1].view(torch.float32), queries[piece], lengths[piece], scale)
-        for into, part in zip(found, _ranks(row, task, piece), strict=True):
-            into[begin : begin + len(piece)] = part
-        begin += len(piece)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for piece in pieces:
+            if mutual:
+                row = piece
+            else:
+                row = torch.arange(len(piece), device=gallery.device)
+                squares.write(near[: len(piece)], queries[piece], lengths[piece], scale)
+            for into, part in zip(found, _ranks(near, row, task, piece, pool), strict=True):
+                into[begin : begin + len(piece)] = part
+            begin += len(piece)
     query, back = order.sort()
     first, precision, precision_at_r = (x[back] for x in found)
     return Ranking(query, first, precision, precision_at_r, len(queries) - len(query))
@@ -264,42 +274,81 @@ class _Task:
         return cls(members, begin, size, own, relevant)
 
 
-def _ranks(keys: Tensor, task: _Task, piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give first rank and both average precisions (B,) of some queries; may sort `keys` (B, N) in place."""
-    own, relevant = task.own[piece, None], task.relevant[piece]
-    column = torch.arange(int(task.size[piece].max()), device=keys.device)
+def _ranks(
+    near: Tensor, row: Tensor, task: _Task, piece: Tensor, pool: ThreadPoolExecutor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give first rank and both average precisions (B,) of queries whose squares are in `near[row]` (B, N)."""
+    own, relevant = task.own[piece], task.relevant[piece]
+    column = torch.arange(int(task.size[piece].max()), device=near.device)
     # Behind the end of its class a query looks at itself and at others' images: both are struck out.
     member = task.members[(task.begin[piece, None] + column).clamp_max(len(task.members) - 1)]
-    last = torch.iinfo(torch.long).max
-    wanted = keys.gather(1, member)
-    wanted.masked_fill_((member == own) | (column >= task.size[piece, None]), last)
+    wanted = _keys(near[row[:, None], member], member)
+    wanted.masked_fill_((member == own[:, None]) | (column >= task.size[piece, None]), _NONE)
     del member
-    has = (own >= 0).squeeze(1).nonzero().squeeze(1)
-    keys[has, own[has].squeeze(1)] = last
-    _sort(wanted)
-    wanted = wanted[:, : int(relevant.max())].contiguous()
-    if wanted.shape[1] <= _FEW_RELEVANT:
-        place = torch.stack([(keys <= one[:, None]).sum(1) for one in wanted.T], dim=1)
-    else:
-        _sort(keys)
-        place = torch.searchsorted(keys, wanted).add_(1)
+    near[row[own >= 0], own[own >= 0]] = torch.inf
+    place = _places(near, row, wanted, relevant, pool)
     first = place[:, 0].clone()
     column = column[: place.shape[1]]
     count = relevant[:, None]
-    precision = (column + 1) / place.to(wide_dtype(keys.device))
+    precision = (column + 1) / place.to(wide_dtype(near.device))
     precision.masked_fill_(column >= count, 0)
     average = precision.sum(1) / relevant
     precision.masked_fill_(place > count, 0)
     return first, average, precision.sum(1) / relevant
 
 
-def _sort(keys: Tensor) -> None:
-    """Sort the rows of (B, N) keys in place; numpy's vectorised sort is several times torch's."""
-    if keys.device.type != "cpu":
-        keys.copy_(keys.sort(dim=1).values)
-        return
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(lambda part: part.numpy().sort(axis=1), keys.chunk(torch.get_num_threads())))
+def _places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: ThreadPoolExecutor) -> Tensor:
+    """Give the ranks (B, R) of the wanted keys in `near[row]` (B, N), ascending; may sort the keys."""
+    if near.device.type != "cpu":
+        return _places_by_keys(near[row], wanted)[:, : int(relevant.max())]
+    place = torch.ones(len(row), int(relevant.max()), dtype=torch.long)
+    squares, threads = near.numpy(), torch.get_num_threads()
+    tasks = list(zip(row.tolist(), relevant.tolist(), wanted.numpy(), place.numpy(), strict=True))
+
+    def fill(part: int) -> None:
+        for i, count, keys, into in tasks[part::threads]:
+            keys.sort()
+            into[:count] = _places_of_one(squares[i], keys[:count])
+
+    list(pool.map(fill, range(threads)))
+    return place
+
+
+def _places_of_one(near: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Give the ranks (R,) of the wanted keys, ascending, among a query's squares (N,).
+
+    numpy's vectorised sort is several times torch's, and takes half as long for squares as for keys: keys are
+    sorted only if many images are equally far.
+    """
+    square = (wanted >> 32).astype(np.int32).view(np.float32)
+    if len(wanted) <= _FEW:
+        place, unsure = np.empty(len(wanted), np.int64), np.arange(len(wanted))
+    else:
+        ordered = np.sort(near)
+        place = ordered.searchsorted(square) + 1
+        # If the next is as near, the positions decide.
+        unsure = np.flatnonzero(ordered.take(place, mode="clip") == square)
+        if len(unsure) > _FEW:
+            keys = near.view(np.int32).astype(np.int64)
+            keys <<= 32
+            keys |= np.arange(len(near))
+            keys.sort()
+            return keys.searchsorted(wanted) + 1
+    for i in unsure:
+        limit, position = square[i], wanted[i] & 0xFFFFFFFF
+        place[i] = np.count_nonzero(near[:position] <= limit) + np.count_nonzero(near[position:] < limit) + 1
+    return place
+
+
+def _places_by_keys(near: Tensor, wanted: Tensor) -> Tensor:
+    """Give the ranks (B, R), ascending, of the wanted keys in squares (B, N), in steps that suit a GPU."""
+    keys = _keys(near, torch.arange(near.shape[1], device=near.device))
+    return torch.searchsorted(keys.sort(dim=1).values, wanted.sort(dim=1).values).add_(1)
+
+
+def _keys(square: Tensor, position: Tensor) -> Tensor:
+    """Give the bits of each square above its image's position: unique, and ordered as the ranking is."""
+    return square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(position)
 
 
 class _Squares:
@@ -312,6 +361,7 @@ class _Squares:
         self.left = torch.empty(rows, gallery.shape[1], dtype=wide, device=device)
         self.right = torch.empty(width, gallery.shape[1], dtype=wide, device=device)
         self.square = torch.empty(rows * width, dtype=wide, device=device)
+        self.rest = torch.empty_like(self.square)
         self.gallery_lengths = self.lengths(gallery, "the gallery")
         self.least = _SAME * float(self.gallery_lengths.max())
 
@@ -334,14 +384,31 @@ class _Squares:
         """Write the distances of (B, D) queries, times a power of two, into a float32 tensor (B, N)."""
         left = self.left[: len(queries)].copy_(queries)
         for begin, end in _blocks(len(self.gallery), len(self.right)):
-            right = self.gallery[begin:end]
-            if right.dtype != self.right.dtype:
-                right = self.right[: end - begin].copy_(right)
-            square = self.square[: len(left) * len(right)].view(len(left), len(right))
-            ends = self.gallery_lengths[begin:end]
-            torch.addmm(ends, left, right.T, beta=scale, alpha=-2 * scale, out=square)
-            square.add_(lengths[:, None], alpha=scale)
-            out[:, begin:end] = torch.threshold_(square, self.least * scale, 0.0)
+            out[:, begin:end] = self._block(left, lengths, begin, end, scale)
+
+    def write_mutual(self, out: Tensor, scale: float) -> None:
+        """Write the distances within the gallery, times a power of two, into a float32 tensor (N, N)."""
+        blocks = _blocks(len(self.gallery), len(self.left))
+        for i, (top, bottom) in enumerate(blocks):
+            left = self.left[: bottom - top].copy_(self.gallery[top:bottom])
+            for begin, end in blocks[i:]:
+                square = self._block(left, self.gallery_lengths[top:bottom], begin, end, scale)
+                out[top:bottom, begin:end] = square
+                if begin > top:
+                    out[begin:end, top:bottom] = out[top:bottom, begin:end].T
+
+    def _block(self, left: Tensor, lengths: Tensor, begin: int, end: int, scale: float) -> Tensor:
+        """Give the distances of (B, D) rows to `gallery[begin:end]`, in a buffer."""
+        right = self.gallery[begin:end]
+        if right.dtype != self.right.dtype:
+            right = self.right[: end - begin].copy_(right)
+        square = self.square[: len(left) * len(right)].view(len(left), len(right))
+        torch.addmm(square, left, right.T, beta=0, alpha=scale, out=square)
+        # (|x|² − xy) + (|y|² − xy): rounded alike whichever is the query, and least if they are near.
+        rest = self.rest[: square.numel()].view(square.shape)
+        torch.sub(self.gallery_lengths[begin:end] * scale, square, out=rest)
+        torch.sub(lengths[:, None] * scale, square, out=square).add_(rest)
+        return torch.threshold_(square, self.least * scale, 0.0)
 
 
 def _width(images: int, dim: int) -> int:
@@ -355,14 +422,21 @@ def _blocks(images: int, width: int) -> list[tuple[int, int]]:
     return [(images * i // count, images * (i + 1) // count) for i in range(count)]
 
 
-def _rows(queries: int, images: int, dim: int, relevant: int, memory: int) -> int:
-    """Give how many queries to rank at once within a memory of so many bytes."""
-    width = _width(images, dim)
-    # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery.
-    fixed = 2**25 + 64 * images + 160 * queries + 8 * width * dim
-    # A key for each image and whether it is nearer; positions, keys, ranks and precisions of the relevant
-    # ones; a block; the query.
-    each = 9 * images + 64 * (relevant + 1) + 8 * width + 16 * dim
+def _side(images: int, dim: int) -> int:
+    """Give how many images a tile has on a side."""
+    return min(_TILE, _width(images, dim))
+
+
+def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[int, bool]:
+    """Give how many queries to rank at once in so many bytes, and whether all squares of the gallery fit."""
+    images, dim = gallery.shape
+    width, side = _width(images, dim), _side(images, dim)
+    # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery,
+    # and what each thread sorts.
+    fixed = 2**25 + (64 + 24 * torch.get_num_threads()) * images + 160 * queries + 8 * width * dim
+    # A square for each image; positions, keys, ranks and precisions of the relevant ones; two blocks; the
+    # query. Another device sorts the keys of all queries at once.
+    each = (4 if gallery.device.type == "cpu" else 40) * images + 64 * (relevant + 1) + 16 * width + 16 * dim
     rows = _MOST_ROWS
     least = fixed + _LEAST_ROWS * each
     if not is_number(memory) or memory < least:
@@ -372,7 +446,7 @@ def _rows(queries: int, images: int, dim: int, relevant: int, memory: int) -> in
         )
     while fixed + rows * each > memory:
         rows //= 2
-    return rows
+    return rows, fixed + rows * each + 8 * side * (2 * side + dim) + 4 * images**2 <= memory
 
 
 def _check_embeddings(embeddings: Tensor, what: str) -> None:

@@ -161,7 +161,8 @@ def test_queries_that_have_arrived_leave_the_others_as_they_are(search: Search) 
 
     whole = run(torch.arange(6))
     assert active[0] == 6
-    assert 0 < min(active) < 6
+    # A gradient that is zero stays so; an estimate may be zero by chance.
+    assert 0 < min(active) < 6 if isinstance(search, PGD) else {*active} == {6}
     for i in range(6):
         torch.testing.assert_close(run(torch.tensor([i]))[0], whole[i], rtol=0, atol=1e-9)
 

@@ -21,7 +21,7 @@ from robustmetric.training.recipe import (
     usual_recipe,
 )
 
-# PROTOCOL.md, section 4. What it does not give (no weight decay, images as they are) is the default.
+# docs/protocol.md, section 4. What it does not give (no weight decay, images as they are) is the default.
 SMALL = {
     "model": "c2f2", "eps": 77 / 255, "alpha": 3 / 255, "eta": 32, "lr": 1e-3, "weight_decay": 1e-7,
     "epochs": 8, "batch": 256, "resize": None, "crop": None, "flip": False, "freeze_bn": False,

@@ -141,7 +141,19 @@ class RankingAttack(ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
     A new attack is a class with these three methods. `strict` follows the definitions; `reference` is what
-    published figures were made with, where the two differ. All values are for each query by itself.
+    published figures were made with, where the two differ. All values are for each query by itself: B queries
+    with embeddings (B, D) are perturbed together.
+
+    >>> class Blend(RankingAttack):
+    ...     name = "blend"
+    ...     def select(self, queries, gallery, *, draws):
+    ...         return choose(draws.uniform(1), gallery, queries.own, strict=True)
+    ...     def objective(self, z, target, queries, gallery):
+    ...         return pair_distance(z, (gallery.z[target.index[:, 0]] + queries.z) / 2)
+    ...     def measure(self, z, target, queries, gallery):
+    ...         return {"blend": self.objective(z, target, queries, gallery)}
+    >>> Blend()
+    Blend(protocol='strict')
     """
 
     protocol: Protocol = "strict"
@@ -313,9 +325,13 @@ def normalised_rank(z: Tensor, level: Tensor, gallery: Gallery, without: tuple[T
 
 
 def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
-    """Whether the nearest other image is of the query's class, as 100 or 0: (B,) values.
+    """Whether the nearest image to `z` (B, D) but for `own` (B,) is of the query's class: 100 or 0, (B,).
 
     NaN where no other image is of that class and `strict` says to leave such queries out.
+
+    >>> z, labels, own = torch.eye(5), torch.tensor([0, 0, 1, 2, 2]), torch.arange(5)
+    >>> hit_at_1(z, Queries(z, labels, own), Gallery(z, labels), own, strict=True)
+    tensor([100., 100., nan,   0.,   0.])
     """
     found = nearest(z, gallery, 1, without=own)[:, 0]
     hit = 100.0 * (gallery.labels[found] == queries.labels)
@@ -344,7 +360,12 @@ def distinct(uniform: Tensor, size: int) -> Tensor:
 
 
 def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
-    """Choose (B, W) positions in the gallery at random; if `strict`, not the query and none twice."""
+    """Choose positions in the gallery by (B, W) numbers in [0, 1); if `strict`, not `own` (B,), none twice.
+
+    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
+    >>> choose(torch.tensor([[0.0, 0.99]]), gallery, torch.tensor([0]), strict=True)
+    tensor([[1, 4]])
+    """
     uniform, size = uniform.to(torch.float64), len(gallery)
     if not strict:
         return (uniform * size).long().clamp_max(size - 1).to(own.device)

@@ -22,7 +22,14 @@ def _check_whole(name: str, value: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """Looks for the perturbation that minimises an objective; any attack goes with any search."""
+    """Looks for the perturbation that minimises an objective; any attack goes with any search.
+
+    >>> class Still(Search):
+    ...     def __call__(self, images, objective, budget, *, draws, start=None):
+    ...         return images
+    >>> Still().name
+    'still'
+    """
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,8 +19,7 @@ from rich.table import Table
 from safetensors.torch import save
 from torch import Tensor
 
-from robustmetric import data as sets
-from robustmetric.attacks import Search, Transfer, make_search
+from robustmetric.attacks import Search, Target, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
 from robustmetric.cli.app import Decoding, app, read_changes, wide
 from robustmetric.cli.show import Watch, show_checks, show_scores
@@ -34,7 +33,7 @@ from robustmetric.robustness import ERS_ATTACKS, Evaluation, Outcome, Record, Sc
 from robustmetric.robustness.record import show
 from robustmetric.robustness.run import CheckSet
 from robustmetric.robustness.workers import run_workers
-from robustmetric.training import Recipe, load_recipe
+from robustmetric.training import load_recipe
 from robustmetric.training.inputs import Subject, pixels
 from robustmetric.training.recipe import usual_recipe
 
@@ -55,7 +54,7 @@ SEED = typer.Option(0, help="Starts every random draw.")
 BATCH = typer.Option(128, help="Images that are perturbed together.")
 CACHE = typer.Option(None, help="Where decoded images are kept.")
 SKIP = typer.Option(False, "--skip-broken", help="Leave out images that cannot be read.")
-DEVICE = typer.Option("auto", help="auto, cpu, cuda or mps.")
+DEVICE = typer.Option("auto", help="auto, cpu or cuda.")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Given:
             test.labels,
             search=self.how(test, device),
             classes=test.classes,
-            train_classes=_trained_on(recipe),
+            train_classes=self.subject.train_classes(),
             **self.options,
             **more,
         )
@@ -223,11 +222,10 @@ def attack(
             parts = evaluation.numbers.split(batch)
             for part in parts:
                 watch(made.name, len(done), len(parts))
-                done.append(
-                    run_attack(
-                        scene, made, part, evaluation.budget, evaluation.how, seed=seed, surrogate=other
-                    )
+                outcome = run_attack(
+                    scene, made, part, evaluation.budget, evaluation.how, seed=seed, surrogate=other
                 )
+                done.append(replace(outcome, target=Target(outcome.target.index)))
             watch(made.name, len(parts), len(parts))
     out.mkdir(parents=True, exist_ok=True)
     table = _write_attack(out, scene, evaluation.numbers, done, test.classes)
@@ -369,14 +367,6 @@ def _inside_transfer(search: str) -> str | None:
     return None if found is None else found[1] or ""
 
 
-def _trained_on(recipe: Recipe) -> tuple[str, ...] | None:
-    """Name the classes of the training images, if these are there."""
-    try:
-        return sets.load(recipe.data, recipe.root, "train").classes
-    except (ValueError, OSError):
-        return None
-
-
 def _level(name: str, text: str) -> float:
     value = fraction(text)
     if not isinstance(value, float):
@@ -388,17 +378,20 @@ def _device(name: str, share: int) -> torch.device:
     """Choose a device by name; several workers get one GPU each, as long as there are some."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"--device is auto, cpu, cuda or mps, not {name!r}")
-    if not (name == "cpu" or (torch.cuda if name == "cuda" else torch.backends.mps).is_available()):
-        raise ValueError(f"--device {name}: torch finds none here; use --device cpu")
-    return torch.device("cuda", share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"--device is auto, cpu or cuda, not {name!r}")
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds none here; use --device cpu")
+    return torch.device("cuda", share % torch.cuda.device_count())
 
 
 def _write_attack(
     out: Path, scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...]
 ) -> Table:
     """Write images, arrays and ranks; give a table of the first ones."""
+    rows = _ranks(scene, numbers, done, classes)
     before = scene.batch(numbers)[0].cpu()
     after = torch.cat([o.images for o in done]).cpu()
     target = torch.cat([o.target.index for o in done]).cpu()
@@ -408,7 +401,6 @@ def _write_attack(
     arrays = {"number": numbers, "target": target, "before": before, "after": after}
     content = save({name: value.contiguous() for name, value in arrays.items()})
     write_atomically(out / "images.safetensors", lambda file: file.write(content))
-    rows = _ranks(scene, numbers, done, target, classes)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
@@ -421,24 +413,29 @@ def _write_attack(
 
 
 def _ranks(
-    scene: Scene, numbers: Tensor, done: list[Outcome], target: Tensor, classes: tuple[str, ...]
+    scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...]
 ) -> list[dict[str, object]]:
     """List for each query its class, targets, values, and the rank of the first of its class."""
     gallery, queries = scene.gallery, scene.queries[numbers.to(scene.device)]
-    first: dict[str, dict[int, int]] = {}
-    for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
-        found = rank(gallery.z, gallery.labels, z, queries.labels, own=queries.own)
-        first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))
+    target = torch.cat([o.target.index for o in done]).cpu()
+    first: dict[str, dict[int, int]] = {"before": {}, "after": {}}
+    mates = torch.bincount(gallery.labels)[queries.labels] > 1
+    if mates.any():
+        for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
+            found = rank(gallery.z, gallery.labels, z, queries.labels, own=queries.own)
+            first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))
+    values = {
+        f"{name} {when}": [show(name, v) for o in done for v in getattr(o, when)[name].tolist()]
+        for name in done[0].after
+        for when in ("before", "after")
+    }
     rows = []
     for k, number in enumerate(numbers.tolist()):
         row: dict[str, object] = {"image": number, "class": classes[int(queries.labels[k])]}
         if target.shape[1]:
             row["target"] = " ".join(str(t) for t in target[k].tolist())
             row["target's class"] = " ".join(classes[int(gallery.labels[t])] for t in target[k].tolist())
-        for name in done[0].after:
-            for when in ("before", "after"):
-                value = torch.cat([getattr(o, when)[name] for o in done])[k]
-                row[f"{name} {when}"] = show(name, float(value))
+        row |= {key: shown[k] for key, shown in values.items()}
         for when in ("before", "after"):
             row[f"first of its class {when}"] = first[when].get(k, "-")
         rows.append(row)

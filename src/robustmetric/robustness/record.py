@@ -28,8 +28,14 @@ Number = Annotated[float | None, BeforeValidator(_null)]
 """A figure; null where there is none, for JSON has no NaN."""
 
 
+def _without_example(schema: dict[str, Any]) -> None:
+    schema["description"] = schema["description"].partition("\n\n>>>")[0]
+
+
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """A part of a record."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_example)
 
 
 class Settings(_Part):
@@ -96,7 +102,11 @@ class Ers(_Part):
 
 
 class Check(_Part):
-    """A check of whether the scores can be trusted: what was found, what is allowed, how that is judged."""
+    """A check of whether the scores can be trusted: what was found, what is allowed, how that is judged.
+
+    >>> Check(name="copies", status="pass", figure=0, limit="none", says="no copies").status
+    'pass'
+    """
 
     name: str
     status: Literal["pass", "warn", "fail", "not run"]
@@ -220,7 +230,13 @@ def load_record(path: str | Path) -> Record:
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:
-    """Read the per-query arrays that stand beside a record; a file that was changed is refused."""
+    """Read the per-query arrays (Q, …) that stand beside a record; a file that was changed is refused.
+
+    >>> load_arrays("nowhere")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: there is no record nowhere; give a record.json, or a folder that holds one
+    """
     record, folder = load_record(path), Path(path)
     for candidate in (folder, folder / "evaluation", folder.parent):
         file = candidate / record.arrays.file

@@ -7,7 +7,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -122,6 +122,11 @@ class Evaluation:
 
     Each finished piece is a file in `out/parts`. `work(k, n)` does the k-th of n shares of all pieces; `run`
     does what is left and puts the record together.
+
+    >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 4
+    >>> evaluation = Evaluation(nn.Flatten(), images, labels, attacks=["ES", "GTM"], checks="none")
+    >>> evaluation.pieces()["GTM"]
+    ['attack-01-00000']
     """
 
     model: nn.Module
@@ -153,6 +158,8 @@ class Evaluation:
         self.how = make_search(self.search) if isinstance(self.search, str) else self.search
         self.goals = [attack(a, protocol=self.protocol) if isinstance(a, str) else a for a in self.attacks]
         self._check()
+        self.batch, self.seed = int(self.batch), int(self.seed)
+        self.queries = None if self.queries is None else int(self.queries)
         self.store = Store(None if self.out is None else Path(self.out))
         self.numbers = torch.arange(len(self.images))
         if self.queries is not None:
@@ -160,9 +167,9 @@ class Evaluation:
             self.numbers = order[: self.queries].sort().values
         self.settings = Settings(
             protocol=self.protocol,
-            eps=self.eps,
-            alpha=self.alpha,
-            steps=self.steps,
+            eps=float(self.eps),
+            alpha=float(self.alpha),
+            steps=int(self.steps),
             search=self.how.name,
             attacks=[a.name for a in self.goals],
             queries=self.queries,
@@ -176,8 +183,10 @@ class Evaluation:
         if (finished := self.begin()) is not None:
             return finished
         with self.frozen():
-            self._share(0, 1)
-            return self._record()
+            if self._share(0, 1):
+                return self._record()
+        # Another process has finished it meanwhile.
+        return records.load_record(Path(str(self.out)))
 
     def work(self, share: int, shares: int) -> None:
         """Do one share of the pieces, and leave them for `run` to put together."""
@@ -236,6 +245,8 @@ class Evaluation:
         if not self.goals:
             raise ValueError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}")
         names = [a.name for a in self.goals]
+        if taken := {"embed", "retrieval", "checks"} & {*names}:
+            raise ValueError(f"an attack cannot be called {', '.join(taken)}: give it another name")
         if twice := {n for n in names if names.count(n) > 1}:
             raise ValueError(f"an attack was given twice: {', '.join(sorted(twice))}")
         if self.gallery is not None and self.protocol == "reference":
@@ -252,7 +263,6 @@ class Evaluation:
 
     def begin(self) -> Record | None:
         """Look at the data and the network, write down what is to be done; give a record that is done."""
-        self.look = Look.at(self.images, self.labels, self.gallery)
         plan = {
             "settings": self.settings.model_dump(),
             "network": digest_of(self.model),
@@ -284,11 +294,17 @@ class Evaluation:
                 self.store.tidy()
                 return records.load_record(folder)
         else:
-            if folder.exists() and any(not is_draft(path) for path in folder.iterdir()):
+            others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
+            if others and not file.exists():
                 raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, lambda f: f.write(text.encode()))
         return None
+
+    @cached_property
+    def look(self) -> Look:
+        """What a first pass over the images finds."""
+        return Look.at(self.images, self.labels, self.gallery)
 
     def frozen(self) -> ExitStack:
         """Hold all networks of the evaluation in evaluation mode, frozen."""
@@ -298,8 +314,8 @@ class Evaluation:
             stack.enter_context(frozen(self.how.network))
         return stack
 
-    def _share(self, share: int, shares: int) -> None:
-        """Make every `shares`-th piece that is not there; wait for the others' where they are needed."""
+    def _share(self, share: int, shares: int) -> bool:
+        """Make every `shares`-th missing piece and wait for the others; False if a record took them."""
         stages = self.pieces()
         turn = 0
         # Attacks rank all images, and checks compare with all attacks.
@@ -313,7 +329,8 @@ class Evaluation:
                         self._tell(stage, names)
                     turn += 1
             if not self.store.wait([name for stage in phase for name in stages[stage]]):
-                return
+                return False
+        return True
 
     def embed(self) -> None:
         """Make the embeddings that `scene` and `surrogate` need; call it inside `frozen`."""
@@ -422,7 +439,10 @@ class Evaluation:
         }
         for when, values in (("before", outcome.before), ("after", outcome.after), ("8-bit", after_rounding)):
             found |= {f"{when}/{name}": value.double() for name, value in values.items()}
-        return {name: value.cpu().contiguous() for name, value in found.items()}
+        # Copies, because safetensors refuses two names for one tensor.
+        return {
+            name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in found.items()
+        }
 
     def found(self, a: RankingAttack) -> dict[str, Tensor]:
         """Give the per-query values of an attack, over all its blocks."""
@@ -469,6 +489,8 @@ class Evaluation:
             for key, value in found.items():
                 when, _, name = key.partition("/")
                 if when in ("after", "before"):
+                    if when == "after" and name in after:
+                        raise ValueError(f"two attacks report {name}: give one of them another name for it")
                     (after if when == "after" else before)[name] = value.numpy()
         scores, overall, terms = intervals(after, group=group, protocol=self.protocol, seed=self.seed)
         clean, _, _ = intervals(before, group=group, protocol=self.protocol, seed=self.seed, resamples=1)
@@ -626,7 +648,8 @@ class Store:
         for file in [*filter(is_draft, self.folder.iterdir()), *pieces]:
             file.unlink(missing_ok=True)
         if parts.is_dir():
-            parts.rmdir()
+            with suppress(OSError):  # a worker that has not heard yet may be writing
+                parts.rmdir()
 
     def _file(self, name: str) -> Path:
         assert self.folder is not None  # noqa: S101
@@ -640,10 +663,12 @@ def digest_of(model: nn.Module) -> str:
     'e3b0c442'
     """
     whole = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    # Buffers that are not saved, such as constants of a normalisation, count as well.
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in sorted(state.items()):
         tensor = value.detach().cpu().contiguous()
         whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        whole.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()
 
 

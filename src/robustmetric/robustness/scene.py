@@ -15,7 +15,16 @@ from robustmetric.perturb import Budget
 
 
 class Images(Protocol):
-    """N images in [0, 1]: a tensor (N, C, H, W), or anything that is indexed like one."""
+    """N images in [0, 1]: a tensor (N, C, H, W), or anything that is indexed like one.
+
+    >>> class Grey:
+    ...     def __len__(self):
+    ...         return 10
+    ...     def __getitem__(self, index):
+    ...         return torch.full((len(index), 1, 8, 8), 0.5)
+    >>> embed_all(nn.Flatten(), Grey(), torch.arange(10), batch=4).shape
+    torch.Size([10, 64])
+    """
 
     def __len__(self) -> int: ...
 
@@ -26,7 +35,13 @@ class Images(Protocol):
 class Scene:
     """A frozen network, the images that may query with their embeddings, and the gallery that they query.
 
-    `ranked` are the gallery's images if they are others than those that query.
+    `queries` knows all N images, with embeddings (N, D); `ranked` are the images of another gallery.
+
+    >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
+    >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
+    >>> scene = Scene(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
+    >>> scene.batch(torch.tensor([4]))[0].shape
+    torch.Size([1, 1, 2, 2])
     """
 
     model: nn.Module
@@ -56,12 +71,13 @@ class Scene:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Tell where a network's parameters are; the CPU if it has none.
+    """Tell where a network's parameters and buffers are; the CPU if it has none.
 
     >>> device_of(nn.Flatten())
     device(type='cpu')
     """
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    state = (tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+    return next((tensor.device for tensor in state), torch.device("cpu"))
 
 
 def embed_all(
@@ -79,7 +95,7 @@ def embed_all(
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of a batch of queries: the perturbed images, and values (B,) before and after.
+    """What became of B queries: perturbed images (B, C, H, W), embeddings (B, D), values (B,) by name.
 
     `first`, `last` and `best` are the objective (B,) of the network under attack at the image, at the
     perturbed image and at the best point on the way, where that is known.
@@ -109,6 +125,15 @@ def run_attack(
 
     Targets are those of the network under attack. With a surrogate, its embeddings of the same images are
     what the search sees.
+
+    >>> import robustmetric as rm
+    >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
+    >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
+    >>> scene = Scene(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
+    >>> budget = rm.Budget(eps=0.1, alpha=0.05, steps=4)
+    >>> outcome = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), budget, PGD())
+    >>> bool((outcome.after["TMA"] > outcome.before["TMA"]).all())
+    True
     """
     images, queries = scene.batch(numbers)
     listed = numbers.tolist()
@@ -139,7 +164,7 @@ def run_attack(
         last = attack.objective(z, target, queries, scene.gallery)
         after = attack.measure(z, target, queries, scene.gallery)
         # Where there is one descent: of several, or of trials, the point before the last is not known.
-        if attack.read_early and isinstance(search, PGD) and search.restarts == 1:
+        if attack.read_early and surrogate is None and isinstance(search, PGD) and search.restarts == 1:
             sooner = attack.measure(early, target, queries, scene.gallery)
             after |= {name: sooner[name] for name in attack.read_early}
         before = attack.measure(queries.z, target, queries, scene.gallery)

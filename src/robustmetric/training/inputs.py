@@ -31,6 +31,7 @@ class Subject:
 
     recipe: Recipe
     weights: Path | None = None
+    trained: Recipe | None = None
 
     @classmethod
     def of_run(cls, run: Path, changes: dict[str, Any], weights: Path | None = None) -> Subject:
@@ -50,12 +51,21 @@ class Subject:
                 )
         if not weights.is_file():
             raise FileNotFoundError(f"there is no weights file {weights}")
-        return cls(load_recipe(kept, changes), weights)
+        return cls(load_recipe(kept, changes), weights, load_recipe(kept))
 
     @property
     def name(self) -> str:
         """The network and how it was trained."""
         return f"{self.recipe.model} {self.recipe.defense}"
+
+    def train_classes(self) -> tuple[str, ...] | None:
+        """Name the classes that the run was trained on, if that is known and its images are there."""
+        if self.trained is None:
+            return None
+        try:
+            return data.load(self.trained.data, self.trained.root, "train").classes
+        except (ValueError, OSError):
+            return None
 
     def network(self, like: Pixels) -> nn.Module:
         """Make the network for images like these, and load its weights completely."""
