@@ -69,7 +69,7 @@ def loop(model: nn.Module, attack: RankingAttack, scene: Scene, images: Tensor, 
         others[own] = False
         moved = x.clone()
         if attack.name == "ES":
-            moved = moved + 1e-7
+            moved = moved + 1e-4  # a start of its own: its objectives differ from the batch
         for step in range(BUDGET.steps + 1):
             moved = moved.detach().requires_grad_()
             value = objective(attack.name, F.normalize(model(moved)), z, labels, target, own, label, others)
