@@ -3,16 +3,16 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Draws, Transfer
+from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Target, Transfer
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.perturb import Budget, Objective, frozen
-from robustmetric.robustness import CHECKS, Check, Evaluation, Record
+from robustmetric.robustness import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
@@ -122,7 +122,7 @@ def test_a_healthy_network_is_not_said_to_mislead_the_attack(ask: Ask, network: 
 def test_each_set_of_checks_is_run_as_a_whole(tiny: Tiny, healthy: Record) -> None:
     assert [*CHECKS] == FULL
     few: dict[str, Any] = {"attacks": ["TMA"], "queries": 4, "steps": 2}
-    assert tiny(checks="none", **few).run().checks == []
+    assert [c.name for c in tiny(checks="none", **few).run().checks] == ["collapse"]
     record = tiny(checks="quick", **few).run()
     assert [c.name for c in record.checks] == QUICK
     assert [c.name for c in healthy.checks] == FULL
@@ -337,6 +337,30 @@ def test_gradient_of_some_queries_alone_is_missing(ask: Ask, network: nn.Module,
     assert (check.status, check.figure) == ("warn", 1 / 200)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plateau(RankingAttack):
+    """Flat wherever an image can be: its gradient is zero, though the network has one."""
+
+    name: ClassVar[str] = "plateau"
+    height: float
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        return queries.own[:, None]
+
+    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        return self.height + (z.sum(1) - 99).clamp_min(0)
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        return {"plateau": self.objective(z, target, queries, gallery)}
+
+
+def test_gradient_of_an_attack_that_has_none_where_it_starts(ask: Ask) -> None:
+    check = ask("gradient", attacks=["ES", Plateau(height=1.0)])
+    assert (check.status, check.figure) == ("fail", 1.0)
+    # A hinge that is closed has nothing left to do.
+    assert ask("gradient", attacks=["ES", Plateau(height=0.0)]).status == "pass"
+
+
 def broken_root(x: Tensor) -> Tensor:
     """Nothing but zero, with a slope of infinity times zero."""
     return x + (x - x.detach()).sqrt()
@@ -411,21 +435,27 @@ def test_one_step_beats_steps_that_are_too_long(ask: Ask) -> None:
 def test_last_point_of_a_search_that_jumps_to_and_fro(tiny: Tiny) -> None:
     evaluation = tiny(alpha=0.1, eps=0.25, steps=6, attacks=["ES", "GTM"])
     evaluation.run()
-    worse = []
+    shares = {}
     for a in evaluation.goals:
         found = evaluation.found(a)
+        worse = []
         for first, last, best in zip(
             *(found[f"objective/{n}"].tolist() for n in ("first", "last", "best")), strict=True
         ):
             assert best <= first
             assert best <= last
             worse.append(last - best > (first - best) / 100 + 1e-6)
+        shares[a.name] = sum(worse) / len(worse)
     with frozen(evaluation.model):
         check = CHECKS["last"](evaluation.lab)
     assert check.status == "warn"
-    assert figure(check) == pytest.approx(sum(worse) / len(worse))
-    assert 0.05 < figure(check) < 0.95
-    assert f"for {100 * figure(check):.1f} % of the queries an earlier point was better" in check.says
+    assert figure(check) == pytest.approx(max(shares.values()))
+    assert min(shares.values()) < max(shares.values())
+    which = max(shares, key=lambda n: shares[n])
+    assert check.says.startswith(
+        f"for {100 * figure(check):.1f} % of the queries an earlier point was better"
+    )
+    assert check.says.endswith(f"({which})")
 
 
 @pytest.mark.parametrize("useless", [still, lambda x, *_: x + 1e-4 * (0.5 - x)])
@@ -437,6 +467,41 @@ def test_noise_beats_a_useless_search(ask: Ask, useless: Any) -> None:
 
 def test_noise_is_beaten_only_by_gradients_that_are_there(ask: Ask, network: nn.Module) -> None:
     assert ask("noise", Through(network, before=rounded)).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("beaten", "queries", "status"),
+    [(0, 40, "pass"), (1, 40, "warn"), (2, 40, "warn"), (3, 40, "fail"), (1, 8, "warn"), (2, 8, "fail")],
+)
+def test_noise_and_last_judge_each_attack_by_itself(
+    tiny: Tiny, beaten: int, queries: int, status: str
+) -> None:
+    """One attack that fails is not hidden by eight that do not."""
+    evaluation = tiny(attacks=ERS_ATTACKS, queries=queries)
+    evaluation.run()
+    lab = evaluation.lab
+    for name, found in lab.found.items():
+        found["objective/last"] = found["objective/best"] = torch.full((queries,), -9.0).double()
+        if name == "QA+":
+            found["objective/last"] = found["objective/last"].clone()
+            found["objective/last"][:beaten] = 9.0
+    with frozen(evaluation.model):
+        noise, last = CHECKS["noise"](lab), CHECKS["last"](lab)
+    assert noise.status == status
+    assert last.status == ("warn" if beaten else "pass")
+    for check in (noise, last):
+        assert check.figure == beaten / queries
+        assert ("(QA+)" in check.says) == (beaten > 0)
+
+
+def test_one_query_is_too_few_to_call_an_attack_weaker(ask: Ask) -> None:
+    assert ask("one-step", queries=1, search=Own(way=still)).status == "pass"
+    assert ask("one-step", queries=12, search=Own(way=still)).status == "pass"
+    short = Own(
+        way=lambda x, objective, budget, d: descend(x, objective, budget if budget.steps == 1 else SHORT, d)
+    )
+    assert ask("one-step", queries=1, search=short).status == "pass"
+    assert ask("one-step", queries=12, search=short).status == "fail"
 
 
 def test_8_bit_images_are_another_attack_than_what_was_found(ask: Ask, network: nn.Sequential) -> None:
@@ -467,10 +532,14 @@ def test_copies_in_the_gallery_are_counted(ask: Ask, images: Tensor, labels: Ten
     assert check.says == "3 images are exact copies of another, 1 of another class"
     copied[5, 0, 2, 2] = copied[5, 0, 2, 2] * 0.99
     assert ask("copies", images=copied, **few).figure == 2
-    # Copies among the queries are none in the gallery.
-    apart: dict[str, Any] = {"gallery": (images, labels), **few}
-    assert ask("copies", images=copied, **apart).status == "pass"
-    assert ask("copies", gallery=(copied, labels), **few).figure == 2
+    # Copies among the queries are none in a gallery of its own, but a query in it is.
+    other = images * 0.9
+    assert ask("copies", images=copied, gallery=(other, labels), **few).status == "pass"
+    assert ask("copies", images=other, gallery=(copied, labels), **few).figure == 2
+    other[[1, 2]] = images[[3, 4]]
+    check = ask("copies", gallery=(other, labels), **few)
+    assert (check.status, check.figure) == ("fail", 2)
+    assert check.says == "2 of 40 queries are in the gallery as well, and find themselves"
 
 
 def test_classes_that_were_trained_on(ask: Ask) -> None:
@@ -492,8 +561,29 @@ def test_eps_1_does_not_break_what_has_no_gradient(ask: Ask, network: nn.Module)
     ):
         check = ask("eps-1", model, search=search)
         assert check.status == "fail", check
-        assert figure(check) > 10
+        assert figure(check) > 50
         assert "so its gradients lead nowhere" in check.says
+
+
+class Detached(nn.Module):
+    """Tells the class by what has no gradient, and images of a class apart by what has one."""
+
+    def __init__(self, middle: Tensor) -> None:
+        super().__init__()
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        nearest = torch.cdist((flat.detach() * 255).round() / 255, self.middle).argmin(1)
+        return torch.cat([10 * nn.functional.one_hot(nearest, 5), flat], dim=1)
+
+
+def test_eps_1_is_not_passed_by_the_one_attack_that_succeeds(ask: Ask, images: Tensor) -> None:
+    middle = torch.stack([images[k::5].mean(0).flatten() for k in range(5)])
+    far = Own(way=lambda x, objective, budget, d: descend(x, objective, replace(budget, eps=0.05), d))
+    check = ask("eps-1", Detached(middle), attacks=["ES", "LTM", "GTM", "GTT"], search=far)
+    assert check.status == "fail"
+    assert figure(check) == 100
 
 
 SHORT = Budget(eps=0.01, alpha=0.005, steps=2)

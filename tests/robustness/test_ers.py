@@ -239,3 +239,18 @@ def test_an_interval_never_leaves_the_values_it_is_of() -> None:
     found = intervals({"LTM": values})[0]["LTM"]
     assert found.value == 85
     assert 80 <= found.low <= found.high <= 90
+
+
+@pytest.mark.parametrize("group", [None, 7, 128])
+def test_equal_values_have_exactly_their_value_and_no_width(group: int | None) -> None:
+    for count in range(2, 400):
+        found = intervals({"ES:R": np.full(count, 100.0)}, group=group, resamples=20)[0]["ES:R"]
+        assert found == (100.0, 100.0, 100.0), count
+
+
+def test_one_query_has_no_interval() -> None:
+    scores, overall, _ = intervals({name: np.array([0.5]) for name in COLUMNS})
+    assert overall is not None
+    for value, low, high in [*scores.values(), overall]:
+        assert not np.isnan(value)
+        assert np.isnan([low, high]).all()

@@ -178,9 +178,45 @@ def test_a_network_that_does_not_return_vectors_is_refused(
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_images_that_do_not_fit_the_network_are_an_error(evaluated: Evaluated, network: nn.Module) -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        evaluated(network, images=torch.rand(40, 1, 7, 7, generator=torch.Generator().manual_seed(0)))
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda x: torch.nn.functional.pad(x, (0, 1, 0, 1)),
+            r"images of shape \(16, 1, 7, 7\) and type float32 \(RuntimeError: mat1 .* cannot be multiplied",
+        ),
+        (Tensor.double, r"and type float64 .*; give images of .* the type of its weights \(float32\)"),
+    ],
+)
+def test_images_that_do_not_fit_the_network_leave_no_folder(
+    evaluated: Evaluated, images: Tensor, tmp_path: Path, change: Callable[[Tensor], Tensor], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        evaluated(images=change(images), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"attacks": "ES,GTM"}, r"attacks is the text 'ES,GTM'; give a list of attacks"),
+        (
+            {"gallery": torch.rand(9, 1, 6, 6)},
+            "the gallery is a Tensor; give a pair of its images and labels",
+        ),
+        (
+            {"gallery": (torch.rand(9, 1, 7, 7), torch.arange(9) % 5)},
+            r"queries have shape \(1, 6, 6\) and the images of the gallery \(1, 7, 7\)",
+        ),
+        ({"images": [torch.rand(1, 6, 6)] * 40}, r"the images are a list; give one tensor \(N, C, H, W\)"),
+        ({"images": torch.rand(1, 6, 6)}, r"images have shape \(1, 6, 6\)"),
+    ],
+)
+def test_what_is_not_a_set_of_images_or_attacks_is_refused(
+    evaluated: Evaluated, change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        evaluated(**change)
 
 
 class Fragile(nn.Module):
@@ -210,17 +246,17 @@ def test_what_was_computed_before_an_error_is_kept_and_used(
     out = tmp_path / "out"
     healthy = Fragile(network, None, how)
     tiny(healthy, out=tmp_path / "whole", **settings).run()
-    fragile = Fragile(network, 24, how)
+    fragile = Fragile(network, 25, how)
     with pytest.raises(error):
         tiny(fragile, out=out, **settings).run()
     kept = {f.name: f.stat().st_mtime_ns for f in (out / "parts").iterdir()}
-    # Ten batches were embedded and ranked; a block of an attack takes four calls.
+    # A trial; ten batches were embedded and ranked; a block of an attack takes four calls.
     assert sorted(kept) == [f"{n}.safetensors" for n in KEPT]
     calls = healthy.calls
     healthy.calls = 0
     evaluation = tiny(healthy, out=out, **settings)
     evaluation.work(0, 1)
-    assert healthy.calls == calls - 10 - 4 * 3
+    assert healthy.calls == calls - 1 - 10 - 4 * 3
     for name, stamp in kept.items():
         assert (out / "parts" / name).stat().st_mtime_ns == stamp
     evaluation.run()

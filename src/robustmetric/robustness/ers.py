@@ -90,7 +90,7 @@ def query_weights(values: Values, group: int | None) -> Values:
 
 
 class Interval(NamedTuple):
-    """A mean over queries and the 95 % interval of its bootstrap."""
+    """A mean over queries and the 95 % interval of its bootstrap: NaN where there is but one query."""
 
     value: float
     low: float
@@ -117,9 +117,12 @@ def intervals(
     names, count = list(values), len(next(iter(values.values())))
     weights = np.stack([query_weights(values[n], group) for n in names], axis=1)
     table = np.nan_to_num(np.stack([values[n] for n in names], axis=1))
-    empty = weights.sum(0) == 0
-    means = np.where(empty, np.nan, (weights * table).sum(0))
-    drawn = _resampled(weights, table, np.random.default_rng(seed), resamples, count)
+    # Weighted sums of equal values differ in their last digits.
+    means = np.where(weights.any(0), (weights * table).sum(0), np.nan).round(9)
+    if count > 1:
+        drawn = _resampled(weights, table, np.random.default_rng(seed), resamples, count).round(9)
+    else:
+        drawn = np.full((1, len(names)), np.nan)
     found = {n: _interval(means[k], drawn[:, k]) for k, n in enumerate(names)}
     if any(name not in names for name in COLUMNS):
         return found, None, {}
@@ -152,4 +155,4 @@ def _interval(value: float, drawn: Values) -> Interval:
     if np.isnan(value) or np.isnan(drawn).all():
         return Interval(float(value), np.nan, np.nan)
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
-    return Interval(float(value), float(low), float(high))
+    return Interval(float(value), float(min(low, value)), float(max(high, value)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -154,6 +155,10 @@ class Evaluation:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise ValueError(f"the network must be a torch.nn.Module, not a {type(self.model).__name__}")
+        if isinstance(self.attacks, str):
+            raise ValueError(
+                f"attacks is the text {self.attacks!r}; give a list of attacks, such as ['ES', 'GTM']"
+            )
         self.budget = Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
         self.how = make_search(self.search) if isinstance(self.search, str) else self.search
         self.goals = [attack(a, protocol=self.protocol) if isinstance(a, str) else a for a in self.attacks]
@@ -209,10 +214,29 @@ class Evaluation:
     def _check(self) -> None:
         """Refuse what cannot be evaluated, before anything is computed."""
         lookup("set of checks", self.checks, dict.fromkeys(("none", "quick", "full")))
-        sets = [(self.images, self.labels)] + ([self.gallery] if self.gallery else [])
+        sets = [(self.images, self.labels)]
+        if self.gallery is not None:
+            if not isinstance(self.gallery, tuple | list) or len(self.gallery) != 2:
+                raise ValueError(
+                    f"the gallery is a {type(self.gallery).__name__}; give a pair of its images and labels"
+                )
+            sets.append(self.gallery)
+        shapes = []
         for images, labels in sets:
+            if isinstance(images, list | tuple):
+                raise ValueError(
+                    f"the images are a {type(images).__name__}; give one tensor (N, C, H, W), for example by "
+                    "torch.stack(images)"
+                )
+            one = images[torch.arange(min(1, len(images)))]
+            check_images(images if isinstance(images, Tensor) and images.ndim != 4 else one)
+            shapes.append(tuple(one.shape[1:]))
             check_labels(labels, len(images))
-        images, labels = sets[-1]
+        if shapes[0] != shapes[-1]:
+            raise ValueError(
+                f"queries have shape {shapes[0]} and the images of the gallery {shapes[-1]}: bring them to "
+                "one size"
+            )
         if len(images) < 5:
             raise ValueError(
                 f"the gallery has {len(images)} images; give at least 5, for a top 4 besides the query"
@@ -261,10 +285,29 @@ class Evaluation:
                 f"{', '.join(other)} follows another protocol than {self.protocol}; the two are never mixed"
             )
 
+    def _probe(self) -> None:
+        """Embed a batch, so that a network that does not fit leaves no trace."""
+        images = self.images[torch.arange(min(self.batch, len(self.images)))]
+        for model in filter(None, (self.model, self.how.network)):
+            try:
+                with frozen(model), torch.no_grad():
+                    embed(model, images.to(device_of(model)))
+            except (RuntimeError, TypeError, IndexError) as error:
+                kind = str(images.dtype).removeprefix("torch.")
+                kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+                raise ValueError(
+                    f"the network failed on images of shape {tuple(images.shape)} and type {kind} "
+                    f"({type(error).__name__}: {error}); give images of the size and channels that it takes "
+                    "(on the command line: --set resize=N --set crop=N) and of the type of its weights "
+                    f"({', '.join(sorted(kinds)) or 'it has none'})"
+                ) from error
+
     def begin(self) -> Record | None:
         """Look at the data and the network, write down what is to be done; give a record that is done."""
         plan = {
             "settings": self.settings.model_dump(),
+            "options": {"search": _options(self.how), "attacks": {a.name: _options(a) for a in self.goals}},
+            "class": type(self.model).__qualname__,
             "network": digest_of(self.model),
             "surrogate": None if self.how.network is None else digest_of(self.how.network),
             "data": self.look.sha256,
@@ -274,6 +317,7 @@ class Evaluation:
         }
         folder = self.store.folder
         if folder is None:
+            self._probe()
             return None
         file = folder / "plan.json"
         text = json.dumps(plan, indent=1, ensure_ascii=False) + "\n"
@@ -286,9 +330,12 @@ class Evaluation:
                 raise ValueError(
                     f"{file} is damaged ({error}): give another --out folder, or remove this one"
                 ) from None
-            if differing := list(_differences(before, json.loads(text))):
+            now = json.loads(text)
+            options = [plan.pop("options", None) for plan in (before, now)]
+            if differing := [*_differences(before, now)] or [*_differences(*options)]:
                 raise ValueError(
-                    f"{folder} holds another evaluation: {'; '.join(differing)}; give another --out folder"
+                    f"{folder} holds another evaluation: {'; '.join(differing)}; give another --out "
+                    "folder, or remove this one"
                 )
             if (folder / records.RECORD).exists():
                 self.store.tidy()
@@ -297,6 +344,7 @@ class Evaluation:
             others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
             if others and not file.exists():
                 raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
+            self._probe()
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, lambda f: f.write(text.encode()))
         return None
@@ -471,6 +519,7 @@ class Evaluation:
             found={a.name: self.found(a) for a in self.goals},
             recall=float(retrieval["R@1"].mean()),
             copies=self.look.copies,
+            shared=self.look.shared,
             classes=self.classes,
             train_classes=self.train_classes,
         )
@@ -504,7 +553,7 @@ class Evaluation:
         checks = [
             Check(**json.loads(bytes(self.store.get(n)["json"].tolist()))) for n in self.pieces()["checks"]
         ]
-        collapsed = CHECKS["collapse"](self.lab)
+        collapsed = next(c for c in checks if c.name == "collapse")
         made: dict[str, Any] = {
             "network": {
                 "name": self.name or type(self.model).__name__,
@@ -545,35 +594,39 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Look:
-    """What a first pass over the images finds: their shape, a digest, and which are copies of another."""
+    """What a first pass over the images finds: their shape, a digest, and which are copies of another.
+
+    `copies` are pairs within the gallery, `shared` are queries and their copies in a gallery of its own.
+    """
 
     shape: list[int]
     sha256: str
     copies: list[tuple[int, int]]
+    shared: list[tuple[int, int]]
 
     @classmethod
     def at(cls, images: Images, labels: Tensor, separate: tuple[Images, Tensor] | None) -> Look:
         """Look at all images once, and refuse those that are not in [0, 1]."""
-        whole, copies = hashlib.sha256(), []
-        seen: dict[bytes, int] = {}
+        whole = hashlib.sha256()
         shape: list[int] = []
-        sets = [(images, labels)] + ([separate] if separate else [])
-        for number, (some, classes) in enumerate(sets):
+        keys: list[list[bytes]] = []
+        for some, classes in [(images, labels)] + ([separate] if separate else []):
+            keys.append([])
             whole.update(classes.cpu().to(torch.int64).numpy().tobytes())
             for part in torch.arange(len(some)).split(256):
                 batch = some[part]
                 check_images(batch)
                 shape = shape or list(batch.shape[1:])
-                whole.update(str(tuple(batch.shape)).encode())
+                whole.update(f"{tuple(batch.shape)} {batch.dtype}".encode())
                 content = batch.detach().cpu().to(torch.float32).contiguous().numpy()
                 whole.update(content.tobytes())
-                if number == len(sets) - 1:
-                    for place, image in zip(part.tolist(), content, strict=True):
-                        key = hashlib.blake2b(image, digest_size=16).digest()
-                        if key in seen:
-                            copies.append((seen[key], place))
-                        seen.setdefault(key, place)
-        return cls(shape, whole.hexdigest(), copies)
+                keys[-1] += [hashlib.blake2b(image, digest_size=16).digest() for image in content]
+        first: dict[bytes, int] = {}
+        copies = [
+            (first[key], place) for place, key in enumerate(keys[-1]) if first.setdefault(key, place) != place
+        ]
+        shared = [(n, first[key]) for n, key in enumerate(keys[0]) if separate and key in first]
+        return cls(shape, whole.hexdigest(), copies, shared)
 
 
 class _Joined:
@@ -687,6 +740,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _options(thing: object) -> dict[str, Any]:
+    """Describe an attack or a search by its class and options; networks in it have digests of their own."""
+    found: dict[str, Any] = {"class": type(thing).__qualname__}
+    for name, value in sorted(getattr(thing, "__dict__", {}).items()):
+        if isinstance(value, Search):
+            found[name] = _options(value)
+        elif isinstance(value, str | int | float | tuple | list | None):
+            found[name] = repr(value)
+    return found
+
+
 def _digest(names: Sequence[str] | None) -> str | None:
     return None if names is None else hashlib.sha256("\n".join(names).encode()).hexdigest()
 
@@ -696,4 +760,9 @@ def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
         for key in sorted({*before, *now}):
             yield from _differences(before.get(key), now.get(key), f"{path}.{key}" if path else key)
     elif before != now:
-        yield f"{path.removeprefix('settings.')} was {before!r}, is {now!r}"
+        yield f"{path.removeprefix('settings.')} was {_short(before)}, is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    """Write a value down; of a digest its first digits."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", repr(value))
