@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from robustmetric import cli
 from robustmetric.cli.demo import DEFENSES
 from robustmetric.robustness import load_record
+from robustmetric.training import Stopped
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
 
@@ -69,6 +71,19 @@ def test_loggers_by_name(tmp_path: Path) -> None:
     missing = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "other"), "--logger", "wandb"])
     assert isinstance(missing.exception, ValueError)
     assert "the logger wandb needs a package that is not installed" in str(missing.exception)
+
+
+@pytest.mark.parametrize(("why", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("another worker", 130)])
+def test_a_stopped_training_ends_with_the_code_of_its_signal(
+    why: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise Stopped(why)
+
+    monkeypatch.setattr("robustmetric.training.run.train", stopped)
+    done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run")])
+    assert done.exit_code == code
+    assert f"stopped by {why}; go on with: robustmetric train --out" in done.output
 
 
 def test_recipes_are_listed() -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from robustmetric import attack, cli, load_record, model, save_weights
-from robustmetric.cli.show import show_scores
+from robustmetric.cli.show import Watch, arrow, show_scores
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.robustness import COLUMNS, Record
 from robustmetric.robustness.checks import CHECKS
@@ -43,6 +44,7 @@ from robustmetric.training.inputs import Subject, pixels
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
 SMALL = ("--queries", "12", "--eta", "3", "--batch", "5")
+DIGITS = ("--data", "digits")
 ONE = ("--queries", "6", "--eta", "2", "--checks", "none", "--attacks", "CA+")
 
 
@@ -150,13 +152,14 @@ def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tup
     table = scores_in(printed)
     assert table == expected(record)
     assert list(table["c2f2 N/A[S]"]) == PAPER.split(",")
-    assert len(record.checks) == sum(check.level == 1 for check in CHECKS.values())
+    assert len(record.checks) == sum(check.level <= 1 for check in CHECKS.values())
     for check in record.checks:
         assert re.search(rf"^ {check.name} +{check.status} ", printed, re.MULTILINE), check.name
     assert record.ers is not None
     low, high = (show("ERS", value) for value in (record.ers.low, record.ers.high))
     beside = f"ERS {record['ERS']:.1f} ({low} to {high}) at R@1"
-    assert f"c2f2 N/A[S]: {beside} {record['R@1']:.1f}; 12 of 797 images attacked; digits; strict" in printed
+    asked = "12 of 797 images of 10 classes attacked; digits 8×8; strict"
+    assert f"c2f2 N/A[S]: {beside} {record['R@1']:.1f}; {asked}" in printed
     assert "ε = 51/255, α = 3/255, η = 3, pgd" in printed
     assert f"the record is in {folder}" in printed
     arrays = load_arrays(folder)
@@ -168,9 +171,78 @@ def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tup
 
 
 def test_the_stages_are_told_once_each(whole: tuple[Path, str]) -> None:
-    told = re.findall(r"^(\S+): done$", whole[1], re.MULTILINE)
+    told = re.findall(r"^(\S+): done(, about \d+ s left)?$", whole[1], re.MULTILINE)
     attacks = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
-    assert told == ["embed", "retrieval", *attacks, "checks"]
+    assert [stage for stage, _ in told] == ["embed", "retrieval", *attacks, "checks"]
+    assert [stage for stage, left in told if left] == attacks[:-1]
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("stages", "done", "left"),
+    [
+        # Each block takes 60 s: what is left counts all attacks, from the first block on.
+        ({"A": (0, 2), "B": (0, 2)}, ["A"], "about 3 min left"),
+        ({"A": (0, 2), "B": (0, 2)}, ["A", "A"], "about 2 min left"),
+        ({"A": (0, 1), "B": (0, 1)}, ["A"], "about 60 s left"),
+        # What was there when a resumed evaluation began took no time, and none is known at first.
+        ({"A": (5, 6), "B": (0, 1)}, ["A"], "about 60 s left"),
+        ({"A": (6, 6), "B": (5, 8)}, ["B"], "about 2 min left"),
+        ({"A": (6, 6), "B": (5, 8)}, [], ""),
+        ({"A": (0, 1)}, ["A"], ""),
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_time_left_is_that_of_all_attacks(
+    stages: dict[str, tuple[int, int]], done: list[str], left: str, terminal: bool
+) -> None:
+    text, clock = io.StringIO(), Clock()
+    watch = Watch(Console(file=text, force_terminal=terminal, width=100), clock)
+    resumed = any(count for count, _ in stages.values())
+    begun = (int(resumed), 1)
+    first = {"embed": begun, "retrieval": begun, **stages, "checks": (0, 1), "none": (0, 0)}
+    for stage, (count, total) in first.items():
+        watch(stage, count, total)
+    for stage in () if resumed else ("embed", "retrieval"):
+        clock.now += 1000
+        watch(stage, 1, 1)
+    counts = {stage: count for stage, (count, _) in stages.items()}
+    for stage in done:
+        clock.now += 60
+        counts[stage] += 1
+        watch(stage, counts[stage], stages[stage][1])
+    assert [task.fields["left"] for task in watch.bar.tasks if task.fields["left"]] == [left] * bool(left)
+    told = text.getvalue().splitlines()
+    assert not any(line.startswith("none") for line in told)
+    whole = [stage for stage in done[-1:] if counts[stage] == stages[stage][1]]
+    assert terminal or not whole or told[-1] == ", ".join(filter(None, (f"{whole[0]}: done", left)))
+
+
+@pytest.mark.parametrize(
+    ("score", "shown"),
+    [
+        ("QA-(m=5)", "QA−(m=5) ↓"),
+        ("CA-(w=5)", "CA−(w=5) ↓"),
+        ("CA+(w=5)", "CA+(w=5) ↑"),
+        ("QA+", "QA+ ↑"),
+        ("SP-QA+(m=2)", "SP-QA+(m=2) ↑"),
+        ("SP-QA-", "SP-QA− ↓"),
+        ("SP-QA-(m=2):keep", "SP-QA-(m=2):keep"),
+        ("ES:D", "ES:D ↓"),
+        ("mAP", "mAP ↑"),
+        ("a distance of my own", "a distance of my own"),
+    ],
+)
+def test_arrows_point_to_the_better_side(score: str, shown: str) -> None:
+    assert arrow(score) == shown
 
 
 def test_a_finished_evaluation_is_shown_at_once(
@@ -277,6 +349,12 @@ def maps():
 
 def number():
     return 3
+
+def needy(k):
+    return Network()
+
+def broken():
+    return {}["layers"]
 """
 
 
@@ -295,7 +373,7 @@ def test_a_network_of_a_file_with_its_weights(mine: Path, tmp_path: Path) -> Non
     file = tmp_path / "w.safetensors"
     save_weights({"fc.weight": linear.weight, "fc.bias": linear.bias}, file)
     out = tmp_path / "out"
-    printed = works("evaluate", "--model", f"{mine}:network", "--weights", file, "--out", out, *ONE)
+    printed = works("evaluate", "--model", f"{mine}:network", *DIGITS, "--weights", file, "--out", out, *ONE)
     assert "no weights were given" not in printed
     record = load_record(out)
     assert (record.network.name, record.network.parameters) == (f"{mine}:network w.safetensors", 192 * 8 + 8)
@@ -315,7 +393,9 @@ def test_a_network_of_a_file_with_its_weights(mine: Path, tmp_path: Path) -> Non
 
 
 def test_a_network_by_name_with_and_without_weights(weights: Path, tmp_path: Path) -> None:
-    printed = works("evaluate", "--model", "c2f2", "--weights", weights, "--out", tmp_path / "with", *ONE)
+    printed = works(
+        "evaluate", "--model", "c2f2", *DIGITS, "--weights", weights, "--out", tmp_path / "with", *ONE
+    )
     assert "no weights were given" not in printed
     record = load_record(tmp_path / "with")
     assert record.network.name == "c2f2 c2f2.safetensors"
@@ -339,7 +419,7 @@ def test_other_weights_of_a_run(run: Path, tmp_path: Path) -> None:
 
 def test_a_network_by_name_takes_entries_of_its_recipe(run: Path, tmp_path: Path) -> None:
     weights = ["--weights", run / "best.safetensors", "--set", "dim=16"]
-    works("evaluate", "--model", "c2f2", *weights, "--out", tmp_path / "by-name", *ONE)
+    works("evaluate", "--model", "c2f2", *DIGITS, *weights, "--out", tmp_path / "by-name", *ONE)
     works("evaluate", run, "--out", tmp_path / "run", *ONE)
     by_name, of_run = load_record(tmp_path / "by-name"), load_record(tmp_path / "run")
     assert by_name.network.sha256 == of_run.network.sha256
@@ -384,7 +464,7 @@ def test_options_reach_the_record(
     assert record.ers is None
     assert "ERS" not in printed
     assert f"{record.settings.protocol} protocol" in printed
-    assert bool(record.checks) == ("quick" in options) == (" collapse " in printed)
+    assert (len(record.checks) > 1) == ("quick" in options) == (" repeat " in printed)
     row = scores_in(printed)["c2f2 N/A[S]"]
     assert [float(value) for value in row.values()][:4] == [
         round(record[n], 1) for n in ("R@1", "R@2", "mAP", "NMI")
@@ -395,11 +475,14 @@ def test_options_reach_the_record(
 def test_the_batch_changes_no_score(run: Path, tmp_path: Path) -> None:
     found: list[dict[str, Tensor]] = []
     for batch in (4, 128):
-        works("evaluate", run, "--out", tmp_path / f"{batch}", *ONE, "--batch", batch, "--attacks", "QA+,ES")
+        options = ["--batch", batch, "--attacks", "QA+,ES,TMA"]
+        works("evaluate", run, "--out", tmp_path / f"{batch}", *ONE, *options)
         found.append(load_arrays(tmp_path / f"{batch}"))
-    for name in ("QA+/after/QA+", "ES/after/ES:D", "QA+/target", "R@1"):
-        key = f"retrieval/{name}" if name == "R@1" else name
-        assert torch.allclose(found[0][key].double(), found[1][key].double(), atol=0.2), name
+    # Ranks in %: one of 797 images may change places by rounding.
+    allowed = {"QA+/after/QA+": 0.2, "ES/after/ES:D": 1e-3, "TMA/after/TMA": 1e-3, "QA+/target": 0}
+    for name, most in {**allowed, "retrieval/R@1": 0}.items():
+        first, second = (arrays[name].double() for arrays in found)
+        assert torch.allclose(first, second, rtol=0, atol=most), name
 
 
 def test_other_seeds_draw_other_targets(run: Path, tmp_path: Path) -> None:
@@ -442,8 +525,33 @@ def test_a_surrogate_is_the_network_of_its_own_run(mine: Path, tmp_path: Path) -
     (tmp_path / "other" / "recipe.yaml").write_text("data: digits\nmodel: resnet18\ndim: 8\n")
     save_weights(model("resnet18", dim=8), tmp_path / "other" / "best.safetensors")
     options = ["--search", "transfer", "--surrogate", tmp_path / "other", *ONE, "--attacks", "ES"]
-    works("evaluate", "--model", f"{mine}:network", "--out", tmp_path / "out", *options)
+    works("evaluate", "--model", f"{mine}:network", *DIGITS, "--out", tmp_path / "out", *options)
     assert load_record(tmp_path / "out").network.surrogate is not None
+
+
+@pytest.mark.parametrize(("grey", "told"), [
+    (True, "best.safetensors is of a c2f2 for images with 1 channel, and these have 3: c2f2 gets one"),
+    (False, "images have shape (1, 1, 8, 8); this network takes (B, 3, H, W)"),
+])  # fmt: skip
+def test_a_surrogate_for_images_with_other_channels(
+    grey: bool, told: str, run: Path, mine: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "colour"
+    other.mkdir()
+    (other / "recipe.yaml").write_text("data: digits\nmodel: resnet18\ndim: 8\n")
+    save_weights(model("resnet18", dim=8), other / "best.safetensors")
+    attacked = ["--model", f"{mine}:network", *DIGITS] if grey else [run]
+    transfer = ["--search", "transfer", "--surrogate", run if grey else other]
+    said = refused("evaluate", *attacked, *transfer, "--out", tmp_path / "out", *ONE)
+    assert said.startswith("error: the surrogate does not fit the images: ")
+    assert told in said
+
+
+def test_all_images_or_those_of_the_test(run: Path, tmp_path: Path) -> None:
+    printed = works("evaluate", run, "--split", "all", "--out", tmp_path / "all", *ONE)
+    assert "6 of 1797 images of 10 classes attacked; digits (all) 8×8; " in printed
+    works("evaluate", run, "--split", "all", "--devices", 2, "--out", tmp_path / "shared", *ONE)
+    assert contents(tmp_path / "shared") == contents(tmp_path / "all")
 
 
 def test_options_of_an_attack_are_part_of_the_evaluation(run: Path, tmp_path: Path) -> None:
@@ -461,8 +569,12 @@ def test_options_of_an_attack_are_part_of_the_evaluation(run: Path, tmp_path: Pa
 BAD: list[tuple[list[str], str]] = [
     (["evaluate"], "the folder of a run, or --model NAME with --weights FILE"),
     (["evaluate", "--out", "OUT"], "say what to evaluate: the folder of a run, or --model NAME"),
-    (["evaluate", "--model", "c2f2"], "say where the record goes: --out FOLDER"),
+    (["evaluate", "--model", "c2f2"], "which images? give --data (digits, mnist, fashion-mnist, cub, "),
+    (["attack", "--attack", "ES", "--model", "c2f2", "--out", "OUT"], "folder, csv) and --root"),
+    (["evaluate", "--model", "c2f2", "--data", "digits"], "say where the record goes: --out FOLDER"),
     (["evaluate", "RUN", "--model", "c2f2"], "leave --model out, or give no run"),
+    (["evaluate", "nowhere", "--model", "c2f2"], "a run and --model exclude each other"),
+    (["evaluate", "--model", "nets.py", "--data", "cup"], "write --model FILE.py:FUNCTION, such"),
     (["evaluate", "."], ". is no run, it has no recipe.yaml: give the folder of a run, or --model"),
     (["evaluate", "nowhere"], "nowhere is no run"),
     (["evaluate", "RUN", "--weights", "nowhere.pt"], "there is no weights file nowhere.pt"),
@@ -475,25 +587,31 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--attacks", ","], "no attacks were given"),
     (["evaluate", "RUN", "--protocol", "strickt"], "unknown protocol 'strickt' (did you mean 'strict'?)"),
     (["evaluate", "RUN", "--search", "pdg"], "unknown search 'pdg' (did you mean 'pgd'?)"),
-    (["evaluate", "RUN", "--search", "pgd(restarts=0)"], "restarts must be a whole number of at least 1"),
+    (["evaluate", "RUN", "--search", "pgd(restarts=0)"], "whole number of at least 1, not 0\n"),
+    (["evaluate", "RUN", "--search", "nes(sample=3)"], "its options: samples, sigma\n"),
+    (["evaluate", "RUN", "--search", "transfer(x)", "--surrogate", "RUN"], "known: nes, pgd, spsa\n"),
+    (["evaluate", "RUN", "--search", "psp"], "nes, pgd, spsa; or transfer, with --surrogate\n"),
     (["evaluate", "RUN", "--search", "transfer"], "transfer needs a network to come from: give --surrogate"),
-    (["evaluate", "RUN", "--search", "transfer", "--surrogate", "."], ". is no run"),
+    (["evaluate", "RUN", "--search", "transfer", "--surrogate", "."],
+        ". is no run, it has no recipe.yaml: --surrogate takes the folder of a run, which robustmetric"),
     (["evaluate", "RUN", "--checks", "some"], "unknown set of checks 'some'"),
-    (["evaluate", "RUN", "--eps", "abc"], "--eps must be a number such as 8/255 or 0.03, not 'abc'"),
-    (["evaluate", "RUN", "--eps", "8"], "eps must be in [0, 1], not 8.0"),
-    (["evaluate", "RUN", "--alpha", "1/0"], "--alpha must be a number such as 8/255 or 0.03, not '1/0'"),
-    (["evaluate", "RUN", "--eta", "0"], "must be a whole number of at least 1, not 0"),
+    (["evaluate", "RUN", "--eps", "abc"], "--eps must be a number in [0, 1] such as 8/255 or"),
+    (["evaluate", "RUN", "--eps", "8"], "--eps must be in [0, 1], not 8.0"),
+    (["evaluate", "RUN", "--eps", "-1"], "--eps must be a number in [0, 1] such as 8/255 or 0.03, not '-1'"),
+    (["evaluate", "RUN", "--alpha", "0"], "--alpha must be in (0, 1], not 0.0"),
+    (["evaluate", "RUN", "--alpha", "1/0"], "--alpha must be a number in (0, 1] such as"),
+    (["evaluate", "RUN", "--eta", "0"], "--eta must be a whole number of at least 1, not 0"),
     (["evaluate", "RUN", "--device", "nonsense"], "--device is auto, cpu or cuda, not 'nonsense'"),
-    (["evaluate", "RUN", "--queries", "0"], "queries must be from 1 to the number of images, 797, not 0"),
+    (["evaluate", "RUN", "--data", "cup", "--queries", "0"], "--queries must be a whole number of at least"),
     (["evaluate", "RUN", "--queries", "798"], "queries must be from 1 to the number of images, 797, not 798"),
-    (["evaluate", "RUN", "--batch", "0"], "batch must be a whole number of at least 1, not 0"),
+    (["evaluate", "RUN", "--data", "cup", "--batch", "0"], "--batch must be a whole number of at least 1"),
     (["evaluate", "RUN", "--data", "cup"], "unknown data set 'cup' (did you mean 'cub'?)"),
-    (["evaluate", "--model", "resnet19", "--out", "OUT"], "unknown model 'resnet19' (did you mean"),
-    (["evaluate", "--model", "nowhere.py:f", "--out", "OUT"], "there is no file nowhere.py"),
+    (["evaluate", "--model", "resnet19", "--data", "cup"], "unknown model 'resnet19' (did you mean"),
+    (["evaluate", "--model", "nowhere.py:f", "--data", "cup"], "there is no file nowhere.py"),
     (["attack", "RUN", "--attack", "GTN", "--out", "OUT"], "unknown attack 'GTN'"),
     (["attack", "RUN", "--attack", "ES", "--protocol", "x", "--out", "OUT"], "unknown protocol 'x'"),
-    (["attack", "RUN", "--attack", "ES", "--queries", "0", "--out", "OUT"], "queries must be from 1 to"),
-    (["attack", "RUN", "--attack", "ES", "--eps", "abc", "--out", "OUT"], "--eps must be a number such as"),
+    (["attack", "RUN", "--attack", "ES", "--queries", "0", "--out", "OUT"], "--queries must be a whole"),
+    (["attack", "RUN", "--attack", "ES", "--eps", "abc", "--out", "OUT"], "--eps must be a number in"),
     (["attack", "RUN", "--attack", "ES", "--search", "transfer", "--out", "OUT"], "give --surrogate RUN"),
     (["attack", "--attack", "ES", "--out", "OUT"], "say what to evaluate: the folder of a run"),
     (["compare", "nowhere"], "there is no record nowhere; give a record.json, or a folder that holds one"),
@@ -501,14 +619,17 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--device", "cuda:0"], "--device"),
     (["evaluate", "RUN", "--device", "meta"], "--device"),
     (["evaluate", "RUN", "--devices", "0"], "devices"),
-    (["evaluate", "RUN", "--seed", "-1"], "seed"),
+    (["evaluate", "RUN", "--data", "cup", "--seed", "-1"], "--seed must be a whole number of at least 0"),
     (["evaluate", "RUN", "--seed", str(2**70)], "seed"),
     (["evaluate", "RUN", "--recipe", "nonsense"], "--recipe"),
     (["evaluate", "RUN", "--surrogate", "RUN"], "--surrogate"),
     (["evaluate", "RUN", "--search", "transfr", "--surrogate", "RUN"], "transfer"),
     (["evaluate", "RUN", "--search", "transfer(restarts=9)", "--surrogate", "RUN"], "search"),
-    (["evaluate", "RUN", "--out", "FILE"], "FILE"),
-    (["attack", "RUN", "--attack", "ES", "--out", "FILE"], "FILE"),
+    (["evaluate", "RUN", "--out", "FILE"], "the folder FILE cannot be written to (Not a directory): give"),
+    (["evaluate", "RUN", "--out", "FILE/x"], "the folder FILE/x cannot be written to (Not a dir"),
+    (["evaluate", "RUN", "--split", "train"], "unknown split 'train'; known: all, test"),
+    (["attack", "RUN", "--attack", "ES", "--out", "FILE"], "FILE is not empty: give another --out"),
+    (["attack", "RUN", "--attack", "ES", "--out", "FILE/x/y"], "FILE/x/y cannot be written to (Not a"),
     (["attack", "RUN", "--attack", "ES", "--batch", "0", "--out", "OUT"], "batch must be"),
 ]  # fmt: skip
 
@@ -537,8 +658,8 @@ def test_weights_that_do_not_fit_are_listed_all(weights: Path, tmp_path: Path) -
     for name in ("conv1.bias", "fc2.weight"):
         whole[f"other.{name}"] = whole.pop(name)
     save_weights(whole, tmp_path / "odd.safetensors")
-    options = ["--model", "c2f2", "--weights", tmp_path / "odd.safetensors", "--out", tmp_path / "out"]
-    said = refused("evaluate", *options)
+    options = ["--weights", tmp_path / "odd.safetensors", "--out", tmp_path / "out"]
+    said = refused("evaluate", "--model", "c2f2", *DIGITS, *options)
     assert "missing from the file: conv1.bias, fc2.weight" in said
     assert "not in the model: other.conv1.bias, other.fc2.weight" in said
     assert not (tmp_path / "out").exists()
@@ -547,7 +668,7 @@ def test_weights_that_do_not_fit_are_listed_all(weights: Path, tmp_path: Path) -
 def test_another_last_layer_is_refused(mine: Path, tmp_path: Path) -> None:
     file = tmp_path / "imagenet.safetensors"
     save_weights({"fc.weight": torch.zeros(1000, 192), "fc.bias": torch.zeros(1000)}, file)
-    options = ["--model", f"{mine}:network", "--weights", file, "--out", tmp_path / "out"]
+    options = ["--model", f"{mine}:network", *DIGITS, "--weights", file, "--out", tmp_path / "out"]
     said = refused("evaluate", *options)
     assert "another last layer than the network (fc.weight, fc.bias)" in said
     assert "these are not the weights of this embedding" in said
@@ -570,7 +691,7 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
         torch.save({"state_dict": Payload(trace)}, file)
     else:
         file.write_bytes(pickle.dumps(Payload(trace)))
-    said = refused("evaluate", "--model", "c2f2", "--weights", file, "--out", tmp_path / "out")
+    said = refused("evaluate", "--model", "c2f2", *DIGITS, "--weights", file, "--out", tmp_path / "out")
     assert "is not plain weights: it was refused, and nothing in it was run" in said
     assert not trace.exists()
 
@@ -581,6 +702,8 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
         ("pair", "the network returned a tuple; it must return one (N, D) tensor of embeddings: wrap it"),
         ("maps", "the network returned a tensor of shape (128, 4, 6, 6) for 128 images; it must return "
                  "(128, D): flatten or pool its features"),
+        ("needy", "mine.py:needy cannot be called without arguments (missing a required argument: 'k')"),
+        ("broken", "mine.py:broken raised KeyError in line 33 of "),
         ("number", "returned a int; it must return a torch.nn.Module"),
         ("nothing", "has no function 'nothing'; write --model FILE.py:FUNCTION"),
     ],
@@ -589,7 +712,7 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
 def test_networks_that_give_something_else(
     function: str, message: str, what: str, mine: Path, tmp_path: Path
 ) -> None:
-    options = ["--model", f"{mine}:{function}", "--out", tmp_path / "out"]
+    options = ["--model", f"{mine}:{function}", *DIGITS, "--out", tmp_path / "out"]
     said = refused(what, *options, *([] if what == "evaluate" else ["--attack", "ES"]))
     assert message in said
 
@@ -598,7 +721,7 @@ def test_weights_of_nan(weights: Path, tmp_path: Path) -> None:
     broken = load_file(weights)
     broken["fc2.bias"][3] = torch.nan
     save_weights(broken, weights)
-    said = refused("evaluate", "--model", "c2f2", "--weights", weights, "--out", tmp_path / "out")
+    said = refused("evaluate", "--model", "c2f2", *DIGITS, "--weights", weights, "--out", tmp_path / "out")
     assert "128 of 128 embeddings hold NaN or infinity" in said
     assert "weights are damaged" in said
 
@@ -761,6 +884,49 @@ def test_an_attack_wants_an_empty_folder(run: Path, tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
 
 
+@pytest.mark.parametrize("split", ["test", "all"])
+def test_images_of_files_are_named(split: str, tmp_path: Path) -> None:
+    root = tmp_path / "pictures"
+    for name in ("ant", "bee", "cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for k in range(4):
+            noise = np.random.default_rng([*name.encode(), k]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(root / name / f"{k}.png")
+    (root / "cat" / "1.png").write_bytes(b"no image")
+    (root / "dog" / "1.png").unlink()
+    options = ["--data", "folder", "--root", root, "--split", split, "--cache", tmp_path / "cache"]
+    network = ["--model", "c2f2", "--set", "resize=8", "--set", "crop=8", "--set", "dim=4"]
+    count = {"test": 6, "all": 14}[split]
+    how = ["--skip-broken", "--attack", "GTM", "--queries", count, "--eta", 1, "--out", tmp_path / "out"]
+    works("attack", *network, *options, *how)
+    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["file"] for row in rows}) == count
+    for row in rows:
+        written = np.asarray(Image.open(tmp_path / "out" / f"{int(row['image']):06d}-before.png"))
+        assert np.array_equal(written, np.asarray(Image.open(root / row["file"])))
+        assert Path(row["file"]).parent.name == row["class"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_attack_that_is_stopped(
+    number: signal.Signals, code: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, original = partial(signal.raise_signal, number), C2F2.forward
+    monkeypatch.setattr(C2F2, "forward", at_call(12, act, original))
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        options = ["--queries", 4, "--batch", 2, "--eta", 3, "--out", tmp_path / "out"]
+        said = command("attack", run, "--attack", "ES", *options)
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler, "not put back"
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+    assert said.code == code
+    assert "stopped; nothing was written: run the same command again" in said.out
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_attack_by_transfer(run: Path, tmp_path: Path) -> None:
     other, out = make_run(tmp_path / "other", 1), tmp_path / "images"
     options = ["--search", "transfer", "--surrogate", other, "--queries", 2, "--eta", 2]
@@ -787,7 +953,8 @@ def records(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
         works("evaluate", run, "--out", folder / name, *ONE, *options)
     (folder / "data").mkdir()
     content = json.loads((folder / "plain" / "record.json").read_text())
-    content["data"] |= {"name": "other", "sha256": "0" * 64}
+    other = {"name": "other", "sha256": "0" * 64, "shape": [3, 32, 32], "images": 20, "classes": 4}
+    content["data"] |= other
     (folder / "data" / "record.json").write_text(json.dumps(content))
     return {name: folder / name for name in [*changes, "data"]}
 
@@ -799,7 +966,11 @@ def test_records_under_the_same_conditions(records: dict[str, Path]) -> None:
     assert head == ["", "R@1 ↑", "R@2 ↑", "mAP ↑", "NMI ↑", "CA+ ↑"]
     rows = [cells(line) for line in printed.splitlines() if line.startswith("│")]
     assert len(rows) == 2
-    assert rows[0] == rows[1]
+    assert rows[0][1:] == rows[1][1:]
+    for name, (row, *_) in zip(["plain", "same/record.json"], rows, strict=True):
+        assert row == f"c2f2 N/A[S] ({name})"
+        assert re.search(rf"^c2f2 N/A\[S\] \({name}\): 6 of 797", printed, re.MULTILINE)
+    assert "(plain)" not in works("compare", records["plain"]), "nothing to tell it apart from"
     record = load_record(records["same"])
     for check in record.checks:
         if check.status in ("warn", "fail"):
@@ -820,14 +991,14 @@ def test_a_record_is_found_in_its_run(run: Path, whole: tuple[Path, str], record
     [
         ("eps", "careful: they differ in ε: {plain}: 51/255, {eps}: 8/255"),
         ("queries", "careful: they differ in queries: {plain}: 6 of 797, seed 0, {queries}: 4 of"),
-        ("data", "careful: they differ in data: {plain}: digits"),
+        ("data", "{data}: other 32×32, 20 images of 4 classes, SHA-256 000000000000"),
     ],
 )  # fmt: skip
 def test_other_conditions_are_told(other: str, told: str, records: dict[str, Path]) -> None:
     printed = works("compare", records["plain"], records[other])
     assert "".join(told.format(**records).split()) in "".join(printed.split())
     assert printed.count("careful:") == 1
-    assert printed.count("│ c2f2 N/A[S]") == 2
+    assert [printed.count(f"│ c2f2 N/A[S] ({name})") for name in ("plain", other)] == [1, 1]
 
 
 def test_records_of_different_protocols_are_not_compared(records: dict[str, Path]) -> None:
@@ -877,8 +1048,8 @@ def arm(kind: str, number: float) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)
+    def stop() -> None:
+        signal.raise_signal(signal.Signals[kind.split()[0]])
 
     replace = Path.replace
 
@@ -890,7 +1061,7 @@ def arm(kind: str, number: float) -> None:
         return done
 
     renamings: list[str] = []
-    act = interrupt if kind.startswith("SIGINT") else die
+    act = stop if kind.startswith("SIG") else die
     patched: dict[str, tuple[Any, str]] = {
         "forward": (C2F2, "forward"),
         "piece": (Store, "keep"),  # a piece is made and not yet kept
@@ -941,6 +1112,7 @@ STORIES: dict[str, list[Plan]] = {
         ("after queries.safetensors", 0),
     ],
     "interrupted": [("SIGINT forward", 30), ("SIGINT piece", 4), ("SIGINT forward", 25)],
+    "terminated": [("SIGTERM forward", 30), ("SIGTERM piece", 4)],
     "killed while the plan is written": [("fsync", 1)],
     "killed before the pieces are removed": [("after record.json", 0)],
 }
@@ -972,12 +1144,12 @@ def test_killed_or_interrupted_at_any_moment_the_same_command_goes_on(
     assert done.returncode == 0, done.stderr[-3000:]
     wrong = {}
     for story, ends in json.loads(done.stdout.splitlines()[-1]).items():
-        stopped = story == "interrupted"
+        stopped = {"interrupted": 130, "terminated": 143}.get(story)
         *codes, last = (code for code, _ in ends)
         told = [text for _, text in ends[:-1]] if stopped else []
         left = {file.name for file in (tmp_path / story).iterdir()}
         problems = {
-            "ended otherwise": codes != [130 if stopped else -9] * len(STORIES[story]),
+            "ended otherwise": codes != [stopped or -9] * len(STORIES[story]),
             "did not go on": last != 0,
             "another record": last == 0 and contents(tmp_path / story) != contents(whole[0]),
             "another table": last == 0 and scores_in(ends[-1][1]) != scores_in(whole[1]),
@@ -1031,7 +1203,7 @@ def shared(tmp_path: Path) -> tuple[Path, list[str], dict[str, bytes]]:
     """A network whose workers leave their numbers, a command, and what it gives without workers."""
     (tmp_path / "slow.py").write_text(SLOW)
     options = ["--queries", "12", "--batch", "3", "--eta", "3", "--checks", "none", "--attacks", "ES,QA+,GTM"]
-    arguments = ["evaluate", "--model", f"{tmp_path / 'slow.py'}:network", *options, "--out"]
+    arguments = ["evaluate", "--model", f"{tmp_path / 'slow.py'}:network", *DIGITS, *options, "--out"]
     works(*arguments, tmp_path / "whole")
     return tmp_path, [*arguments, str(tmp_path / "out")], contents(tmp_path / "whole")
 
@@ -1063,7 +1235,7 @@ def test_workers_give_the_same_bytes(run: Path, whole: tuple[Path, str], tmp_pat
     printed = works("evaluate", run, *SMALL, "--devices", 2, "--out", tmp_path / "out")
     assert contents(tmp_path / "out") == contents(whole[0])
     assert scores_in(printed) == scores_in(whole[1])
-    told = re.findall(r"^(\S+): done$", printed, re.MULTILINE)
+    told = re.findall(r"^(\S+): done", printed, re.MULTILINE)
     assert len(told) == len(set(told)), "a stage was told more than once"
 
 
@@ -1134,17 +1306,18 @@ def test_workers_end_with_a_killed_parent_and_the_evaluation_goes_on(
 
 
 @needs_proc
-def test_ctrl_c_ends_workers_that_have_just_been_started(
-    shared: tuple[Path, list[str], dict[str, bytes]],
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_ends_workers_that_have_just_been_started(
+    number: signal.Signals, code: int, shared: tuple[Path, list[str], dict[str, bytes]]
 ) -> None:
     folder, arguments, wanted = shared
     (folder / "slow").touch()
     parent = start(arguments)
     assert until(lambda: (folder / "out" / "plan.json").exists())
     time.sleep(0.7)  # the workers import what they need
-    os.killpg(parent.pid, signal.SIGINT)
+    os.killpg(parent.pid, number)
     out, err = parent.communicate(timeout=60)
-    assert parent.returncode == 130, (out, err)
+    assert parent.returncode == code, (out, err)
     assert "stopped; what is finished is kept: the same command goes on from there" in out
     assert until(lambda: not any(map(alive, workers_of(folder))), 10), "workers outlive their parent"
     works(*arguments)

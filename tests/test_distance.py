@@ -197,6 +197,11 @@ def test_embed_of_a_half_precision_network() -> None:
         (torch.ones(3), ["(3,)", "3 images", "(3, D)"]),
         (torch.ones(2, 5), ["(2, 5)", "3 images", "(3, D)"]),
         (
+            torch.ones(3, 2).long(),
+            ["embeddings of torch.int64; they must be floats: call .float() at its end"],
+        ),
+        (torch.ones(3, 2).bool(), ["embeddings of torch.bool; they must be floats"]),
+        (
             torch.tensor([[1.0, 2.0], [torch.nan, 1.0], [torch.nan, torch.nan]]),
             ["2 of 3 embeddings", "NaN or infinity", "last good weights", "lower the learning rate"],
         ),

@@ -1,5 +1,8 @@
 """PGD against a plain loop, the budget, and a network that comes back as it was."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.perturb import Budget, Objective, differentiate, frozen, pgd, project
+from robustmetric.perturb import Budget, Objective, check_images, differentiate, frozen, pgd, project
 
 
 def test_one_step_is_as_long_as_the_budget() -> None:
@@ -229,3 +232,32 @@ def test_differentiate_refuses_a_value_without_a_way_to_the_images() -> None:
     for objective in (lambda x, rows: x.detach().sum(1), lambda x, rows: torch.zeros(len(x))):
         with pytest.raises(ValueError, match="the embeddings do not depend on the images: take no_grad"):
             differentiate(objective, torch.rand(2, 3), torch.arange(2))
+
+
+SHAPE = "they must have shape (N, C, H, W): "
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.rand(2, 28, 32, 3), f"(2, 28, 32, 3); {SHAPE}use images.permute(0, 3, 1, 2)"),
+        (torch.rand(2, 8, 8, 1), f"(2, 8, 8, 1); {SHAPE}use images.permute(0, 3, 1, 2)"),
+        (torch.rand(3, 8, 8), f"(3, 8, 8); {SHAPE}use images[None] for the batch axis of one image"),
+        (torch.rand(9, 8, 8), "images[:, None] for the channel of grey ones"),
+        (np.zeros((2, 1, 8, 8), np.uint8), "not ndarray: use torch.from_numpy(images).float(), divided by"),
+        ([torch.rand(1, 8, 8)], "not list: put them into one with torch.stack(images)"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "not torch.uint8: use images.float() / 255 for 8 bits"),
+        (torch.full((1, 1, 2, 2), 1.001), "they must be in [0, 1]: use images.clamp(0, 1)"),
+        (torch.full((1, 1, 2, 2), -0.001), "they must be in [0, 1]: use images.clamp(0, 1)"),
+        (torch.full((1, 1, 2, 2), 1.02), "they must be in [0, 1]: divide 8-bit images by 255"),
+        (torch.full((1, 1, 2, 2), 255.0), "they must be in [0, 1]: divide 8-bit images by 255"),
+    ],
+)
+def test_images_are_refused_with_what_helps(images: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_images(images)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 3), (2, 1, 1), (1, 8, 1), (4, 3, 3), (5, 8, 8)])
+def test_images_of_any_channels_and_size_are_taken(shape: tuple[int, ...]) -> None:
+    check_images(torch.rand(2, *shape))

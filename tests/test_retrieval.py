@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -526,3 +527,20 @@ def test_a_ranking_checks_itself(change: dict[str, Any], message: str) -> None:
         Ranking(**{**good, **change})
     with pytest.raises(ValueError, match="a ranking without queries has no scores"):
         Ranking(torch.empty(0), torch.empty(0), torch.empty(0), torch.empty(0), 3)
+
+
+@pytest.fixture
+def every_warning() -> Iterator[None]:
+    """Torch says most things once in a process: here it says them each time, and a warning is an error."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.usefixtures("every_warning")
+def test_labels_that_are_every_other_one_of_a_tensor_are_taken_without_a_warning() -> None:
+    labels = torch.tensor([0, 9, 1, 9, 0, 9, 1, 9])
+    z = torch.tensor([[0.0], [1.0], [2.0], [4.0]])
+    wanted = rank(z, labels[::2].clone(), z + 0.1, labels[::2].clone())
+    found = rank(z, labels[::2], z + 0.1, labels[::2])
+    assert torch.equal(found.average_precision, wanted.average_precision)

@@ -427,6 +427,23 @@ def test_labels_of_any_integer_type() -> None:
     assert torch.equal(drawn, wanted)
 
 
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (torch.tensor([True, False]), "torch.bool"),
+        (torch.tensor([1.0, 0.0]), "torch.float32"),
+        (torch.tensor([1j, 0]), "torch.complex64"),
+        (np.array([1, 0]), "ndarray"),
+        ([1, 0], "list"),
+    ],
+)
+def test_labels_that_are_no_integers_are_refused(labels: Tensor, found: str) -> None:
+    message = rf"^labels must be a tensor of integers, not {found}: use torch\.as_tensor\(labels\)\.long\(\)$"
+    with pytest.raises(ValueError, match=message):
+        check_labels(labels, 2)
+    check_labels(torch.as_tensor(labels).real.long(), 2)
+
+
 # --- Table 1: how hard the triplets are on average.
 
 

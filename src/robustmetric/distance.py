@@ -29,6 +29,10 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
             f"the network returned a tensor of shape {tuple(z.shape)} for {len(images)} images; it must "
             f"return ({len(images)}, D): flatten or pool its features"
         )
+    if not z.is_floating_point():
+        raise ValueError(
+            f"the network returned embeddings of {z.dtype}; they must be floats: call .float() at its end"
+        )
     z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     if not torch.isfinite(length).all():

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -58,11 +59,11 @@ def check_images(images: Tensor) -> None:
     """
     if not isinstance(images, Tensor) or not images.is_floating_point():
         found = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be a floating-point tensor, not {found}: {_to_floats(images)}")
+    if images.ndim != 4 or _channels_last(images):
         raise ValueError(
-            f"images must be a floating-point tensor, not {found}: use images.float() / 255 for 8 bits"
+            f"images have shape {tuple(images.shape)}; they must have shape (N, C, H, W){_to_batch(images)}"
         )
-    if images.ndim != 4:
-        raise ValueError(f"images have shape {tuple(images.shape)}; they must have shape (N, C, H, W)")
     if images.numel() == 0:
         raise ValueError(
             f"images have shape {tuple(images.shape)}: there is nothing in them; give at least one image"
@@ -72,9 +73,35 @@ def check_images(images: Tensor) -> None:
     low, high = (float(v) for v in images.detach().aminmax())
     if not (low >= 0 and high <= 1):
         advice = "divide 8-bit images by 255 and leave the normalisation by mean and deviation to the network"
-        if low > -1e-3 and high < 1 + 1e-3:
+        if low > -0.01 and high < 1.01:
             advice = "use images.clamp(0, 1), for resizing rounds beyond the ends"
         raise ValueError(f"pixels are in [{low:.9g}, {high:.9g}]; they must be in [0, 1]: {advice}")
+
+
+def _to_floats(images: object) -> str:
+    """Say how to make floating-point images of what is none."""
+    if isinstance(images, Tensor):
+        return "use images.float() / 255 for 8 bits"
+    if isinstance(images, np.ndarray):
+        return "use torch.from_numpy(images).float(), divided by 255 for 8 bits"
+    return "put them into one with torch.stack(images)"
+
+
+def _channels_last(images: Tensor) -> bool:
+    """Tell whether the 1 or 3 channels of a batch are its last axis, where its width should be."""
+    _, second, third, last = images.shape
+    return last in (1, 3) and second > 3 and third > 3
+
+
+def _to_batch(images: Tensor) -> str:
+    """Say how to bring the axes of images into order, where it can be told."""
+    if images.ndim == 4:
+        return ": use images.permute(0, 3, 1, 2)"
+    if images.ndim == 3:
+        return (
+            ": use images[None] for the batch axis of one image, images[:, None] for the channel of grey ones"
+        )
+    return ""
 
 
 def project(x: Tensor, origin: Tensor, eps: float) -> Tensor:

@@ -12,9 +12,6 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
 from robustmetric.distance import BrokenEmbeddingsError, wide_dtype
@@ -150,7 +147,7 @@ def rank(
     if query_labels is None:
         raise ValueError("queries have no query_labels: pass one class for each, to know what is relevant")
     check_labels(query_labels, len(queries))
-    labels, query_labels = (x.to(gallery.device, torch.long) for x in (labels, query_labels))
+    labels, query_labels = (x.to(gallery.device, torch.long).contiguous() for x in (labels, query_labels))
     own = _check_own(own, len(queries), len(gallery)).to(gallery.device)
 
     task = _Task.of(labels, query_labels, own)
@@ -229,6 +226,11 @@ def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
     >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))
     1.0
     """
+    # These take two seconds, which no command that fails early need wait for.
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.metrics import normalized_mutual_info_score
+
     _check_embeddings(embeddings, "embeddings")
     check_labels(labels, len(embeddings))
     _Squares(embeddings, 1)

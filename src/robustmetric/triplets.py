@@ -60,7 +60,7 @@ def check_labels(labels: Tensor, count: int) -> None:
     ...
     ValueError: labels have shape (3,) for 2 images; they must have shape (2,): one class for each image
     """
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+    if not _is_whole(labels):
         found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise ValueError(
             f"labels must be a tensor of integers, not {found}: use torch.as_tensor(labels).long()"
@@ -72,6 +72,13 @@ def check_labels(labels: Tensor, count: int) -> None:
         )
     if count == 0:
         raise ValueError("the batch is empty; give at least two images of one class and one of another")
+
+
+def _is_whole(labels: object) -> bool:
+    """Tell whether labels are a tensor of integers; truth values are none."""
+    if not isinstance(labels, Tensor) or labels.dtype == torch.bool:
+        return False
+    return not (labels.is_floating_point() or labels.is_complex())
 
 
 def check_classes(labels: Tensor) -> None:

@@ -217,6 +217,20 @@ def test_strict_aims_better_and_counts_itself_less(golden: Golden, world: World)
         assert score[0] < score[1] - 2 * ONE_QUERY
 
 
+@pytest.mark.parametrize("size", [70, 400])
+def test_sp_qa_minus_with_its_usual_options_lowers_the_candidate(size: int, world: World) -> None:
+    """A candidate that is also to be kept would be pulled forward: it goes back, and the others stay."""
+    small = world._replace(gallery=Gallery(world.gallery.z[:size], world.gallery.labels[:size]))
+    which = attack("SP-QA-")
+    index = which.select(small.queries, small.gallery, draws=draws_of(0, which))
+    outcome = run(which, which.aim(index, small.queries, small.gallery), small, steps=8)
+    before, after = outcome.before["SP-QA-"], outcome.after["SP-QA-"]
+    moved = (outcome.after["SP-QA-:keep"] - outcome.before["SP-QA-:keep"]).mean().item()
+    assert (after - before).mean().item() > max(2, 4 * moved)
+    assert (after > before).float().mean() > 0.6
+    assert (after < before).float().mean() < 0.1
+
+
 @pytest.mark.parametrize("sign", "+-")
 def test_sp_qa_with_a_larger_weight_keeps_the_kept_images_nearer(sign: str, world: World) -> None:
     kept, moved = [], []

@@ -1,6 +1,7 @@
 """What each attack reports, against plain loops: ties, copies, queries in and outside the gallery."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -235,3 +236,53 @@ def test_a_query_is_left_out_by_its_index_even_if_its_copy_is_in_the_gallery(
     gtt = attack("GTT")
     found = gtt.measure(queries.z, gtt.aim(aimed(gtt, queries, gallery), queries, gallery), queries, gallery)
     assert found["GTT"][:6].tolist() == [100.0] * 6
+
+
+@pytest.fixture
+def every_warning() -> Iterator[None]:
+    """Torch says most things once in a process: here it says them each time, and a warning is an error."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.usefixtures("every_warning")
+@pytest.mark.parametrize("name", ["ES", "LTM", "GTM"])
+@pytest.mark.parametrize(
+    "kinds", [("int32", "int64"), ("int64", "int32"), ("uint8", "int64"), ("uint8", "int16")]
+)
+def test_labels_of_any_integer_type_and_layout(
+    name: str, kinds: tuple[str, str], gallery: Gallery, queries: Queries, moved: Tensor
+) -> None:
+    one, two = (getattr(torch, kind) for kind in kinds)
+    labels = queries.labels.clone()
+    labels[-1] = 256 + 3  # no class of the gallery, and 3 in 8 bits
+    which = attack(name)
+    found = []
+    for asked, cut in [
+        (Queries(queries.z, labels, queries.own), gallery),
+        (
+            Queries(queries.z, labels.to(two).repeat_interleave(2)[::2], queries.own),
+            Gallery(gallery.z, gallery.labels.to(one)),
+        ),
+    ]:
+        target = which.aim(aimed(which, asked, cut), asked, cut)
+        found.append(torch.stack([*which.measure(moved, target, asked, cut).values()]))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0, equal_nan=True)
+    assert found[0][-1, -1].isnan()
+
+
+@pytest.mark.parametrize("name", ["CA+", "CA-", "QA+", "QA-"])
+def test_all_but_two_images_of_the_smallest_gallery_as_targets(name: str) -> None:
+    """Five images, three targets, queries in and outside the gallery."""
+    z = torch.nn.functional.normalize(torch.randn(7, 3, generator=torch.Generator().manual_seed(0)))
+    five = Gallery(z[:5], torch.arange(5) % 2)
+    asked = Queries(z[[0, 5, 4, 6]], torch.tensor([0, 1, 0, 1]), torch.tensor([0, -1, 4, -1]))
+    which = attack(f"{name}({'w' if name[0] == 'C' else 'm'}=3)")
+    index = aimed(which, asked, five)
+    for row, own in zip(index.tolist(), asked.own.tolist(), strict=True):
+        assert len({*row} - {own}) == 3
+    target = which.aim(index, asked, five)
+    (ranks,) = which.measure(asked.z, target, asked, five).values()
+    assert ((ranks >= 0) & (ranks <= 100)).all()
+    assert which.objective(asked.z, target, asked, five).isfinite().all()

@@ -1,10 +1,13 @@
 """What each attack minimises, and its gradient, against plain loops over the gallery."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, Target, attack, candidate
 
 EVERY = [
     *ATTACKS,
@@ -177,6 +180,69 @@ def test_single_precision_gives_the_same_but_for_rounding(
     found = which.objective(moved.float(), which.aim(index, asked, single), asked, single)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["CA+", "CA-", "CA+(w=3)", "CA-(w=3)"])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+@pytest.mark.parametrize("chunk", [8192, 7])
+def test_ca_computes_anew_what_is_too_much_to_keep(
+    name: str,
+    protocol: str,
+    chunk: int,
+    gallery: Gallery,
+    queries: Queries,
+    moved: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    which, cut = attack(name, protocol=protocol), Gallery(gallery.z, gallery.labels, chunk=chunk)
+    index = aimed(which, queries, cut)
+    weights, rows = torch.arange(1.0, 19.0, dtype=torch.float64), torch.tensor([17, 4, 9])
+
+    def computed(target: Target) -> tuple[Tensor, Tensor, Tensor]:
+        leaf = moved.clone().requires_grad_()
+        value = which.objective(leaf, target, queries, cut)
+        some = which.objective(moved[rows], target[rows], queries[rows], cut)
+        return value.detach(), torch.autograd.grad((weights * value).sum(), leaf)[0], some
+
+    monkeypatch.setattr(candidate, "_KEPT", index.numel() * len(gallery))
+    kept = which.aim(index, queries, cut)
+    assert kept.extra is not None
+    assert kept.extra.shape == (*index.shape, 40)
+    monkeypatch.setattr(candidate, "_KEPT", index.numel() * len(gallery) - 1)
+    bare = which.aim(index, queries, cut)
+    assert bare.extra is None
+    found = computed(bare)
+    torch.testing.assert_close(found, computed(kept), rtol=0, atol=1e-12)
+    for i in range(len(moved)):
+        z = moved[i].clone().requires_grad_()
+        wanted = oracle(name, protocol == "strict", z, i, index[i].tolist(), queries, cut) + 0 * z.sum()
+        torch.testing.assert_close(found[0][i], wanted, rtol=1e-9, atol=1e-12)
+        (slope,) = torch.autograd.grad(wanted, z)
+        torch.testing.assert_close(found[1][i], weights[i] * slope, rtol=1e-9, atol=1e-11)
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that is computed."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.size = max(self.size, made.numel())
+        return made
+
+
+def test_ca_computes_a_block_for_one_target_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate, "_KEPT", 0)
+    z = torch.nn.functional.normalize(torch.randn(500, 4, generator=torch.Generator().manual_seed(0)))
+    cut = Gallery(z, torch.arange(500) % 2, chunk=200)
+    asked = Queries(z[:6], cut.labels[:6], torch.arange(6))
+    which = attack("CA+(w=30)")
+    index = aimed(which, asked, cut)
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        which.objective(z[6:12], which.aim(index, asked, cut), asked, cut)
+    assert largest.size == 6 * 200
 
 
 def test_strict_ltm_does_not_count_the_image_itself(gallery: Gallery, queries: Queries) -> None:

@@ -1,6 +1,7 @@
 """Searches: PGD, its restarts, NES and SPSA against plain loops; within budget, each query by itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,14 @@ from robustmetric.distance import embed
 from robustmetric.perturb import Budget, Objective, frozen, pgd
 
 BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
-SEARCHES = ["pgd", "pgd(restarts=3)", "pgd(random_start=True)", "nes(samples=3)", "spsa(samples=3)"]
+SEARCHES = [
+    "pgd",
+    "pgd(restarts=3)",
+    "pgd(best=True)",
+    "pgd(random_start=True)",
+    "nes(samples=3)",
+    "spsa(samples=3)",
+]
 LABELS = torch.arange(24) % 4
 
 
@@ -187,9 +195,10 @@ def test_pgd_is_the_pgd_of_training(name: str) -> None:
     task = Task(attack(name), Smooth())
     images = task.images[:10]
     start = task.which.start(images, draws=task.draws("search", range(10)))
+    fine = Budget(eps=0.08, alpha=0.005, steps=32)
     with frozen(task.network):
-        wanted = pgd(images, task.goal(torch.arange(10)), BUDGET, start=start)
-        assert torch.equal(task.run(PGD()), wanted)
+        wanted = pgd(images, task.goal(torch.arange(10)), fine, start=start)
+        assert torch.equal(task.run(PGD(), budget=fine), wanted)
     assert (task.value(wanted) <= task.value(images) + 1e-9).float().mean() > 0.8
 
 
@@ -204,6 +213,35 @@ def test_restarts_are_never_worse_than_one_and_sometimes_better(name: str, rando
     assert (values[2] <= values[1]).all()
     assert (values[2] < values[0]).any()
     assert all(within(x, task.images[:10]) for x in found)
+
+
+@pytest.mark.parametrize("name", ["ES", "LTM", "GTM"])
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_best_keeps_the_lowest_point_of_every_query_s_way(name: str, restarts: int) -> None:
+    task = Task(attack(name), Smooth())
+    images, rows = task.images[:10], torch.arange(10)
+    goal, way = task.goal(rows), []
+
+    def noted(x: Tensor, rows: Tensor) -> Tensor:
+        value = goal(x, rows)
+        way.append((x.detach().clone(), value.detach().clone(), rows.clone()))
+        return value
+
+    coarse = Budget(eps=0.08, alpha=0.05, steps=9)
+    start = task.which.start(images, draws=task.draws("search", range(10)))
+    search = PGD(restarts=restarts, best=True)
+    with frozen(task.network):
+        found = search(images, noted, coarse, draws=task.draws("search", range(10)), start=start)
+        reached = goal(found, rows)
+        last = replace(search, best=False)
+        plain = goal(last(images, goal, coarse, draws=task.draws("search", range(10)), start=start), rows)
+    for i in range(10):
+        points = [(float(v[k]), x[k]) for x, v, r in way for k in range(len(r)) if int(r[k]) == i]
+        value, point = min(points, key=lambda p: p[0])
+        assert float(reached[i]) == pytest.approx(value, abs=1e-12)
+        assert torch.equal(found[i], point)
+    assert (reached <= plain + 1e-12).all()
+    assert name == "ES" or (reached < plain - 1e-6).any()
 
 
 def test_restarts_keep_each_query_s_own_best() -> None:
@@ -434,11 +472,16 @@ def test_what_is_found_on_a_like_network_carries_over() -> None:
         (lambda: make_search("pdg"), r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: nes, pgd, spsa"),
         (
             lambda: make_search("pgd(restart=2)"),
-            "search 'pgd' got an unexpected keyword argument 'restart'; its options: restarts, random_start",
+            "got an unexpected keyword argument 'restart'; its options: restarts, random_start, best",
         ),
         (lambda: make_search("pgd(restarts=2"), r"search 'pgd\(restarts=2' has no closing bracket; write"),
         (lambda: make_search("pgd(2)"), r"search 'pgd\(2\)': '2' must be option=number; write NAME\(option"),
         (lambda: make_search("pgd(restarts=two)"), "'restarts=two' must be option=number"),
+        (
+            lambda: make_search("transfer"),
+            r"search 'transfer' needs the surrogate network.*; pass the object Transfer\(surrogate=network\)",
+        ),
+        (lambda: make_search("transfer(nes)"), r"search 'transfer\(nes\)' needs the surrogate network"),
         (lambda: make_search("nes(sigma=2)"), r"sigma must be in \(0, 1\], not 2"),
     ],
 )
@@ -455,6 +498,7 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> 
     [
         (PGD(), "pgd"),
         (PGD(restarts=4), "pgd(restarts=4)"),
+        (PGD(best=True), "pgd(best=True)"),
         (PGD(restarts=2, random_start=True), "pgd(restarts=2, random_start=True)"),
         (NES(), "nes"),
         (NES(samples=7, sigma=0.5), "nes(samples=7, sigma=0.5)"),

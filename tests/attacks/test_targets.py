@@ -13,7 +13,7 @@ from robustmetric.attacks.base import distinct, nearest
 
 EVERY = [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3, keep=2)"]
 RANDOM = ["CA+", "CA+(w=3)", "QA+", "QA+(m=3)", "TMA", "SP-QA+", "SP-QA+(m=3)"]
-NEAR = ["CA-", "CA-(w=3)", "QA-", "QA-(m=3)", "SP-QA-"]
+NEAR = ["CA-", "CA-(w=3)", "QA-", "QA-(m=3)", "SP-QA-", "SP-QA-(m=3)"]
 
 
 def count(name: str) -> int:
@@ -232,7 +232,8 @@ def test_strict_sp_qa_keeps_the_nearest_images(gallery: Gallery, queries: Querie
         found = select(attack(name), queries, gallery)
         assert found.shape == (18, m + keep)
         for i, z in enumerate(queries.z):
-            assert found[i, m:].tolist() == [p for p in order(z, gallery) if p != queries.own[i]][:keep]
+            others = [p for p in order(z, gallery) if p not in (queries.own[i], *found[i, :m].tolist())]
+            assert found[i, m:].tolist() == others[:keep]
 
 
 @pytest.mark.parametrize("sign", "+-")
@@ -240,6 +241,23 @@ def test_sp_qa_has_the_candidates_of_qa(sign: str, gallery: Gallery, queries: Qu
     for protocol in ("strict", "reference"):
         qa = select(attack(f"QA{sign}", protocol=protocol), queries, gallery)
         assert torch.equal(select(attack(f"SP-QA{sign}", protocol=protocol), queries, gallery)[:, :1], qa)
+
+
+@pytest.mark.parametrize("sign", "+-")
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+@pytest.mark.parametrize(("size", "m", "keep"), [(8, 1, 5), (9, 2, 5), (40, 1, 37), (40, 30, 8), (900, 3, 5)])
+def test_what_sp_qa_moves_is_never_what_it_keeps(
+    sign: str, protocol: str, size: int, m: int, keep: int
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    z = torch.nn.functional.normalize(torch.randn(size, 4, generator=generator, dtype=torch.float64))
+    cut, own = Gallery(z, torch.arange(size) % 2), torch.arange(8)
+    asked = Queries(z[:8], cut.labels[:8], own.where(own % 3 > 0, -1) if protocol == "strict" else own)
+    for seed in range(20):
+        found = select(attack(f"SP-QA{sign}", protocol=protocol, m=m, keep=keep), asked, cut, seed)
+        for i, row in enumerate(found.tolist()):
+            others = [p for p in order(z[i], cut) if p != asked.own[i] and p not in row[:m]]
+            assert row[m:] == others[:keep]
 
 
 # Targets, as the reference has them
@@ -258,12 +276,12 @@ def test_reference_takes_the_image_nearest_to_the_benign_query_for_the_query(
 ) -> None:
     gtt = select(attack("GTT", protocol="reference"), queries, gallery)[:, 0].tolist()
     near = select(attack("CA-(w=3)", protocol="reference"), queries, gallery).tolist()
-    keep = select(attack("SP-QA+", protocol="reference"), queries, gallery)[:, 1:].tolist()
+    kept = select(attack("SP-QA+", protocol="reference"), queries, gallery).tolist()
     for i, z in enumerate(queries.z):
         ranking = order(z, gallery)
         assert gtt[i] == ranking[1]
         assert set(near[i]) <= set(ranking[1:4])
-        assert keep[i] == ranking[1:6]
+        assert kept[i][1:] == [p for p in ranking[1:] if p != kept[i][0]][:5]
     # The query 21 has its copy 20 for itself, and aims at itself; so does 39, for 24 and 25 come first.
     assert gtt[1] == 21
     assert gtt[5] == 25
@@ -335,6 +353,17 @@ def test_more_targets_than_images_are_refused(
     message = f"{letter} is 39, too many for a gallery of 40 images; give at most 38"
     with pytest.raises(ValueError, match=message):
         select(attack(name, protocol=protocol, **{letter: 39}), queries, gallery)
+
+
+def test_more_images_to_keep_and_to_lower_than_there_are_are_refused(
+    gallery: Gallery, queries: Queries
+) -> None:
+    assert select(attack("SP-QA-(m=30, keep=8)"), queries, gallery).shape == (18, 38)
+    message = "m is 31 and keep is 8, together too many for a gallery of 40 images; give at most 38 together"
+    with pytest.raises(ValueError, match=message):
+        select(attack("SP-QA-(m=31, keep=8)"), queries, gallery)
+    with pytest.raises(ValueError, match="m is 1 and keep is 5, together too many for a gallery of 7 images"):
+        attack("SP-QA-").check_fits(7)
 
 
 def test_more_images_to_keep_than_there_are_are_refused(gallery: Gallery, queries: Queries) -> None:

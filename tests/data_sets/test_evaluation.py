@@ -80,7 +80,7 @@ def test_an_evaluation_from_beginning_to_end(
     made = load_recipe(recipe, {"data": name, "root": root})
     (test,) = pixels(made, tmp_path / "cache", splits=["test"])
     middle = test.pixels[:, 2:10, 2:10].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
-    shape = str(middle.shape).encode()
+    shape = f"{middle.shape} torch.float32".encode()
     whole = hashlib.sha256(test.labels.to(torch.int64).numpy().tobytes() + shape + middle.tobytes())
     assert record.data.sha256 == whole.hexdigest()
 

@@ -149,7 +149,52 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    refuses(small(), tmp_path, "cannot be read as weights")
+    refuses(small(), tmp_path, "is a folder, not a file of weights; give a file in it")
+
+
+@pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
+def test_an_empty_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    refuses(small(), tmp_path / name, "is an empty file, without weights; copy it again or save them again")
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_weights_of_a_network_in_data_parallel(tmp_path: Path, counters: bool) -> None:
+    source, target, other = resnet18(dim=8), resnet18(dim=8), resnet18(dim=4)
+    content = {
+        f"module.{name}": value
+        for name, value in source.state_dict().items()
+        if counters or not name.endswith("num_batches_tracked")
+    }
+    path = write({"state_dict": content}, tmp_path / "net.pth")
+    assert load_weights(target, path) == []
+    assert equal(state(source), state(target))
+    assert load_weights(other, path) == ["fc.weight", "fc.bias"]
+    assert torch.equal(other.conv1.weight, source.conv1.weight)
+
+
+@pytest.mark.parametrize("case", ["one has no prefix", "one is missing", "one is too many"])
+def test_names_that_do_not_fit_without_the_prefix_either_are_listed_as_they_are(
+    tmp_path: Path, case: str
+) -> None:
+    net = small()
+    content = {f"module.{name}": value for name, value in state(net).items()}
+    if case == "one is too many":
+        content["module.head"] = torch.zeros(1)
+    else:
+        bias = content.pop("module.conv1.bias")
+        content |= {"conv1.bias": bias} if case == "one has no prefix" else {}
+    path = write(content, tmp_path / "other.pt")
+    refuses(net, path, "missing from the file: conv1.weight,", "not in the model: module.conv1.weight,")
+
+
+def test_a_model_that_has_the_prefix_itself_loads_its_own_names(tmp_path: Path) -> None:
+    source, target = nn.Sequential(), nn.Sequential()
+    for net in (source, target):
+        net.add_module("module", small())
+    save_weights(source, tmp_path / "net.safetensors")
+    assert load_weights(target, tmp_path / "net.safetensors") == []
+    assert equal(state(source), state(target))
 
 
 class Malicious:

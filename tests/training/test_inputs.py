@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import robustmetric as rm
 from robustmetric.data import cache as decoding
-from robustmetric.training.inputs import Subject, make_model, pixels
+from robustmetric.training.inputs import Subject, image_files, make_model, pixels
 from robustmetric.training.recipe import load_recipe, make_recipe
 
 
@@ -94,6 +94,43 @@ def test_weights_of_another_size_are_refused(tmp_path: Path) -> None:
         subject.network(like=pixels(subject.recipe, splits=["test"])[0])
 
 
+@pytest.mark.parametrize("run_is_grey", [True, False])
+def test_weights_for_other_channels_are_refused_in_plain_words(run_is_grey: bool, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "best")
+    changes = {"data": "folder", "root": make_pictures(tmp_path / "data"), "resize": 8} if run_is_grey else {}
+    if not run_is_grey:
+        rm.save_weights(rm.model("c2f2", size=8, dim=16, channels=3), run / "best.safetensors")
+    subject = Subject.of_run(run, changes)
+    told = "1 channel, and these have 3" if run_is_grey else "3 channels, and these have 1"
+    with pytest.raises(ValueError, match=f"is of a c2f2 for images with {told}: c2f2 gets one channel where"):
+        subject.network(like=pixels(subject.recipe, tmp_path / "cache", splits=["test"])[0])
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (
+            "def net(size, depth=2): ...",
+            r"net cannot be called without arguments \(missing .*'size'\): give them",
+        ),
+        (
+            "def net():\n  raise OSError('gone')",
+            r"net raised OSError in line 2 of .*nets\.py: gone; mend the",
+        ),
+        (
+            "import nothing_of_this_name",
+            r"nets\.py raised ModuleNotFoundError in line 1 of .*nets\.py: No module",
+        ),
+        ("def net(:", r"nets\.py raised SyntaxError: .*line 1"),
+    ],
+)
+def test_functions_that_make_no_network_say_why(code: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(code)
+    recipe = load_recipe("digits", {"model": f"{tmp_path / 'nets.py'}:net"})
+    with pytest.raises(ValueError, match=told):
+        make_model(recipe, pixels(make_recipe({}), splits=["test"])[0])
+
+
 def test_a_network_without_weights_is_the_same_each_time() -> None:
     subject = Subject(load_recipe("digits", {"dim": 8, "seed": 4}))
     like = pixels(subject.recipe, splits=["test"])[0]
@@ -123,6 +160,36 @@ def test_splits_are_given_in_the_order_asked_for() -> None:
     (test,) = pixels(make_recipe({}), splits=["test"])
     assert np.array_equal(test.pixels, both[1].pixels)
     assert torch.equal(test.labels, both[1].labels)
+
+
+def test_all_images_together() -> None:
+    first, second = pixels(make_recipe({}))
+    (both,) = pixels(make_recipe({}), splits=["all"])
+    assert np.array_equal(both.pixels, np.concatenate([first.pixels, second.pixels]))
+    assert torch.equal(both.labels, torch.cat([first.labels, second.labels]))
+
+
+def test_all_images_of_files_with_their_classes_and_names(tmp_path: Path) -> None:
+    root = make_pictures(tmp_path / "data")
+    (root / "ant" / "1.png").write_bytes(b"no image")
+    splits = {"dog": "test", "ant": "train", "cat": "train"}
+    rows = [f"{name}/{k}.png,{name},{split}" for name, split in splits.items() for k in range(3)]
+    (root / "list.csv").write_text("\n".join(["path,label,split", *rows]))
+    for entries in ({"data": "folder", "root": root}, {"data": "csv", "root": root / "list.csv"}):
+        recipe = make_recipe({**entries, "resize": 8})
+        decoded: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = {}
+        for split in ("test", "train", "all"):
+            (found,) = pixels(recipe, tmp_path / "cache", splits=[split], skip_broken=True)
+            names = image_files(recipe, split, found)
+            assert names is not None
+            assert len(names) == len(set(names)) == len(found)
+            for name, image, label in zip(names, found.pixels, found.labels.tolist(), strict=True):
+                assert (root / name).is_file()
+                assert found.classes[label] == Path(name).parts[0]
+                assert np.array_equal(decoded.setdefault(name, image), image)
+        assert len(decoded) == len(found) == {"folder": 11, "csv": 8}[recipe.data]
+        kept = sorted(file.name for file in (tmp_path / "cache").rglob(f"{recipe.data}-*.npy"))
+        assert len(kept) == 3, "the images of one split took the place of another's"
 
 
 def test_training_images_are_not_decoded_for_a_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

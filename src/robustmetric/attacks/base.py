@@ -338,7 +338,7 @@ def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, stri
     if not strict:
         return hit
     classes, count = gallery.labels.unique(return_counts=True)
-    place = torch.searchsorted(classes, queries.labels).clamp_max(len(classes) - 1)
+    place = torch.searchsorted(classes, queries.labels.contiguous()).clamp_max(len(classes) - 1)
     mates = torch.where(classes[place] == queries.labels, count[place], 0) - (own >= 0).long()
     return hit.where(mates > 0, torch.nan)
 

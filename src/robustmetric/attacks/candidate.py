@@ -18,10 +18,14 @@ from robustmetric.attacks.base import (
     Target,
     count_nearer,
     normalised_rank,
+    put,
     sign_of,
     square_distance,
 )
 from robustmetric.distance import cross_distance, pair_distance
+
+# Up to so many distances are kept from step to step; more are computed anew in each, block by block.
+_KEPT = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,31 +45,46 @@ class CandidateAttack(SignedAttack):
     w: int = 1
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Measure once how far all images are from those that query: (B, w, N)."""
-        flat = index.flatten()
-        rivals = torch.cat([cross_distance(gallery.z[flat], gallery.z[b]) for b in gallery.blocks()], dim=1)
-        rivals = rivals.view(*index.shape, len(gallery))
-        if self.strict:
-            # Neither the image that queries nor the candidate's original is a rival: their hinge never opens.
-            never = sign_of(self.sign) * torch.inf
-            rivals.scatter_(2, index[..., None], never)
-            inside = queries.own >= 0
-            rivals[inside, :, queries.own[inside]] = never
+        """Measure once how far all images are from those that query, (B, w, N), if that is not too much."""
+        if index.numel() * len(gallery) > _KEPT:
+            return Target(index)
+        rivals = gallery.z.new_empty(*index.shape, len(gallery))
+        for k, q in enumerate(index.T):
+            for block in gallery.blocks():
+                rivals[:, k, block] = self._rivals(q, block, queries, gallery)
         return Target(index, rivals)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Mean over images x of max(0, ±(d(q, x̃) − d(q, x))): how far x̃ is from first, or last."""
-        assert target.extra is not None  # noqa: S101
         sign = sign_of(self.sign)
         dist = pair_distance(z[:, None], gallery.z[target.index])
-        gap = sign * (dist.detach()[..., None] - target.extra)
+        # The value of a sum of hinges in one variable, and its slope: how many are open.
+        level = dist.detach()
+        value, opened = torch.zeros_like(level), torch.zeros_like(level)
+        for k, q in enumerate(target.index.T):
+            for block in gallery.blocks():
+                if target.extra is None:
+                    rivals = self._rivals(q, block, queries, gallery)
+                else:
+                    rivals = target.extra[:, k, block]
+                gap = level[:, k, None] - rivals if sign > 0 else rivals - level[:, k, None]
+                value[:, k] += gap.clamp_min_(0).sum(1)
+                opened[:, k] += gap.sign_().sum(1)
         ranked = torch.full_like(queries.own, len(gallery))
         if self.strict:
             ranked -= 1 + (queries.own >= 0).long()
-        # The value of a sum of hinges in one variable, and its slope: how many are open.
-        opened = (gap > 0).sum(2).to(z) / ranked[:, None]
-        value = gap.clamp_min_(0).sum(2) / ranked[:, None]
-        return (value + sign * opened * (dist - dist.detach())).mean(1)
+        return ((value + sign * opened * (dist - level)) / ranked[:, None]).mean(1)
+
+    @torch.no_grad()
+    def _rivals(self, q: Tensor, block: slice, queries: Queries, gallery: Gallery) -> Tensor:
+        """Measure how far a block of n images is from those that query, `q` (B,): (B, n)."""
+        rivals = cross_distance(gallery.z[q], gallery.z[block])
+        if self.strict:
+            # Neither the image that queries nor the candidate's original is a rival: their hinge never opens.
+            rows, never = torch.arange(len(q), device=q.device), sign_of(self.sign) * torch.inf
+            put(rivals, rows, q, block, never)
+            put(rivals, rows, queries.own, block, never)
+        return rivals
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Rank in % of the perturbed image among all that are ranked for the same query."""

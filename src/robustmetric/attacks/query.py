@@ -70,9 +70,10 @@ class QueryAttack(SignedAttack):
 class SemanticsPreservingQueryAttack(QueryAttack):
     """QA that also keeps the query's `keep` nearest images in front, so that it is not noticed.
 
-    The objective is QA's plus `xi` times that of QA+ on the images to keep. Beside the candidates' rank the
-    rank of the kept images is reported, as `SP-QA+:keep`. `xi` is that of the earlier work unless given: 1
-    for +, 100 for −.
+    The candidates are those of QA, and not among the images to keep: those are the nearest others. The
+    objective is QA's plus `xi` times that of QA+ on the images to keep. Beside the candidates' rank the rank
+    of the kept images is reported, as `SP-QA+:keep`. `xi` is that of the earlier work unless given: 1 for +,
+    100 for −.
 
     >>> SemanticsPreservingQueryAttack(sign="-").weight
     100.0
@@ -108,12 +109,19 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         """Refuse a gallery of so few images that the targets cannot be found in it."""
         super().check_fits(images)
         check_count("keep", self.keep, images)
+        if self.m + self.keep > images - 2:
+            raise ValueError(
+                f"m is {self.m} and keep is {self.keep}, together too many for a gallery of {images} images; "
+                f"give at most {images - 2} together"
+            )
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the (B, m) candidates, and the query's nearest images: (B, m + keep)."""
-        self.check_fits(len(gallery))
-        near = nearest(queries.z, gallery, self.keep, without=self.myself(queries, gallery))
-        return torch.cat([super().select(queries, gallery, draws=draws), near], dim=1)
+        """Choose the (B, m) candidates, and the nearest images that are none: (B, m + keep)."""
+        candidates = super().select(queries, gallery, draws=draws)
+        near = nearest(queries.z, gallery, self.m + self.keep, without=self.myself(queries, gallery))
+        taken = (near[..., None] == candidates[:, None]).any(2)
+        kept = near.gather(1, taken.byte().argsort(dim=1, stable=True)[:, : self.keep])
+        return torch.cat([candidates, kept], dim=1)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Give QA's objective on the candidates and, weighted, QA+'s on the images to keep."""

@@ -61,19 +61,22 @@ class PGD(Search):
     """Projected gradient descent: signs of gradients, fixed steps, from the image itself.
 
     With `restarts` the search is repeated from random points of the budget and each query keeps the
-    perturbation with the lowest objective; with `random_start` the first one begins at random as well.
+    perturbation with the lowest objective; with `random_start` the first one begins at random as well. With
+    `best` a query keeps the lowest point on its way, and not the last.
 
     >>> make_search("pgd(restarts=2)")
-    PGD(restarts=2, random_start=False)
+    PGD(restarts=2, random_start=False, best=False)
     """
 
     restarts: int = 1
     random_start: bool = False
+    best: bool = False
 
     def __post_init__(self) -> None:
         _check_whole("restarts", self.restarts)
-        if not isinstance(self.random_start, bool):
-            raise ValueError(f"random_start must be True or False, not {self.random_start!r}")
+        for name in ("random_start", "best"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, not {value!r}")
 
     def __call__(
         self,
@@ -86,23 +89,28 @@ class PGD(Search):
     ) -> Tensor:
         """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
         rows = torch.arange(len(images), device=images.device)
-        best, lowest = images, None
+        single = torch.promote_types(images.dtype, torch.float32)
+        kept, lowest = images.clone(), torch.full_like(rows, torch.inf, dtype=single)
+
+        def keep(x: Tensor, value: Tensor, rows: Tensor) -> None:
+            better = value < lowest[rows]
+            kept[rows[better]], lowest[rows[better]] = x[better], value[better].to(lowest)
+
+        def watched(x: Tensor, rows: Tensor) -> Tensor:
+            value = objective(x, rows)
+            keep(x.detach(), value.detach(), rows)
+            return value
+
         for k in range(self.restarts):
             if k or self.random_start:
                 noise = 2 * draws.uniform(*images.shape[1:]) - 1
                 start = images + budget.eps * noise.to(images)
-            found = pgd(images, objective, budget, start=start)
-            if self.restarts == 1:
+            found = pgd(images, watched if self.best else objective, budget, start=start)
+            if self.restarts == 1 and not self.best:
                 return found
             with torch.no_grad():
-                value = objective(found, rows)
-            if lowest is None:
-                best, lowest = found, value
-            else:
-                better = value < lowest
-                best = torch.where(better[:, None, None, None], found, best)
-                lowest = torch.where(better, value, lowest)
-        return best
+                keep(found, objective(found, rows), rows)
+        return kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +227,14 @@ SEARCHES: dict[str, Callable[..., Search]] = {"pgd": PGD, "nes": NES, "spsa": SP
 
 
 def make_search(name: str) -> Search:
-    """Make a search by its name, with its options in brackets.
+    """Make a search by its name, with its options in brackets; `Transfer` is made by hand.
 
     >>> make_search("pgd")
-    PGD(restarts=1, random_start=False)
+    PGD(restarts=1, random_start=False, best=False)
     """
+    if name.partition("(")[0].strip() == "transfer":
+        raise ValueError(
+            f"search {name!r} needs the surrogate network, which a name cannot give; pass the object "
+            "Transfer(surrogate=network), or Transfer(surrogate=network, search=NES()) for another than PGD"
+        )
     return call("search", name, SEARCHES)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import typer
@@ -46,6 +50,36 @@ def wide() -> Console:
     return console if console.is_terminal else Console(width=160)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, to be treated as Ctrl-C."""
+
+
+@contextmanager
+def stoppable(console: Console, advice: str) -> Iterator[None]:
+    """Let Ctrl-C or SIGTERM stop what is inside: say so with the advice, and exit with the signal's code."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        console.print(f"stopped; {advice}")
+        raise typer.Exit(exit_code("SIGTERM" if isinstance(stopped, Terminated) else "SIGINT")) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def exit_code(name: str) -> int:
+    """Give the exit code of a command that a signal stopped; that of Ctrl-C if it is no signal's name.
+
+    >>> exit_code("SIGINT"), exit_code("SIGTERM"), exit_code("another worker was told to stop")
+    (130, 143, 130)
+    """
+    return 128 + signal.Signals.__members__.get(name, signal.SIGINT)
+
+
 def read_changes(pairs: list[str]) -> dict[str, Any]:
     """Read the KEY=VALUE of --set.
 
@@ -72,7 +106,7 @@ class Decoding:
         """Show how far a split is."""
         if split not in self.tasks:
             self.bar.start()
-            self.tasks[split] = self.bar.add_task(f"decode the {split} images", total=total)
+            self.tasks[split] = self.bar.add_task(f"decode {split} images", total=total)
         self.bar.update(self.tasks[split], completed=done)
         if done == total:
             self.bar.stop()

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -21,24 +22,28 @@ from torch import Tensor
 
 from robustmetric.attacks import Search, Target, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
-from robustmetric.cli.app import Decoding, app, read_changes, wide
-from robustmetric.cli.show import Watch, show_checks, show_scores
+from robustmetric.cli.app import Decoding, app, read_changes, stoppable, wide
+from robustmetric.cli.show import Watch, data_of, show_checks, show_scores
+from robustmetric.data import DATA as DATA_SETS
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
 from robustmetric.files import write_atomically
-from robustmetric.perturb import Budget
+from robustmetric.perturb import Budget, frozen
 from robustmetric.registry import fraction, lookup
 from robustmetric.retrieval import rank
 from robustmetric.robustness import ERS_ATTACKS, Evaluation, Outcome, Record, Scene, load_record, run_attack
-from robustmetric.robustness.record import show
+from robustmetric.robustness.record import RECORD, show
 from robustmetric.robustness.run import CheckSet
 from robustmetric.robustness.workers import run_workers
 from robustmetric.training import load_recipe
-from robustmetric.training.inputs import Subject, pixels
+from robustmetric.training.inputs import Part, Subject, check_model, image_files, pixels
 from robustmetric.training.recipe import usual_recipe
+
+PARTS: dict[str, Part] = {"test": "test", "all": "all"}
 
 RUN = typer.Argument(None, help="Folder of a run; or give --model and --weights.")
 DATA = typer.Option(None, help="digits, mnist, fashion-mnist, cub, cars, sop, folder or csv.")
+SPLIT = typer.Option("test", help="Which of its images: test, or all, training images included.")
 ROOT = typer.Option(None, help="Where its files are.")
 MODEL = typer.Option(None, help="c2f2, resnet18, resnet50, timm:NAME or file.py:function.")
 WEIGHTS = typer.Option(None, help="Its weights: safetensors or a torch file; a run's best ones by default.")
@@ -64,21 +69,27 @@ class Given:
     subject: Subject
     surrogate: Subject | None
     search: str
+    split: Part
     cache: Path | None
     skip_broken: bool
     device: str
     options: dict[str, Any]
 
     def images(self, watch: Decoding | None = None) -> Pixels:
-        """Load the test images."""
-        recipe = self.subject.recipe
-        return pixels(recipe, self.cache, splits=["test"], skip_broken=self.skip_broken, watch=watch)[0]
+        """Load the images."""
+        recipe, splits = self.subject.recipe, [self.split]
+        return pixels(recipe, self.cache, splits=splits, skip_broken=self.skip_broken, watch=watch)[0]
 
     def how(self, test: Pixels, device: torch.device) -> Search:
         """Make the search, with its surrogate."""
         if self.surrogate is None:
             return make_search(self.search)
-        network = self.surrogate.network(like=test).to(device)
+        try:
+            network = self.surrogate.network(like=test).to(device)
+            with frozen(network), torch.no_grad():
+                network(ImageArray(test.pixels, self.subject.recipe.crop)[:1].to(device))
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"the surrogate does not fit the images: {error}") from None
         return Transfer(surrogate=network, search=make_search(_inside_transfer(self.search) or "pgd"))
 
     def evaluation(self, test: Pixels, share: int = 0, **more: Any) -> Evaluation:
@@ -101,6 +112,7 @@ def evaluate(
     run: Path | None = RUN,
     data: str = DATA,
     root: Path = ROOT,
+    split: str = SPLIT,
     model: str = MODEL,
     weights: Path = WEIGHTS,
     recipe: str = RECIPE,
@@ -115,7 +127,7 @@ def evaluate(
     queries: int = typer.Option(
         None, help="Attack so many test images, drawn from the seed; by default all."
     ),
-    checks: str = typer.Option("quick", help="Checks of the scores: none, quick or full."),
+    checks: str = typer.Option("quick", help="Checks of the scores: none (but collapse), quick or full."),
     seed: int = SEED,
     batch: int = BATCH,
     devices: int = typer.Option(1, help="Workers that share the queries."),
@@ -126,15 +138,16 @@ def evaluate(
 ) -> None:
     """Score how well a network ranks, and how well it keeps its ranking under attack.
 
-    Ctrl-C stops it; the same command goes on from there.
+    Ctrl-C or SIGTERM stops it; the same command goes on from there.
     """
     console = wide()
     if devices < 1:
         raise ValueError(f"--devices must be at least 1, not {devices}")
     given = _given(
-        run, data, root, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken, device,
+        run, data, root, split, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken,
+        device,
         {
-            "alpha": _level("alpha", alpha),
+            "alpha": _level("alpha", alpha, "(0, 1]"),
             "steps": eta,
             "protocol": protocol,
             "attacks": split_names(attacks),
@@ -148,19 +161,20 @@ def evaluate(
         if run is None:
             raise ValueError("say where the record goes: --out FOLDER")
         out = run / "evaluation"
+    if not (out / RECORD).is_file():
+        _check_writable(out)
     given.options["out"] = out
-    test = _images(given, console)
-    if given.subject.weights is None:
-        console.print("no weights were given: the network is as it is made", highlight=False)
-    try:
+    with stoppable(console, "what is finished is kept: the same command goes on from there"):
+        test = _images(given, console)
+        if given.subject.weights is None:
+            console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
             evaluation = given.evaluation(test, progress=watch)
-            if devices > 1 and evaluation.begin() is None:
-                run_workers(_work, (given,), devices, evaluation.tell)
+            if evaluation.begin() is None:
+                evaluation.tell()
+                if devices > 1:
+                    run_workers(_work, (given,), devices, evaluation.tell)
             record = evaluation.run()
-    except KeyboardInterrupt:
-        console.print("stopped; what is finished is kept: the same command goes on from there")
-        raise typer.Exit(130) from None
     show_checks(console, record)
     show_scores(console, [record])
     if failed := [check.name for check in record.checks if check.status == "fail"]:
@@ -176,6 +190,7 @@ def attack(
     ),
     data: str = DATA,
     root: Path = ROOT,
+    split: str = SPLIT,
     model: str = MODEL,
     weights: Path = WEIGHTS,
     recipe: str = RECIPE,
@@ -197,9 +212,10 @@ def attack(
     """Run one attack, and write the images before and after with their ranks."""
     console = wide()
     given = _given(
-        run, data, root, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken, device,
+        run, data, root, split, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken,
+        device,
         {
-            "alpha": _level("alpha", alpha),
+            "alpha": _level("alpha", alpha, "(0, 1]"),
             "steps": eta,
             "protocol": protocol,
             "attacks": [name],
@@ -211,24 +227,27 @@ def attack(
     )  # fmt: skip
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty: give another --out")
-    test = _images(given, console)
-    with Watch(console) as watch:
-        evaluation = given.evaluation(test, progress=watch)
-        (made,) = evaluation.goals
-        with evaluation.frozen():
-            evaluation.embed()
-            scene, other = evaluation.scene, evaluation.surrogate
-            done: list[Outcome] = []
-            parts = evaluation.numbers.split(batch)
-            for part in parts:
-                watch(made.name, len(done), len(parts))
-                outcome = run_attack(
-                    scene, made, part, evaluation.budget, evaluation.how, seed=seed, surrogate=other
-                )
-                done.append(replace(outcome, target=Target(outcome.target.index)))
-            watch(made.name, len(parts), len(parts))
+    _check_writable(out)
+    with stoppable(console, "nothing was written: run the same command again"):
+        test = _images(given, console)
+        with Watch(console) as watch:
+            evaluation = given.evaluation(test, progress=watch)
+            (made,) = evaluation.goals
+            with evaluation.frozen():
+                evaluation.embed()
+                scene, other = evaluation.scene, evaluation.surrogate
+                done: list[Outcome] = []
+                parts = evaluation.numbers.split(batch)
+                for part in parts:
+                    watch(made.name, len(done), len(parts))
+                    outcome = run_attack(
+                        scene, made, part, evaluation.budget, evaluation.how, seed=seed, surrogate=other
+                    )
+                    done.append(replace(outcome, target=Target(outcome.target.index)))
+                watch(made.name, len(parts), len(parts))
     out.mkdir(parents=True, exist_ok=True)
-    table = _write_attack(out, scene, evaluation.numbers, done, test.classes)
+    files = image_files(given.subject.recipe, given.split, test)
+    table = _write_attack(out, scene, evaluation.numbers, done, test.classes, files)
     console.print(table)
     console.print(f"images, arrays and ranks of {queries} queries are in {out}", markup=False)
 
@@ -250,7 +269,7 @@ def compare(
         if len({c[what] for c in conditions.values()}) > 1:
             told = ", ".join(f"{name}: {c[what]}" for name, c in conditions.items())
             console.print(f"[yellow]careful:[/] they differ in {what}: {escape(told)}", highlight=False)
-    show_scores(console, loaded)
+    show_scores(console, loaded, _row_names(records, loaded))
     table = Table("", "check", "", "what was found", box=None)
     for name, record in named.items():
         for check in record.checks:
@@ -260,11 +279,25 @@ def compare(
         console.print(table)
 
 
+def _row_names(paths: list[Path], records: list[Record]) -> list[str]:
+    """Name each record by its network, and by where its path differs from the others if names repeat."""
+    parts = [path.parts for path in paths]
+    common = 0
+    while all(len(part) > common + 1 and part[common] == parts[0][common] for part in parts):
+        common += 1
+    names = [record.network.name for record in records]
+    return [
+        name if names.count(name) == 1 else f"{name} ({Path(*part[common:])})"
+        for name, part in zip(names, parts, strict=True)
+    ]
+
+
 def _conditions(record: Record) -> dict[str, str]:
     """Say under which conditions scores were measured; only equal ones can be compared."""
     how, asked, surrogate = record.settings, record.queries, record.network.surrogate
     return {
-        "data": f"{record.data.name} {record.data.sha256[:12]}",
+        "data": f"{data_of(record)}, {record.data.images} images of {record.data.classes} classes, "
+        f"SHA-256 {record.data.sha256[:12]}",
         "ε": f"{255 * how.eps:.4g}/255",
         "α": f"{255 * how.alpha:.4g}/255",
         "η": str(how.steps),
@@ -291,7 +324,7 @@ def split_names(text: str) -> list[str]:
 
 
 def _images(given: Given, console: Console) -> Pixels:
-    """Load the test images, and say which could not be read."""
+    """Load the images, and say which could not be read."""
     decoding = Decoding(console)
     try:
         test = given.images(decoding)
@@ -312,6 +345,7 @@ def _given(
     run: Path | None,
     data: str | None,
     root: Path | None,
+    split: str,
     model: str | None,
     weights: Path | None,
     recipe: str,
@@ -329,36 +363,78 @@ def _given(
     if run is not None:
         for option, value in (("--model", model), ("--recipe", recipe)):
             if value:
-                raise ValueError(f"{run} has a recipe of its own: leave {option} out, or give no run")
+                raise ValueError(
+                    f"a run and {option} exclude each other, for a run has a recipe of its own: leave "
+                    f"{option} out, or give no run instead of {run}"
+                )
         subject = Subject.of_run(run, changes, weights)
         name = subject.name
     else:
         if model is None:
             raise ValueError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
-        subject = Subject(load_recipe(recipe or usual_recipe(data or "digits"), changes), weights)
+        if not recipe and "data" not in changes:
+            raise ValueError(f"which images? give --data ({', '.join(DATA_SETS)}) and --root")
+        check_model(model)
+        subject = Subject(load_recipe(recipe or usual_recipe(changes["data"]), changes), weights)
         name = model if weights is None else f"{model} {weights.name}"
-    level = subject.recipe.eps if eps is None else _level("eps", eps)
-    options = {**options, "eps": level, "data": subject.recipe.data, "name": name}
+    level = subject.recipe.eps if eps is None else _level("eps", eps, "[0, 1]")
+    part = lookup("split", split, PARTS)
+    images = subject.recipe.data if part == "test" else f"{subject.recipe.data} ({part})"
+    options = {**options, "eps": level, "data": images, "name": name}
     # Whatever can be told now is, before images are decoded.
-    Budget(eps=level, alpha=options["alpha"], steps=options["steps"])
+    _check_options(options)
+    _check_search(search, surrogate)
+    _device(device, 0)
+    others = {k: v for k, v in changes.items() if k in ("data", "root")}
+    other = None if surrogate is None else Subject.of_run(surrogate, others)
+    return Given(subject, other, search, part, cache, skip_broken, device, options)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuse numbers and names that cannot be, with the names that they have on the command line."""
+    try:
+        Budget(eps=options["eps"], alpha=options["alpha"], steps=options["steps"])
+    except ValueError as error:
+        raise ValueError(f"--{error}".replace("--steps", "--eta")) from None
+    for name, least in (("queries", 1), ("batch", 1), ("seed", 0)):
+        if options[name] is not None and options[name] < least:
+            raise ValueError(f"--{name} must be a whole number of at least {least}, not {options[name]}")
     for attacked in options["attacks"]:
         make_attack(attacked, protocol=options["protocol"])
     lookup("set of checks", options["checks"], dict.fromkeys(get_args(CheckSet)))
     if len(set(options["attacks"])) < len(options["attacks"]):
         raise ValueError(f"an attack was given twice: {', '.join(options['attacks'])}")
+
+
+def _check_search(search: str, surrogate: Path | None) -> None:
+    """Refuse a search that cannot be made, and a surrogate without transfer or that is no run."""
     inside = _inside_transfer(search)
     try:
         make_search(inside or "pgd" if inside is not None else search)
     except ValueError as error:
-        raise ValueError(f"{error}; or transfer, with --surrogate") from None
+        other = inside is None and str(error).startswith("unknown search")
+        raise ValueError(f"{error}{'; or transfer, with --surrogate' if other else ''}") from None
     if inside is None and surrogate is not None:
         raise ValueError(f"--surrogate goes with --search transfer, not with {search!r}")
     if inside is not None and surrogate is None:
         raise ValueError("transfer needs a network to come from: give --surrogate RUN")
-    _device(device, 0)
-    images = {k: v for k, v in changes.items() if k in ("data", "root")}
-    other = None if surrogate is None else Subject.of_run(surrogate, images)
-    return Given(subject, other, search, cache, skip_broken, device, options)
+    if surrogate is not None and not (surrogate / "recipe.yaml").is_file():
+        raise FileNotFoundError(
+            f"{surrogate} is no run, it has no recipe.yaml: --surrogate takes the folder of a run, which "
+            "robustmetric train --out wrote"
+        )
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse a folder that cannot be made or written to, without making it."""
+    try:
+        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"the folder {out} cannot be written to ({error.strerror or error}): give another --out"
+        ) from None
 
 
 def _inside_transfer(search: str) -> str | None:
@@ -367,10 +443,10 @@ def _inside_transfer(search: str) -> str | None:
     return None if found is None else found[1] or ""
 
 
-def _level(name: str, text: str) -> float:
+def _level(name: str, text: str, allowed: str) -> float:
     value = fraction(text)
     if not isinstance(value, float):
-        raise ValueError(f"--{name} must be a number such as 8/255 or 0.03, not {text!r}")
+        raise ValueError(f"--{name} must be a number in {allowed} such as 8/255 or 0.03, not {text!r}")
     return value
 
 
@@ -388,10 +464,15 @@ def _device(name: str, share: int) -> torch.device:
 
 
 def _write_attack(
-    out: Path, scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...]
+    out: Path,
+    scene: Scene,
+    numbers: Tensor,
+    done: list[Outcome],
+    classes: tuple[str, ...],
+    files: list[str] | None,
 ) -> Table:
     """Write images, arrays and ranks; give a table of the first ones."""
-    rows = _ranks(scene, numbers, done, classes)
+    rows = _ranks(scene, numbers, done, classes, files)
     before = scene.batch(numbers)[0].cpu()
     after = torch.cat([o.images for o in done]).cpu()
     target = torch.cat([o.target.index for o in done]).cpu()
@@ -413,9 +494,9 @@ def _write_attack(
 
 
 def _ranks(
-    scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...]
+    scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...], files: list[str] | None
 ) -> list[dict[str, object]]:
-    """List for each query its class, targets, values, and the rank of the first of its class."""
+    """List for each query its file, class, targets, values, and the rank of the first of its class."""
     gallery, queries = scene.gallery, scene.queries[numbers.to(scene.device)]
     target = torch.cat([o.target.index for o in done]).cpu()
     first: dict[str, dict[int, int]] = {"before": {}, "after": {}}
@@ -431,7 +512,8 @@ def _ranks(
     }
     rows = []
     for k, number in enumerate(numbers.tolist()):
-        row: dict[str, object] = {"image": number, "class": classes[int(queries.labels[k])]}
+        row: dict[str, object] = {"image": number} | ({} if files is None else {"file": files[number]})
+        row["class"] = classes[int(queries.labels[k])]
         if target.shape[1]:
             row["target"] = " ".join(str(t) for t in target[k].tolist())
             row["target's class"] = " ".join(classes[int(gallery.labels[t])] for t in target[k].tolist())

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from robustmetric.robustness import COLUMNS, Record
 from robustmetric.robustness.record import show
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
+_FIRST_STAGES = ("embed", "retrieval")
+_OTHER_STAGES = (*_FIRST_STAGES, "checks")  # than attacks
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
 
 
-def show_scores(console: Console, records: Sequence[Record]) -> None:
-    """Print scores in the paper's columns, a line for each record; in two tables where one is too wide."""
+def show_scores(console: Console, records: Sequence[Record], rows: Sequence[str] | None = None) -> None:
+    """Print scores in the paper's columns, a line for each record; in two tables where one is too wide.
+
+    `rows` names the records; by default they have the names of their networks.
+    """
+    rows = rows or [record.network.name for record in records]
     measured = [n for n in (*COLUMNS, *_others(records)) if any(n in r.scores for r in records)]
     overall = ["ERS"] if any(r.ers for r in records) else []
     whole = [*_CLEAN, *measured, *overall]
-    if not _fits(console, records, whole):
-        console.print(_table(records, [*_CLEAN, *overall]))
+    if not _fits(console, rows, records, whole):
+        console.print(_table(rows, records, [*_CLEAN, *overall]))
         whole = measured
     while whole:
         count = len(whole)
-        while count > 1 and not _fits(console, records, whole[:count]):
+        while count > 1 and not _fits(console, rows, records, whole[:count]):
             count -= 1
-        console.print(_table(records, whole[:count]))
+        console.print(_table(rows, records, whole[:count]))
         whole = whole[count:]
-    for record in records:
-        console.print(_summary(record), highlight=False)
+    for row, record in zip(rows, records, strict=True):
+        console.print(_summary(row, record), highlight=False)
 
 
 def show_checks(console: Console, record: Record) -> None:
@@ -55,29 +62,37 @@ def show_checks(console: Console, record: Record) -> None:
 def arrow(name: str) -> str:
     """Name a score with the arrow that points to where it is better.
 
-    >>> arrow("CA-"), arrow("R@1")
-    ('CA− ↓', 'R@1 ↑')
+    >>> arrow("CA-"), arrow("R@1"), arrow("SP-QA+(m=5)"), arrow("SP-QA+(m=5):keep")
+    ('CA− ↓', 'R@1 ↑', 'SP-QA+(m=5) ↑', 'SP-QA+(m=5):keep')
     """
-    column = COLUMNS.get(name)
-    mark = "↑" if column is None and ":" not in name and not name.startswith("SP") else ""
-    return f"{name.replace('-', '−') if column else name} {column.arrow if column else mark}".strip()
+    if name.endswith(":keep"):  # a low one is good for the attacker, and says nothing of the network alone
+        return name
+    family = name.partition("(")[0].removeprefix("SP-")
+    if family in COLUMNS:
+        return f"{name.replace('A-', 'A−')} {COLUMNS[family].arrow}"
+    return f"{name} ↑" if name in (*_CLEAN, "mAP@R", "ERS") else name
 
 
 class Watch:
-    """Progress of an evaluation: a bar for each attack on a terminal, else a line when one is done."""
+    """Progress of an evaluation: a bar for each stage on a terminal, else a line when one is done.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    Tell it of all stages before they begin: then it says how long all attacks together will take, from the
+    time that their blocks took so far. Blocks that were done when a stage was first told do not count.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.clock = console, clock
         self.bar = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
         )
         self.tasks: dict[str, TaskID] = {}
-        self.done: set[str] = set()
+        self.counts: dict[str, tuple[int, int, int]] = {}  # done at first, done now, total
+        self.begun: tuple[float, int] | None = None  # when attacks began, and the blocks done by then
 
     def __enter__(self) -> Watch:
         self.bar.start()
@@ -89,25 +104,65 @@ class Watch:
         self.bar.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage is."""
+        """Show how far a stage is; one without pieces is none."""
+        if total == 0:
+            return
         if stage not in self.tasks:
-            self.tasks[stage] = self.bar.add_task(stage, total=total, completed=done)
+            self.tasks[stage] = self.bar.add_task(stage, total=total, left="")
+        first, before, _ = self.counts.get(stage, (done, -1, total))
+        self.counts[stage] = (first, done, total)
+        left = self._left()
         self.bar.update(self.tasks[stage], completed=done)
-        if done == total and stage not in self.done and not self.console.is_terminal:
-            self.console.print(f"{stage}: done", highlight=False)
-        if done == total:
-            self.done.add(stage)
+        self._show_left(left)
+        if done == total != before and not self.console.is_terminal:
+            self.console.print(", ".join(filter(None, (f"{stage}: done", left))), highlight=False)
+
+    def _left(self) -> str:
+        """Say how long the attacks will take, as soon as that is known."""
+        attacks = [count for stage, count in self.counts.items() if stage not in _OTHER_STAGES]
+        made = sum(done - first for first, done, _ in attacks)
+        missing = sum(total - done for _, done, total in attacks)
+        if self.begun is None:
+            ready = all(self.counts[s][1] == self.counts[s][2] for s in _FIRST_STAGES if s in self.counts)
+            self.begun = (self.clock(), made) if ready and attacks else None
+            return ""
+        blocks = made - self.begun[1]
+        if blocks == 0 or missing == 0:
+            return ""
+        return f"about {duration((self.clock() - self.begun[0]) / blocks * missing)} left"
+
+    def _show_left(self, left: str) -> None:
+        """Write the time left behind the first attack that is not done."""
+        open_ = [s for s, (_, done, total) in self.counts.items() if s not in _OTHER_STAGES and done < total]
+        for stage, task in self.tasks.items():
+            self.bar.update(task, left=left if open_ and stage == open_[0] else "")
 
 
-def _fits(console: Console, records: Sequence[Record], names: Sequence[str]) -> bool:
-    table = _table(records, names)
+def duration(seconds: float) -> str:
+    """Write a time in the unit that suits it.
+
+    >>> duration(0.2), duration(80), duration(100), duration(5000), duration(8000)
+    ('1 s', '80 s', '2 min', '83 min', '2 h')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{round(seconds / 3600)} h"
+
+
+def data_of(record: Record) -> str:
+    """Name a record's data set and the size of its images."""
+    return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
+
+
+def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:
+    table = _table(rows, records, names)
     return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
 
 
-def _table(records: Sequence[Record], names: Sequence[str]) -> Table:
+def _table(rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> Table:
     table = Table("", *(arrow(n) for n in names))
-    for record in records:
-        table.add_row(escape(record.network.name), *(_cell(record, n) for n in names))
+    for row, record in zip(rows, records, strict=True):
+        table.add_row(escape(row), *(_cell(record, n) for n in names))
     if len(records) == 1 and any(n in records[0].scores for n in names):
         # Of the queries that were attacked, which need not be all.
         before = {n: s.before for n, s in records[0].scores.items()}
@@ -124,8 +179,8 @@ def _cell(record: Record, name: str) -> str:
     return show(name, record[name]) if name in {**record.retrieval, **record.scores} else "-"
 
 
-def _summary(record: Record) -> str:
-    asked = f"{record.queries.count} of {record.queries.of} images attacked"
+def _summary(row: str, record: Record) -> str:
+    asked = f"{record.queries.count} of {record.queries.of} images of {record.data.classes} classes attacked"
     how = (
         f"{record.settings.protocol} protocol, ε = {255 * record.settings.eps:.3g}/255, "
         f"α = {255 * record.settings.alpha:.3g}/255, η = {record.settings.steps}, {record.settings.search}"
@@ -134,10 +189,10 @@ def _summary(record: Record) -> str:
     if record.ers is not None:
         interval = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
         told = f"ERS {show('ERS', record['ERS'])} ({interval}) at R@1 {record['R@1']:.1f}; "
-    text = f"{record.network.name}: {told}{asked}; {escape(record.data.name)}; {how}"
+    text = f"{escape(row)}: {told}{asked}; {escape(data_of(record))}; {how}"
     if record.ers is not None and not record.ers.valid:
         text += f"\n  [bold red]the ERS is not valid:[/] {escape(record.ers.why)}"
-    return text.replace(record.network.name, escape(record.network.name), 1)
+    return text
 
 
 def _others(records: Sequence[Record]) -> list[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import robustmetric as rm
-from robustmetric.cli.app import Decoding, app, bars, read_changes
+from robustmetric.cli.app import Decoding, app, bars, exit_code, read_changes
 from robustmetric.files import write_atomically
 from robustmetric.training import Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import usual_recipe
@@ -93,7 +93,7 @@ def train(
         )
     except Stopped as stopped:
         console.print(f"stopped by {stopped}; go on with: robustmetric train --out {out} --resume")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(str(stopped))) from None
     finally:
         decoding.bar.stop()
     console.print(f"done; the run is in {out}")

@@ -6,6 +6,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     The file is ``.safetensors``, or a ``torch.save`` of a state dict (alone, or under ``"state_dict"``).
     Every parameter must be there with its shape, with one exception: a last layer with another number of
     outputs, such as an ImageNet classifier's, is left out and the model keeps its own. That is the only
-    reason for a name to be returned. A file that does not fit raises and leaves the model as it was.
+    reason for a name to be returned. Where ``DataParallel`` put ``module.`` before every name, the names
+    behind it count if they are the model's. A file that does not fit raises and leaves the model as it was.
 
     >>> import tempfile
     >>> from robustmetric.models import C2F2
@@ -35,13 +37,17 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no weights file {path}")
-    found = _tensors(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not a file of weights; give a file in it")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is an empty file, without weights; copy it again or save them again")
     own = model.state_dict()
+    # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
+    optional = {name for name in own if name.endswith("num_batches_tracked")}
+    found = _unwrapped(_tensors(path), own.keys() - optional, own.keys())
 
     kept = _other_head(model, own, found)
     found = {name: value for name, value in found.items() if name not in kept}
-    # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
-    optional = {name for name in own if name.endswith("num_batches_tracked")}
 
     problems = []
     if missing := [name for name in own if name not in found and name not in optional and name not in kept]:
@@ -123,6 +129,16 @@ def _read(path: Path) -> object:
         raise ValueError(
             f"{path} cannot be read as weights; it is damaged or something else ({reason})"
         ) from error
+
+
+def _unwrapped(
+    found: dict[str, Tensor], needed: AbstractSet[str], known: AbstractSet[str]
+) -> dict[str, Tensor]:
+    """Take off the prefix that DataParallel puts before every name, if all names then fit the model's."""
+    prefix = "module."
+    bare = {name.removeprefix(prefix): value for name, value in found.items()}
+    wrapped = all(name.startswith(prefix) for name in found)
+    return bare if wrapped and needed <= bare.keys() <= known else found
 
 
 def _other_head(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

@@ -288,7 +288,9 @@ class Evaluation:
     def _probe(self) -> None:
         """Embed a batch, so that a network that does not fit leaves no trace."""
         images = self.images[torch.arange(min(self.batch, len(self.images)))]
-        for model in filter(None, (self.model, self.how.network)):
+        for what, model in (("network", self.model), ("surrogate", self.how.network)):
+            if model is None:
+                continue
             try:
                 with frozen(model), torch.no_grad():
                     embed(model, images.to(device_of(model)))
@@ -296,7 +298,7 @@ class Evaluation:
                 kind = str(images.dtype).removeprefix("torch.")
                 kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
                 raise ValueError(
-                    f"the network failed on images of shape {tuple(images.shape)} and type {kind} "
+                    f"the {what} failed on images of shape {tuple(images.shape)} and type {kind} "
                     f"({type(error).__name__}: {error}); give images of the size and channels that it takes "
                     "(on the command line: --set resize=N --set crop=N) and of the type of its weights "
                     f"({', '.join(sorted(kinds)) or 'it has none'})"

@@ -163,8 +163,9 @@ def run_attack(
         z = embed(scene.model, moved)
         last = attack.objective(z, target, queries, scene.gallery)
         after = attack.measure(z, target, queries, scene.gallery)
-        # Where there is one descent: of several, or of trials, the point before the last is not known.
-        if attack.read_early and surrogate is None and isinstance(search, PGD) and search.restarts == 1:
+        # Where the end of one descent counts: of several, or of trials, the point before is not known.
+        plain = isinstance(search, PGD) and search.restarts == 1 and not search.best
+        if attack.read_early and surrogate is None and plain:
             sooner = attack.measure(early, target, queries, scene.gallery)
             after |= {name: sooner[name] for name in attack.read_early}
         before = attack.measure(queries.z, target, queries, scene.gallery)

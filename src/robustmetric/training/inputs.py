@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
 from robustmetric import data, models
-from robustmetric.data.base import Split
+from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.cache import Pixels, cached
 from robustmetric.training.recipe import Recipe, load_recipe
+
+Part = Split | Literal["all"]
+"""The training images, the test images, or all together."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +75,65 @@ class Subject:
 
     def network(self, like: Pixels) -> nn.Module:
         """Make the network for images like these, and load its weights completely."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.recipe.seed)
-            model = make_model(self.recipe, like)
-        if self.weights is not None and (kept := models.load_weights(model, self.weights)):
+        model = self._new(like)
+        if self.weights is None:
+            return model
+        try:
+            kept = models.load_weights(model, self.weights)
+        except ValueError:
+            self._check_channels(like)
+            raise
+        if kept:
             raise ValueError(
                 f"{self.weights} has another last layer than the network ({', '.join(kept)}): these are not "
                 "the weights of this embedding; give those, or the dim that they were trained with"
             )
         return model
+
+    def _new(self, like: Pixels) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.seed)
+            return make_model(self.recipe, like)
+
+    def _check_channels(self, like: Pixels) -> None:
+        """Say so if the weights would fit images with another number of channels."""
+        count = like.pixels.shape[3]
+        other = 1 if count == 3 else 3
+        try:
+            images = replace(like, pixels=np.empty((1, *like.pixels.shape[1:3], other), np.uint8))
+            models.load_weights(self._new(images), self.weights or "")
+        except (ValueError, OSError):
+            return
+        raise ValueError(
+            f"{self.weights} is of a {self.recipe.model} for images with {_channels(other)}, and these have "
+            f"{count}: c2f2 gets one channel where its images are grey, any other network gets three; give "
+            f"weights that were trained on images with {_channels(count)}"
+        )
+
+
+def _channels(count: int) -> str:
+    return f"{count} channel{'s' if count > 1 else ''}"
+
+
+def check_model(name: str) -> None:
+    """Refuse the name of a network that cannot be made, as far as that is known without making it.
+
+    >>> check_model("nets.py")
+    Traceback (most recent call last):
+    ...
+    ValueError: 'nets.py' names a file and no function in it; write --model FILE.py:FUNCTION, ...
+    """
+    if name.endswith(".py"):
+        raise ValueError(
+            f"{name!r} names a file and no function in it; write --model FILE.py:FUNCTION, such as "
+            f"{name}:network"
+        )
+    if ".py:" in name:
+        file, _, function = name.rpartition(":")
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"there is no file {file} to take the network {function!r} from")
+    elif not name.startswith("timm:") and name not in models.MODELS:
+        models.model(name)  # says which there are
 
 
 def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
@@ -87,6 +143,7 @@ def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
     [0, 1] to (N, D).
     """
     name = recipe.model
+    check_model(name)
     if ".py:" in name:
         if recipe.freeze_bn:
             raise ValueError(f"freeze_bn is an option of the built-in ResNets; {name} must freeze its own")
@@ -103,8 +160,6 @@ def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
 def _from_file(name: str) -> nn.Module:
     file, _, function = name.rpartition(":")
     path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path} to take the network {function!r} from")
     spec = importlib.util.spec_from_file_location(f"robustmetric_model_{path.stem}", path)
     assert spec is not None  # noqa: S101
     assert spec.loader is not None  # noqa: S101
@@ -112,28 +167,49 @@ def _from_file(name: str) -> nn.Module:
     # As an import would do it: the file may import its neighbours, and its classes know their module.
     sys.path.append(str(path.parent.resolve()))
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    _call(file, path, partial(spec.loader.exec_module, module))
     factory = getattr(module, function, None)
     if not callable(factory):
         raise ValueError(f"{path} has no function {function!r}; write --model FILE.py:FUNCTION")
-    model = factory()
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"{name} cannot be called without arguments ({error}): give them defaults, or name a function "
+            "that needs none"
+        ) from None
+    model = _call(name, path, factory)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model
+
+
+def _call(name: str, file: Path, code: Callable[[], object]) -> object:
+    """Run code of the user's; whatever it raises is said with its place in the file."""
+    try:
+        return code()
+    except Exception as error:
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()
+        ]
+        place = f" in line {lines[-1]} of {file}" if lines else ""
+        raise ValueError(
+            f"{name} raised {type(error).__name__}{place}: {error}; mend the file, or name another function"
+        ) from error
 
 
 def pixels(
     recipe: Recipe,
     cache: Path | None = None,
     *,
-    splits: Sequence[Split] = get_args(Split),
+    splits: Sequence[Part] = get_args(Split),
     skip_broken: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> list[Pixels]:
     """Load the recipe's training and test set, or some `splits`, as pixels, decoded once and kept in `cache`.
 
-    Images that cannot be read are listed for all splits before anything is raised. `watch` is told, while
-    images are decoded, the split, how many are done and how many there are.
+    The split "all" is both together. Images that cannot be read are listed for all splits before anything
+    is raised. `watch` is told, while images are decoded, the split, how many are done and how many there are.
 
     >>> train_set, test_set = pixels(Recipe(data="digits"))
     >>> train_set.pixels.shape
@@ -145,7 +221,7 @@ def pixels(
     size = None if recipe.resize is None else (recipe.resize, recipe.resize)
     found, broken = [], []
     for split in splits:
-        images = data.load(recipe.data, recipe.root, split)
+        images = load_images(recipe, split)
         grey = images.pixels is not None and images.pixels.shape[3] == 1 and recipe.model == "c2f2"
         try:
             found.append(
@@ -164,3 +240,39 @@ def pixels(
     if broken:
         raise ValueError("\n".join(broken))
     return found
+
+
+def load_images(recipe: Recipe, split: Part) -> ImageSet:
+    """List a recipe's images of a split, or all: classes of both splits are the same if their names are.
+
+    >>> everything = load_images(Recipe(data="digits"), "all")
+    >>> len(everything), len(everything.classes)
+    (1797, 10)
+    """
+    if split != "all":
+        return data.load(recipe.data, recipe.root, split)
+    first, second = (data.load(recipe.data, recipe.root, part) for part in get_args(Split))
+    classes = tuple(sorted({*first.classes, *second.classes}))
+    place = {name: k for k, name in enumerate(classes)}
+    labels = torch.tensor([place[s.classes[k]] for s in (first, second) for k in s.labels.tolist()])
+    # The name keeps its decoded images apart from those of the splits.
+    name = f"{first.name}-all"
+    if first.files is not None and second.files is not None:
+        return ImageSet(name, "test", labels, classes, files=first.files + second.files)
+    assert first.pixels is not None and second.pixels is not None  # noqa: S101, PT018
+    return ImageSet(name, "test", labels, classes, pixels=np.concatenate([first.pixels, second.pixels]))
+
+
+def image_files(recipe: Recipe, split: Part, like: Pixels) -> list[str] | None:
+    """Name the file of each decoded image, relative to the root; None where images are not from files.
+
+    >>> image_files(Recipe(data="digits"), "test", pixels(Recipe())[1]) is None
+    True
+    """
+    files = load_images(recipe, split).files
+    if files is None or recipe.root is None:
+        return None
+    root = recipe.root.expanduser()
+    root = root if root.is_dir() else root.parent
+    kept = [file for file in files if file not in like.skipped]
+    return [str(file.relative_to(root) if file.is_relative_to(root) else file) for file in kept]
