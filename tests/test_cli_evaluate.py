@@ -355,6 +355,9 @@ def needy(k):
 
 def broken():
     return {}["layers"]
+
+def narrow():
+    return nn.Sequential(nn.Flatten(), nn.Linear(27, 8))
 """
 
 
@@ -628,6 +631,9 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--out", "FILE"], "the folder FILE cannot be written to (Not a directory): give"),
     (["evaluate", "RUN", "--out", "FILE/x"], "the folder FILE/x cannot be written to (Not a dir"),
     (["evaluate", "RUN", "--split", "train"], "unknown split 'train'; known: all, test"),
+    (["evaluate", "RUN", "--out", "LINK"], "LINK cannot be written to (a link that leads nowhere): give"),
+    (["evaluate", "--model", "c2f2", "--data", "folder", "--root", "none", "--weights", "none.pth"],
+     "there is no weights file none.pth: give another --weights"),
     (["attack", "RUN", "--attack", "ES", "--out", "FILE"], "FILE is not empty: give another --out"),
     (["attack", "RUN", "--attack", "ES", "--out", "FILE/x/y"], "FILE/x/y cannot be written to (Not a"),
     (["attack", "RUN", "--attack", "ES", "--batch", "0", "--out", "OUT"], "batch must be"),
@@ -641,6 +647,7 @@ def test_mistakes_are_said_in_a_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("FILE").write_text("no folder")
+    Path("LINK").symlink_to("nowhere")
     out = [] if "--out" in arguments or arguments[0] != "evaluate" else ["--out", "OUT"]
     if "the record goes" in message or len(arguments) == 1:
         out = []
@@ -704,6 +711,7 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
                  "(128, D): flatten or pool its features"),
         ("needy", "mine.py:needy cannot be called without arguments (missing a required argument: 'k')"),
         ("broken", "mine.py:broken raised KeyError in line 33 of "),
+        ("narrow", "failed on images of shape (128, 3, 8, 8) and type float32 (RuntimeError: mat1"),
         ("number", "returned a int; it must return a torch.nn.Module"),
         ("nothing", "has no function 'nothing'; write --model FILE.py:FUNCTION"),
     ],
@@ -925,6 +933,20 @@ def test_an_attack_that_is_stopped(
     assert said.code == code
     assert "stopped; nothing was written: run the same command again" in said.out
     assert not (tmp_path / "out").exists()
+
+
+def test_an_attack_that_is_stopped_while_it_writes(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act = partial(signal.raise_signal, signal.SIGTERM)
+    monkeypatch.setattr(Image.Image, "save", at_call(5, act, Image.Image.save))
+    out = tmp_path / "out"
+    said = command("attack", run, "--attack", "ES", "--queries", 4, "--eta", 1, "--out", out)
+    assert said.code == 143
+    assert not out.exists()
+    monkeypatch.undo()
+    works("attack", run, "--attack", "ES", "--queries", 4, "--eta", 1, "--out", out)
+    assert len(list(out.glob("*.png"))) == 8
 
 
 def test_an_attack_by_transfer(run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from robustmetric.robustness.workers import run_workers
+from robustmetric.robustness.workers import _deaf, run_workers
 
 # Workers import what they call, so it stands in a module of its own.
 WORK = """
@@ -134,3 +134,10 @@ def test_an_exception_that_cannot_be_sent_is_still_told(work: Any, tmp_path: Pat
     # It can be pickled but not made again: its constructor takes two arguments.
     with pytest.raises(Exception, match="one and two"):
         run_workers(work.be_odd, (str(tmp_path),), 1, lambda: None)
+
+
+def test_an_interrupt_while_workers_start_is_not_lost() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    with pytest.raises(KeyboardInterrupt), _deaf():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before

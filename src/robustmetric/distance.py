@@ -18,7 +18,13 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
     >>> embed(nn.Flatten(), torch.tensor([[[[3.0, 4.0]]]]))
     tensor([[0.6000, 0.8000]])
     """
+    version = None if images.is_inference() else images._version
     z = model(images)
+    if version is not None and images._version != version:
+        raise ValueError(
+            "the network changes its input in place, which is the image itself: let it work on a copy, with "
+            "x = (x - mean) / std instead of x.sub_(mean).div_(std)"
+        )
     if not isinstance(z, Tensor):
         raise ValueError(
             f"the network returned a {type(z).__name__}; it must return one (N, D) tensor of embeddings: "

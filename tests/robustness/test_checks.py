@@ -375,7 +375,7 @@ def test_gradient_that_is_no_number(ask: Ask, network: nn.Module) -> None:
     assert "12 one of NaN or infinity" in check.says
 
 
-def test_gradient_of_a_network_that_has_none(ask: Ask, network: nn.Module) -> None:
+def test_gradient_of_a_network_that_has_none(ask: Ask, tiny: Tiny, network: nn.Module) -> None:
     model = Through(network, after=lambda z: z.detach())
     with pytest.raises(ValueError, match="the embeddings do not depend on the images"):
         ask("gradient", model)
@@ -383,7 +383,10 @@ def test_gradient_of_a_network_that_has_none(ask: Ask, network: nn.Module) -> No
     assert (check.status, check.says) == ("warn", "the network has no gradient; it was attacked without")
     check = ask("gradient", model, search=Transfer(surrogate=network), steps=1)
     assert check.status == "warn"
-    check = ask("gradient", model, search=Own(way=still), steps=1)
+    evaluation = tiny(model, search="spsa(samples=2)", steps=1, attacks=["ES"], queries=4)
+    evaluation.run()
+    with frozen(model):
+        check = CHECKS["gradient"](replace(evaluation.lab, search=PGD()))
     assert check.status == "fail"
     assert "there is no gradient: the embeddings do not depend on the images" in check.says
 
@@ -471,7 +474,7 @@ def test_noise_is_beaten_only_by_gradients_that_are_there(ask: Ask, network: nn.
 
 @pytest.mark.parametrize(
     ("beaten", "queries", "status"),
-    [(0, 40, "pass"), (1, 40, "warn"), (2, 40, "warn"), (3, 40, "fail"), (1, 8, "warn"), (2, 8, "fail")],
+    [(0, 40, "pass"), (1, 40, "warn"), (20, 40, "warn"), (36, 40, "fail"), (1, 8, "warn"), (8, 8, "fail")],
 )
 def test_noise_and_last_judge_each_attack_by_itself(
     tiny: Tiny, beaten: int, queries: int, status: str
@@ -492,6 +495,19 @@ def test_noise_and_last_judge_each_attack_by_itself(
     for check in (noise, last):
         assert check.figure == beaten / queries
         assert ("(QA+)" in check.says) == (beaten > 0)
+
+
+def test_noise_says_nothing_of_perturbations_from_elsewhere(ask: Ask, network: nn.Module) -> None:
+    check = ask("noise", search=Transfer(surrogate=network, search=Own(way=still)))
+    assert (check.status, check.says) == ("not run", "the perturbations come from another network")
+
+
+def test_eps_1_says_nothing_of_a_few_queries(ask: Ask, network: nn.Module) -> None:
+    masked = Through(network, before=rounded)
+    assert ask("eps-1", masked, queries=7).status == "not run"
+    check = ask("eps-1", masked, queries=8, attacks=["CA+", "ES"])
+    assert check.status == "fail"
+    assert figure(check) <= 100
 
 
 def test_one_query_is_too_few_to_call_an_attack_weaker(ask: Ask) -> None:

@@ -196,6 +196,40 @@ def test_images_that_do_not_fit_the_network_leave_no_folder(
     assert not (tmp_path / "out").exists()
 
 
+def in_place(x: Tensor) -> Tensor:
+    return x.sub_(0.5)
+
+
+def no_layer(x: Tensor) -> Tensor:
+    raise KeyError("layer4")
+
+
+@pytest.mark.parametrize(
+    ("before", "search", "says"),
+    [
+        (in_place, "pgd", "the network changes its input in place"),
+        (in_place, "nes(samples=2)", "the network changes its input in place"),
+        (Tensor.detach, "pgd", "the embeddings do not depend on the images"),
+        (no_layer, "nes(samples=2)", r"the network failed on images .*\(KeyError: 'layer4'\)"),
+    ],
+)
+def test_a_network_that_cannot_be_attacked_so_leaves_no_folder(
+    evaluated: Evaluated,
+    network: nn.Module,
+    tmp_path: Path,
+    before: Callable[[Tensor], Tensor],
+    search: str,
+    says: str,
+) -> None:
+    class First(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return before(x)
+
+    with pytest.raises(ValueError, match=says):
+        evaluated(nn.Sequential(First(), network), search=search, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -246,17 +280,17 @@ def test_what_was_computed_before_an_error_is_kept_and_used(
     out = tmp_path / "out"
     healthy = Fragile(network, None, how)
     tiny(healthy, out=tmp_path / "whole", **settings).run()
-    fragile = Fragile(network, 25, how)
+    fragile = Fragile(network, 26, how)
     with pytest.raises(error):
         tiny(fragile, out=out, **settings).run()
     kept = {f.name: f.stat().st_mtime_ns for f in (out / "parts").iterdir()}
-    # A trial; ten batches were embedded and ranked; a block of an attack takes four calls.
+    # Two trials; ten batches were embedded and ranked; a block of an attack takes four calls.
     assert sorted(kept) == [f"{n}.safetensors" for n in KEPT]
     calls = healthy.calls
     healthy.calls = 0
     evaluation = tiny(healthy, out=out, **settings)
     evaluation.work(0, 1)
-    assert healthy.calls == calls - 1 - 10 - 4 * 3
+    assert healthy.calls == calls - 2 - 10 - 4 * 3
     for name, stamp in kept.items():
         assert (out / "parts" / name).stat().st_mtime_ns == stamp
     evaluation.run()

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,6 +234,7 @@ def attack(
         with Watch(console) as watch:
             evaluation = given.evaluation(test, progress=watch)
             (made,) = evaluation.goals
+            evaluation.probe()
             with evaluation.frozen():
                 evaluation.embed()
                 scene, other = evaluation.scene, evaluation.surrogate
@@ -245,9 +247,13 @@ def attack(
                     )
                     done.append(replace(outcome, target=Target(outcome.target.index)))
                 watch(made.name, len(parts), len(parts))
-    out.mkdir(parents=True, exist_ok=True)
-    files = image_files(given.subject.recipe, given.split, test)
-    table = _write_attack(out, scene, evaluation.numbers, done, test.classes, files)
+        files = image_files(given.subject.recipe, given.split, test)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            table = _write_attack(out, scene, evaluation.numbers, done, test.classes, files)
+        except BaseException:
+            shutil.rmtree(out, ignore_errors=True)  # it was empty
+            raise
     console.print(table)
     console.print(f"images, arrays and ranks of {queries} queries are in {out}", markup=False)
 
@@ -375,6 +381,8 @@ def _given(
         if not recipe and "data" not in changes:
             raise ValueError(f"which images? give --data ({', '.join(DATA_SETS)}) and --root")
         check_model(model)
+        if weights is not None and not weights.exists():
+            raise FileNotFoundError(f"there is no weights file {weights}: give another --weights")
         subject = Subject(load_recipe(recipe or usual_recipe(changes["data"]), changes), weights)
         name = model if weights is None else f"{model} {weights.name}"
     level = subject.recipe.eps if eps is None else _level("eps", eps, "[0, 1]")
@@ -428,6 +436,8 @@ def _check_search(search: str, surrogate: Path | None) -> None:
 def _check_writable(out: Path) -> None:
     """Refuse a folder that cannot be made or written to, without making it."""
     try:
+        if out.is_symlink() and not out.exists():
+            raise FileNotFoundError(None, "a link that leads nowhere")
         there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=there):
             pass

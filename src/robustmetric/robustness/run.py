@@ -23,17 +23,19 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from robustmetric.attacks import (
+    PGD,
     Gallery,
     Protocol,
     Queries,
     RankingAttack,
     Search,
+    Transfer,
     attack,
     make_search,
 )
 from robustmetric.distance import embed
 from robustmetric.files import is_draft, write_atomically
-from robustmetric.perturb import Budget, check_images, frozen
+from robustmetric.perturb import Budget, check_images, differentiate, frozen
 from robustmetric.registry import is_number, lookup
 from robustmetric.retrieval import nmi, rank
 from robustmetric.robustness import record as records
@@ -285,16 +287,21 @@ class Evaluation:
                 f"{', '.join(other)} follows another protocol than {self.protocol}; the two are never mixed"
             )
 
-    def _probe(self) -> None:
-        """Embed a batch, so that a network that does not fit leaves no trace."""
+    def probe(self) -> None:
+        """Embed a batch, and differentiate if the search will: a network that fails leaves no trace."""
         images = self.images[torch.arange(min(self.batch, len(self.images)))]
         for what, model in (("network", self.model), ("surrogate", self.how.network)):
             if model is None:
                 continue
             try:
-                with frozen(model), torch.no_grad():
-                    embed(model, images.to(device_of(model)))
-            except (RuntimeError, TypeError, IndexError) as error:
+                with frozen(model):
+                    with torch.no_grad():
+                        embed(model, images.to(device_of(model)))
+                    if _descends_on(self.how, model):
+                        _try_gradient(model, images[:2].to(device_of(model)))
+            except (ValueError, OSError):
+                raise
+            except Exception as error:
                 kind = str(images.dtype).removeprefix("torch.")
                 kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
                 raise ValueError(
@@ -319,7 +326,7 @@ class Evaluation:
         }
         folder = self.store.folder
         if folder is None:
-            self._probe()
+            self.probe()
             return None
         file = folder / "plan.json"
         text = json.dumps(plan, indent=1, ensure_ascii=False) + "\n"
@@ -346,7 +353,7 @@ class Evaluation:
             others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
             if others and not file.exists():
                 raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
-            self._probe()
+            self.probe()
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, lambda f: f.write(text.encode()))
         return None
@@ -740,6 +747,18 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def _descends_on(search: Search, model: nn.Module) -> bool:
+    """Tell whether a search follows gradients of this network."""
+    if isinstance(search, Transfer):
+        return model is search.surrogate and isinstance(search.search, PGD)
+    return isinstance(search, PGD)
+
+
+def _try_gradient(model: nn.Module, images: Tensor) -> None:
+    rows = torch.arange(len(images), device=images.device)
+    differentiate(lambda x, _: embed(model, x).sum(1), images, rows)
 
 
 def _options(thing: object) -> dict[str, Any]:

@@ -69,15 +69,15 @@ def _raise_from(errors: Queue[BaseException], wait: float) -> None:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Start processes that do not hear Ctrl-C: their parent does, and ends them."""
-    if threading.current_thread() is not threading.main_thread():
+    """Start processes that do not hear Ctrl-C: their parent does, if need be afterwards, and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _worker(
