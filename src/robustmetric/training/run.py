@@ -199,10 +199,17 @@ def _begin(recipe: Recipe, out: Path, skipped: list[str]) -> None:
         except PackageNotFoundError:
             about[package] = "not installed"
     file = out / "run.json"
-    starts = json.loads(file.read_text(encoding="utf-8"))["starts"] if file.exists() else []
-    starts.append({"command": sys.argv[1:], **about})
+    starts = [*_earlier_starts(file), {"command": sys.argv[1:], **about}]
     text = json.dumps({"seed": recipe.seed, "skipped": skipped, "starts": starts}, indent=1)
     write_atomically(file, lambda f: f.write(text.encode()))
+
+
+def _earlier_starts(file: Path) -> list[Any]:
+    """Read how the run was started before; a file that does not say so is no reason not to go on."""
+    try:
+        return list(json.loads(file.read_text(encoding="utf-8"))["starts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 @contextmanager
