@@ -1,5 +1,6 @@
 """Shared by all tests: one thread a process, the golden figures, real images."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ DATA = Path(__file__).parent / "data"
 
 # The tests run in two processes; more threads than cores would only get in each other's way.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def every_warning() -> Iterator[None]:
+    """Torch says most things once in a process: here it says them each time, and a warning is an error."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
 
 
 @pytest.fixture(scope="session")

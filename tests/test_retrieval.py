@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -527,14 +526,6 @@ def test_a_ranking_checks_itself(change: dict[str, Any], message: str) -> None:
         Ranking(**{**good, **change})
     with pytest.raises(ValueError, match="a ranking without queries has no scores"):
         Ranking(torch.empty(0), torch.empty(0), torch.empty(0), torch.empty(0), 3)
-
-
-@pytest.fixture
-def every_warning() -> Iterator[None]:
-    """Torch says most things once in a process: here it says them each time, and a warning is an error."""
-    torch.set_warn_always(True)
-    yield
-    torch.set_warn_always(False)
 
 
 @pytest.mark.usefixtures("every_warning")

@@ -1,7 +1,6 @@
 """What each attack reports, against plain loops: ties, copies, queries in and outside the gallery."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -236,14 +235,6 @@ def test_a_query_is_left_out_by_its_index_even_if_its_copy_is_in_the_gallery(
     gtt = attack("GTT")
     found = gtt.measure(queries.z, gtt.aim(aimed(gtt, queries, gallery), queries, gallery), queries, gallery)
     assert found["GTT"][:6].tolist() == [100.0] * 6
-
-
-@pytest.fixture
-def every_warning() -> Iterator[None]:
-    """Torch says most things once in a process: here it says them each time, and a warning is an error."""
-    torch.set_warn_always(True)
-    yield
-    torch.set_warn_always(False)
 
 
 @pytest.mark.usefixtures("every_warning")

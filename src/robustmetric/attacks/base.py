@@ -337,10 +337,19 @@ def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, stri
     hit = 100.0 * (gallery.labels[found] == queries.labels)
     if not strict:
         return hit
-    classes, count = gallery.labels.unique(return_counts=True)
+    return hit.where(count_mates(queries, gallery, own) > 0, torch.nan)
+
+
+def count_mates(queries: Queries, gallery: Gallery, own: Tensor) -> Tensor:
+    """Count the gallery images of each query's class, but for `own` (B,), its position or −1: (B,).
+
+    >>> z, labels, own = torch.eye(5), torch.tensor([0, 0, 1, 2, 2]), torch.arange(5)
+    >>> count_mates(Queries(z, labels, own), Gallery(z, labels), own)
+    tensor([1, 1, 0, 1, 1])
+    """
+    classes, sizes = gallery.labels.unique(return_counts=True)
     place = torch.searchsorted(classes, queries.labels.contiguous()).clamp_max(len(classes) - 1)
-    mates = torch.where(classes[place] == queries.labels, count[place], 0) - (own >= 0).long()
-    return hit.where(mates > 0, torch.nan)
+    return torch.where(classes[place] == queries.labels, sizes[place], 0) - (own >= 0).long()
 
 
 def distinct(uniform: Tensor, size: int) -> Tensor:

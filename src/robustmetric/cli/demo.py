@@ -11,7 +11,7 @@ from rich.markup import escape
 from robustmetric.cli.app import app, bars, wide
 from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.data.pairs import ImageArray
-from robustmetric.robustness import Evaluation
+from robustmetric.robustness import evaluate
 from robustmetric.training import load_recipe
 from robustmetric.training.inputs import pixels
 
@@ -46,7 +46,7 @@ def demo(
         ).model
         (test,) = pixels(recipe, splits=["test"])
         with Watch(console) as watch:
-            evaluation = Evaluation(
+            record = evaluate(
                 model,
                 ImageArray(test.pixels, recipe.crop),
                 test.labels,
@@ -60,9 +60,6 @@ def demo(
                 out=folder / f"evaluation-{queries}",
                 progress=watch,
             )
-            if evaluation.begin() is None:
-                evaluation.tell()
-            record = evaluation.run()
         show_checks(console, record)
         records.append(record)
     console.print()

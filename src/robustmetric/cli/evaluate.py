@@ -23,6 +23,7 @@ from torch import Tensor
 
 from robustmetric.attacks import Search, Target, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
+from robustmetric.attacks.base import count_mates
 from robustmetric.cli.app import Decoding, app, read_changes, stoppable, wide
 from robustmetric.cli.show import Watch, data_of, show_checks, show_scores
 from robustmetric.data import DATA as DATA_SETS
@@ -171,10 +172,8 @@ def evaluate(
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
             evaluation = given.evaluation(test, progress=watch)
-            if evaluation.begin() is None:
-                evaluation.tell()
-                if devices > 1:
-                    run_workers(_work, (given,), devices, evaluation.tell)
+            if devices > 1 and evaluation.begin() is None:
+                run_workers(_work, (given,), devices, evaluation.tell)
             record = evaluation.run()
     show_checks(console, record)
     show_scores(console, [record])
@@ -510,8 +509,7 @@ def _ranks(
     gallery, queries = scene.gallery, scene.queries[numbers.to(scene.device)]
     target = torch.cat([o.target.index for o in done]).cpu()
     first: dict[str, dict[int, int]] = {"before": {}, "after": {}}
-    mates = torch.bincount(gallery.labels)[queries.labels] > 1
-    if mates.any():
+    if (count_mates(queries, gallery, queries.own) > 0).any():
         for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
             found = rank(gallery.z, gallery.labels, z, queries.labels, own=queries.own)
             first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import NES, PGD, SPSA, Draws, Queries, RankingAttack, Search, Target
+from robustmetric.attacks.base import count_mates
 from robustmetric.distance import BrokenEmbeddingsError, embed
 from robustmetric.perturb import Budget, differentiate
 from robustmetric.robustness.ers import COLUMNS, points
@@ -123,16 +124,13 @@ def _check(name: str, level: int) -> Callable[[Callable[[Lab], _Result]], Callab
 
 @_check("collapse", 0)
 def _collapse(lab: Lab) -> _Result:
-    z, labels, queries = lab.scene.gallery.z.double(), lab.scene.gallery.labels, lab.scene.queries
+    z, queries = lab.scene.gallery.z.double(), lab.scene.queries
     count = len(z)
     # The mean over all pairs, from the length of the sum.
     cosine = float((z.sum(0).square().sum() - z.square().sum()) / (count * (count - 1)))
-    kinds, sizes = labels.unique(return_counts=True)
-    place = torch.searchsorted(kinds, queries.labels).clamp_max(len(kinds) - 1)
-    inside = (queries.own >= 0).long()
-    mates = torch.where(kinds[place] == queries.labels, sizes[place], 0) - inside
+    mates = count_mates(queries, lab.scene.gallery, queries.own)
     # Of the queries that have an answer, as R@1 is.
-    chance = 100 * float((mates / (count - inside))[mates > 0].double().mean())
+    chance = 100 * float((mates / (count - (queries.own >= 0).long()))[mates > 0].double().mean())
     # With few classes five times chance is out of reach.
     least = min(5 * chance, (100 + chance) / 2)
     limit = f"mean cosine of pairs at most 0.95, R@1 at least {least:.1f} (chance is {chance:.1f})"

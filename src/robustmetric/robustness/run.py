@@ -189,6 +189,7 @@ class Evaluation:
         """Do all that is not done yet, and put the record together."""
         if (finished := self.begin()) is not None:
             return finished
+        self.tell()  # what there is to do, before anything is done
         with self.frozen():
             if self._share(0, 1):
                 return self._record()
@@ -379,7 +380,6 @@ class Evaluation:
         for phase in (["embed"], [s for s in stages if s not in ("embed", "checks")], ["checks"]):
             for stage in phase:
                 names = stages[stage]
-                self._tell(stage, names)
                 for name in names:
                     if turn % shares == share and not self.store.has(name):
                         self.store.keep(name, self._make(name))
