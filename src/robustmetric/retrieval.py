@@ -14,16 +14,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from robustmetric.distance import BrokenEmbeddingsError, wide_dtype
 from robustmetric.registry import is_number
+from robustmetric.squares import (
+    MOST_ROWS,
+    Squares,
+    block_width,
+    check_embeddings,
+    check_queries,
+    distances,
+)
 from robustmetric.triplets import check_labels
 
-# Squares below this share of the gallery's largest squared length are rounding: the points are the same.
-_SAME = 1e-14
-# More queries at once make the product no faster, and fewer than the least would mostly convert the gallery.
-_MOST_ROWS, _LEAST_ROWS = 256, 8
-# Numbers of the gallery in double precision at once, and images: what is small stays in the cache.
-_BLOCK, _WIDTH = 2**20, 2048
+__all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
+
+# With fewer queries at once most of the time would go into converting the gallery.
+_LEAST_ROWS = 8
 # Images on a side of a tile, where each pair of images is computed once but for the tiles on the diagonal.
 _TILE = 1024
 # Up to so many images it is faster to count what is nearer than each; above, to sort.
@@ -32,33 +37,6 @@ _FEW = 10
 _NONE = torch.iinfo(torch.long).max
 # Above this many classes k-means++ alone would take hours: see `nmi`.
 _MANY_CLASSES, _FEW_ROUNDS = 1000, 20
-
-
-@torch.no_grad()
-def distances(queries: Tensor, gallery: Tensor) -> Tensor:
-    """Squared Euclidean distances for ranking: (B, D) queries and (N, D) gallery to (B, N), in float32.
-
-    The product runs in double precision and is rounded once, so that copies of an image in the gallery are
-    equally far. Squares below 1e-14 of the gallery's largest squared length, which is 1 on the unit sphere,
-    are 0. A gallery in double precision is not copied; another is converted in blocks.
-
-    >>> distances(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]]))
-    tensor([[0., 2., 4.]])
-    """
-    _check_embeddings(gallery, "the gallery")
-    _check_queries(queries, gallery)
-    squares = _Squares(gallery, min(len(queries), _MOST_ROWS))
-    lengths = squares.lengths(queries, "queries")
-    longest = float(squares.gallery_lengths.max().sqrt() + lengths.max().sqrt())
-    if longest**2 > torch.finfo(torch.float32).max:
-        raise ValueError(
-            f"embeddings are up to {longest:.3g} apart and the square of that is no float32: divide queries "
-            "and gallery by the largest length"
-        )
-    result = torch.empty(len(queries), len(gallery), dtype=torch.float32, device=gallery.device)
-    for begin, end in _blocks(len(queries), _MOST_ROWS):
-        squares.write(result[begin:end], queries[begin:end], lengths[begin:end], 1.0)
-    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +52,7 @@ class Ranking:
     >>> found.query, found.first, found.left_out
     (tensor([0, 2]), tensor([2, 2]), 2)
     >>> found.recall(1), found.recall(2)
-    (0.0, 1.0)
+    (0.0, 100.0)
     """
 
     query: Tensor
@@ -103,12 +81,12 @@ class Ranking:
             raise ValueError(f"left_out must be a count of queries, 0 or more, not {self.left_out!r}")
 
     def recall(self, k: int) -> float:
-        """R@K: the share of queries with a relevant image among the first `k`."""
+        """R@K: the share of queries with a relevant image among the first `k`, in %."""
         if not is_number(k, Integral) or k < 1:
             raise ValueError(
                 f"k must be a whole number, 1 or more, not {k!r}: R@1 looks at the nearest image"
             )
-        return int((self.first <= k).sum()) / len(self.first)
+        return 100 * int((self.first <= k).sum()) / len(self.first)
 
 
 @torch.no_grad()
@@ -119,16 +97,21 @@ def rank(
     query_labels: Tensor | None = None,
     *,
     own: Tensor | None = None,
+    cameras: Tensor | None = None,
+    query_cameras: Tensor | None = None,
     memory: int = 10**9,
 ) -> Ranking:
     """Rank the (N, D) gallery with (N,) labels for each query, by distance and then by position.
 
     Without `queries`, each image queries all others: query i is left out of its own ranking by its index, and
     copies of it stay. With (Q, D) `queries` and (Q,) `query_labels`, each ranks the whole gallery but for its
-    `own` (Q,) position in it, −1 for none. Embeddings are floats of any precision and length.
+    `own` (Q,) position in it, −1 for none. Embeddings are floats of any precision and length. With the
+    `cameras` (N,) that took the images, and those of the queries (Q,), an image of the query's class from
+    the query's camera is left out of its ranking: the rule of re-identification.
 
-    What is allocated beyond the embeddings stays below `memory` bytes. A smaller budget is slower; it changes
-    a rank only where two distances differ by no more than the rounding of float32.
+    What is allocated beyond the embeddings stays below `memory` bytes; a smaller budget is slower and changes
+    nothing else. The ranking is the same on every processor: see `robustmetric.squares`. On a device without
+    double precision it is computed, and returned, on the CPU.
 
     >>> gallery, labels = torch.tensor([[0.0], [1.0], [3.0], [9.0]]), torch.tensor([0, 1, 0, 1])
     >>> rank(gallery, labels).first
@@ -136,28 +119,35 @@ def rank(
     >>> rank(gallery, labels, torch.tensor([[1.1], [8.0]]), torch.tensor([1, 0])).average_precision
     tensor([0.7500, 0.5000], dtype=torch.float64)
     """
-    _check_embeddings(gallery, "the gallery")
+    check_embeddings(gallery, "the gallery")
     check_labels(labels, len(gallery))
     if queries is None:
-        if query_labels is not None or own is not None:
-            raise ValueError("query_labels and own describe queries, and none are given: pass queries too")
-        queries, query_labels = gallery, labels
+        if query_labels is not None or own is not None or query_cameras is not None:
+            raise ValueError(
+                "query_labels, own and query_cameras describe queries, and none are given: pass queries too"
+            )
+        queries, query_labels, query_cameras = gallery, labels, cameras
         own = torch.arange(len(gallery), device=gallery.device)
-    _check_queries(queries, gallery)
+    check_queries(queries, gallery)
     if query_labels is None:
         raise ValueError("queries have no query_labels: pass one class for each, to know what is relevant")
     check_labels(query_labels, len(queries))
+    _check_cameras(cameras, query_cameras, len(gallery), len(queries))
+    if gallery.device.type == "mps":
+        mutual = queries is gallery
+        gallery = gallery.cpu()
+        queries = gallery if mutual else queries.cpu()
     labels, query_labels = (x.to(gallery.device, torch.long).contiguous() for x in (labels, query_labels))
     own = _check_own(own, len(queries), len(gallery)).to(gallery.device)
 
-    task = _Task.of(labels, query_labels, own)
+    task = _Task.of(labels, query_labels, own, cameras, query_cameras)
     # The largest classes first: the queries of a chunk have about as many relevant images.
     order = task.relevant.argsort(descending=True, stable=True)
     order = order[: int((task.relevant > 0).sum())]
     rows, whole = _plan(len(queries), gallery, int(task.relevant.max()), memory)
     # Two images that query each other are as far apart both ways: half of the product gives all squares.
     mutual = whole and queries is gallery and 2 * len(order) > len(gallery)
-    squares = _Squares(gallery, _side(*gallery.shape) if mutual else rows)
+    squares = Squares(gallery, _side(*gallery.shape) if mutual else rows)
     lengths = squares.gallery_lengths if queries is gallery else squares.lengths(queries, "queries")
     # By a power of two, which rounds nothing: squares of any length fit into float32.
     longest = max(float(lengths.max()), float(squares.gallery_lengths.max()))
@@ -167,8 +157,7 @@ def rank(
     near = torch.empty(len(gallery) if mutual else len(pieces[0]), len(gallery), device=gallery.device)
     if mutual:
         squares.write_mutual(near, scale)
-    wide = wide_dtype(gallery.device)
-    kinds = (torch.long, wide, wide)
+    kinds = (torch.long, torch.float64, torch.float64)
     found = [torch.empty(len(order), dtype=kind, device=gallery.device) for kind in kinds]
     begin = 0
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -196,7 +185,7 @@ def retrieval_scores(
     nmi: bool = True,
     memory: int = 10**9,
 ) -> dict[str, float]:
-    """R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) embeddings with (N,) labels, all in [0, 1].
+    """R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) embeddings with (N,) labels, all in %.
 
     Each image queries all others, or, with `queries`, each query the embeddings: see `rank`. mAP is over the
     whole ranking; a query without an answer is left out. NMI is that of the embeddings, whatever the queries;
@@ -204,14 +193,14 @@ def retrieval_scores(
 
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     >>> retrieval_scores(z, torch.tensor([0, 0, 1, 1]))
-    {'R@1': 1.0, 'R@2': 1.0, 'mAP': 1.0, 'mAP@R': 1.0, 'NMI': 1.0}
+    {'R@1': 100.0, 'R@2': 100.0, 'mAP': 100.0, 'mAP@R': 100.0, 'NMI': 100.0}
     """
     found = rank(embeddings, labels, queries, query_labels, memory=memory)
     scores = {f"R@{k}": found.recall(k) for k in ks}
-    scores["mAP"] = float(found.average_precision.mean())
-    scores["mAP@R"] = float(found.average_precision_at_r.mean())
+    scores["mAP"] = 100 * float(found.average_precision.mean())
+    scores["mAP@R"] = 100 * float(found.average_precision_at_r.mean())
     if nmi:
-        scores["NMI"] = _nmi(embeddings, labels)
+        scores["NMI"] = 100 * _nmi(embeddings, labels)
     return scores
 
 
@@ -231,9 +220,9 @@ def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.metrics import normalized_mutual_info_score
 
-    _check_embeddings(embeddings, "embeddings")
+    check_embeddings(embeddings, "embeddings")
     check_labels(labels, len(embeddings))
-    _Squares(embeddings, 1)
+    Squares(embeddings.cpu(), 1)  # which refuses what is no number
     classes = len(labels.unique())
     rule = {} if classes <= _MANY_CLASSES else {"init": "random", "max_iter": _FEW_ROUNDS}
     z = embeddings.detach().to("cpu", torch.promote_types(embeddings.dtype, torch.float32)).numpy()
@@ -249,20 +238,43 @@ _nmi = nmi  # the function, where an argument has its name
 
 @dataclass(frozen=True)
 class _Task:
-    """What each query looks for: `members[begin : begin + size]`, where its own image may be among them."""
+    """What each query looks for: `members[begin : begin + size]`, where some may not count."""
 
     members: Tensor  # (N,) positions of the gallery, class by class
     begin: Tensor  # (Q,)
     size: Tensor  # (Q,)
     own: Tensor  # (Q,) position of the query in the gallery, -1 for none
     relevant: Tensor  # (Q,) how many images are relevant
+    cameras: Tensor  # (N,)
+    query_cameras: Tensor  # (Q,) the images of its class from this camera do not count
 
     @classmethod
-    def of(cls, labels: Tensor, query_labels: Tensor, own: Tensor) -> _Task:
+    def of(
+        cls,
+        labels: Tensor,
+        query_labels: Tensor,
+        own: Tensor,
+        cameras: Tensor | None,
+        query_cameras: Tensor | None,
+    ) -> _Task:
         ordered, members = labels.sort(stable=True)
         begin = torch.searchsorted(ordered, query_labels)
         size = torch.searchsorted(ordered, query_labels, right=True) - begin
-        relevant = size - ((own >= 0) & (labels[own] == query_labels)).long()
+        inside = (own >= 0) & (labels[own] == query_labels)
+        if cameras is None or query_cameras is None:
+            cameras, query_cameras = torch.zeros_like(labels), torch.full_like(query_labels, -1)
+            relevant = size - inside.long()
+        else:
+            # Cameras by their numbers from 0, behind a class as its digits.
+            kinds, both = torch.cat([cameras, query_cameras]).to(labels.device).unique(return_inverse=True)
+            cameras, query_cameras = both.split([len(labels), len(query_labels)])
+            known, number = labels.unique(return_inverse=True)
+            place = torch.searchsorted(known, query_labels).clamp_max(len(known) - 1)
+            taken = (number * len(kinds) + cameras).sort().values
+            asked = place * len(kinds) + query_cameras
+            seen = torch.searchsorted(taken, asked, right=True) - torch.searchsorted(taken, asked)
+            relevant = size - seen.where(known[place] == query_labels, 0)
+            relevant -= (inside & (cameras[own] != query_cameras)).long()
         if not relevant.any():
             if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
                 raise ValueError(
@@ -273,7 +285,7 @@ class _Task:
                 f"none of the {len(query_labels)} queries has an image of its class in the gallery of "
                 f"{len(labels)} (besides itself); no query has an answer to find: look at both labels"
             )
-        return cls(members, begin, size, own, relevant)
+        return cls(members, begin, size, own, relevant, cameras, query_cameras)
 
 
 def _ranks(
@@ -285,14 +297,18 @@ def _ranks(
     # Behind the end of its class a query looks at itself and at others' images: both are struck out.
     member = task.members[(task.begin[piece, None] + column).clamp_max(len(task.members) - 1)]
     wanted = _keys(near[row[:, None], member], member)
-    wanted.masked_fill_((member == own[:, None]) | (column >= task.size[piece, None]), _NONE)
-    del member
+    beyond = column >= task.size[piece, None]
+    unseen = (task.cameras[member] == task.query_cameras[piece, None]) & ~beyond
+    wanted.masked_fill_((member == own[:, None]) | beyond | unseen, _NONE)
     near[row[own >= 0], own[own >= 0]] = torch.inf
+    query, place = unseen.nonzero(as_tuple=True)
+    near[row[query], member[query, place]] = torch.inf
+    del member, beyond, unseen
     place = _places(near, row, wanted, relevant, pool)
     first = place[:, 0].clone()
     column = column[: place.shape[1]]
     count = relevant[:, None]
-    precision = (column + 1) / place.to(wide_dtype(near.device))
+    precision = (column + 1) / place.double()
     precision.masked_fill_(column >= count, 0)
     average = precision.sum(1) / relevant
     precision.masked_fill_(place > count, 0)
@@ -353,93 +369,22 @@ def _keys(square: Tensor, position: Tensor) -> Tensor:
     return square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(position)
 
 
-class _Squares:
-    """Squared distances to an (N, D) gallery, block by block, through buffers that are allocated once."""
-
-    def __init__(self, gallery: Tensor, rows: int) -> None:
-        wide, device = wide_dtype(gallery.device), gallery.device
-        width = _width(*gallery.shape)
-        self.gallery = gallery
-        self.left = torch.empty(rows, gallery.shape[1], dtype=wide, device=device)
-        self.right = torch.empty(width, gallery.shape[1], dtype=wide, device=device)
-        self.square = torch.empty(rows * width, dtype=wide, device=device)
-        self.rest = torch.empty_like(self.square)
-        self.gallery_lengths = self.lengths(gallery, "the gallery")
-        self.least = _SAME * float(self.gallery_lengths.max())
-
-    def lengths(self, embeddings: Tensor, what: str) -> Tensor:
-        """Squared lengths (N,) of embeddings; refuses those that are no numbers."""
-        lengths = torch.empty(len(embeddings), dtype=self.right.dtype, device=self.right.device)
-        for begin, end in _blocks(len(embeddings), len(self.right)):
-            right = self.right[: end - begin].copy_(embeddings[begin:end])
-            torch.sum(right.square_(), dim=1, out=lengths[begin:end])
-        bad = int((~lengths.isfinite()).sum())
-        if bad:
-            raise BrokenEmbeddingsError(
-                f"{bad} of {len(embeddings)} embeddings of {what} hold NaN, infinity or numbers whose "
-                "squares are infinite: the network has diverged or its weights are damaged; go back to its "
-                "last good weights"
-            )
-        return lengths
-
-    def write(self, out: Tensor, queries: Tensor, lengths: Tensor, scale: float) -> None:
-        """Write the distances of (B, D) queries, times a power of two, into a float32 tensor (B, N)."""
-        left = self.left[: len(queries)].copy_(queries)
-        for begin, end in _blocks(len(self.gallery), len(self.right)):
-            out[:, begin:end] = self._block(left, lengths, begin, end, scale)
-
-    def write_mutual(self, out: Tensor, scale: float) -> None:
-        """Write the distances within the gallery, times a power of two, into a float32 tensor (N, N)."""
-        blocks = _blocks(len(self.gallery), len(self.left))
-        for i, (top, bottom) in enumerate(blocks):
-            left = self.left[: bottom - top].copy_(self.gallery[top:bottom])
-            for begin, end in blocks[i:]:
-                square = self._block(left, self.gallery_lengths[top:bottom], begin, end, scale)
-                out[top:bottom, begin:end] = square
-                if begin > top:
-                    out[begin:end, top:bottom] = out[top:bottom, begin:end].T
-
-    def _block(self, left: Tensor, lengths: Tensor, begin: int, end: int, scale: float) -> Tensor:
-        """Give the distances of (B, D) rows to `gallery[begin:end]`, in a buffer."""
-        right = self.gallery[begin:end]
-        if right.dtype != self.right.dtype:
-            right = self.right[: end - begin].copy_(right)
-        square = self.square[: len(left) * len(right)].view(len(left), len(right))
-        torch.addmm(square, left, right.T, beta=0, alpha=scale, out=square)
-        # (|x|² − xy) + (|y|² − xy): rounded alike whichever is the query, and least if they are near.
-        rest = self.rest[: square.numel()].view(square.shape)
-        torch.sub(self.gallery_lengths[begin:end] * scale, square, out=rest)
-        torch.sub(lengths[:, None] * scale, square, out=square).add_(rest)
-        return torch.threshold_(square, self.least * scale, 0.0)
-
-
-def _width(images: int, dim: int) -> int:
-    """Give how many images to compare at once: at most 2,048, and 8 MB in double precision."""
-    return min(images, max(16, min(_WIDTH, _BLOCK // dim)))
-
-
-def _blocks(images: int, width: int) -> list[tuple[int, int]]:
-    """Split positions evenly: a product with a few rows is rounded in another order, and copies must tie."""
-    count = -(-images // width)
-    return [(images * i // count, images * (i + 1) // count) for i in range(count)]
-
-
 def _side(images: int, dim: int) -> int:
     """Give how many images a tile has on a side."""
-    return min(_TILE, _width(images, dim))
+    return min(_TILE, block_width(images, dim))
 
 
 def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[int, bool]:
     """Give how many queries to rank at once in so many bytes, and whether all squares of the gallery fit."""
     images, dim = gallery.shape
-    width, side = _width(images, dim), _side(images, dim)
+    width, side = block_width(images, dim), _side(images, dim)
     # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery,
     # and what each thread sorts.
-    fixed = 2**25 + (64 + 24 * torch.get_num_threads()) * images + 160 * queries + 8 * width * dim
-    # A square for each image; positions, keys, ranks and precisions of the relevant ones; two blocks; the
-    # query. Another device sorts the keys of all queries at once.
-    each = (4 if gallery.device.type == "cpu" else 40) * images + 64 * (relevant + 1) + 16 * width + 16 * dim
-    rows = _MOST_ROWS
+    fixed = 2**25 + (96 + 24 * torch.get_num_threads()) * images + 160 * queries + 8 * width * dim
+    # A square for each image; positions, keys, ranks and precisions of the relevant ones; two blocks and
+    # what is compared of them; the query. Another device sorts the keys of all queries at once.
+    each = (4 if gallery.device.type == "cpu" else 40) * images + 72 * (relevant + 1) + 24 * width + 16 * dim
+    rows = MOST_ROWS
     least = fixed + _LEAST_ROWS * each
     if not is_number(memory) or memory < least:
         raise ValueError(
@@ -448,28 +393,7 @@ def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[in
         )
     while fixed + rows * each > memory:
         rows //= 2
-    return rows, fixed + rows * each + 8 * side * (2 * side + dim) + 4 * images**2 <= memory
-
-
-def _check_embeddings(embeddings: Tensor, what: str) -> None:
-    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
-        found = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
-        raise ValueError(f"{what} must be a tensor of floats, not {found}: pass (N, D) embeddings")
-    if embeddings.ndim != 2 or 0 in embeddings.shape:
-        raise ValueError(
-            f"{what} has shape {tuple(embeddings.shape)}; it must be (N, D), a row for each image"
-        )
-
-
-def _check_queries(queries: Tensor, gallery: Tensor) -> None:
-    _check_embeddings(queries, "queries")
-    if queries.shape[1] != gallery.shape[1]:
-        raise ValueError(
-            f"queries have shape {tuple(queries.shape)} and the gallery {tuple(gallery.shape)}; their "
-            "rows must be equally long: embed both with one network"
-        )
-    if queries.device != gallery.device:
-        raise ValueError(f"queries are on {queries.device} and the gallery is on {gallery.device}: move one")
+    return rows, fixed + rows * each + 8 * side * (3 * side + dim) + 4 * images**2 <= memory
 
 
 def _check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
@@ -486,3 +410,17 @@ def _check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
             f"own holds {wrong}; positions in a gallery of {images} are 0 to {images - 1}, and -1 for none"
         )
     return own.long()
+
+
+def _check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
+    if (cameras is None) != (query_cameras is None):
+        given, missing = (
+            ("cameras", "query_cameras") if query_cameras is None else ("query_cameras", "cameras")
+        )
+        raise ValueError(f"{given} are given and {missing} are not: pass both, or none")
+    for name, value, count in (("cameras", cameras, images), ("query_cameras", query_cameras, queries)):
+        if value is not None and (value.is_floating_point() or value.shape != (count,)):
+            raise ValueError(
+                f"{name} are {value.dtype} of shape {tuple(value.shape)}; they must be integers of shape "
+                f"({count},), a camera for each image"
+            )

@@ -1,7 +1,9 @@
 """The reference's figures on a fixed tiny network: what its protocol must give, with its targets and without.
 
-PGD follows signs of gradients, so two correct programs agree in scores and not in bits: a score may be one
-point or one query of the 64 off, whichever is more.
+PGD follows signs of gradients: where a pixel's gradient is all rounding, two correct programs part, and so do
+two processors. `PART` says how many of the 64 queries end up elsewhere than the reference's, as seen under
+the kernels that `make kernels` runs (AVX-512, AVX2, SSE4.1 with MKL's compatible mode); twice as many may.
+Where none does, a score is the reference's but for its own rounding.
 """
 
 import json
@@ -23,6 +25,7 @@ from robustmetric.perturb import Budget, frozen
 Golden = dict[str, NDArray[Any]]
 FIGURES = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
 ONE_QUERY = 100 / 64
+PART = {"CA+": 0, "CA-": 0, "QA+": 6, "QA-": 1, "TMA": 1, "ES": 0, "LTM": 4, "GTM": 1, "GTT": 0}
 NAMES = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
 DRAWN = ["CA+", "CA-", "QA+", "QA-", "TMA"]
 
@@ -35,12 +38,13 @@ class World(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Objective and scores of each query at the image itself and after the search."""
+    """Objective and scores of each query at the image itself and after the search, and where it ends."""
 
     loss_before: Tensor
     loss: Tensor
     before: dict[str, Tensor]
     after: dict[str, Tensor]
+    z: Tensor
 
 
 @pytest.fixture
@@ -90,21 +94,28 @@ def run(which: RankingAttack, target: Target, world: World, *, steps: int = 32) 
         early = read(search(steps - 1))
         after |= {key: early[key] for key in which.read_early}
     with torch.no_grad():
-        return Outcome(goal(world.images, rows), goal(moved, rows), read(world.images), after)
+        z = embed(world.network, moved)
+        return Outcome(goal(world.images, rows), goal(moved, rows), read(world.images), after, z)
 
 
 def expected(name: str, when: str) -> dict[str, tuple[float, float]]:
-    """The reference's scores by this project's names, and how far off one may be."""
-    found = FIGURES[name][when]
+    """The reference's scores by this project's names, and how far off one may be.
+
+    A query that parts from the reference's may be a hit instead of a miss; in a ranking of 400 images it was
+    seen to move by two places at most, and its cosine by 0.004. Before the attack, an image and its perturbed
+    self are equally far: for the reference, rounding decides which of them comes first.
+    """
+    found, parted = FIGURES[name][when], 2 * PART[name] if when == "after" else 0
     if name in ("CA+", "CA-", "QA+", "QA-"):
-        return {name: (100 * found[f"{name}:prank"], ONE_QUERY)}
+        places = 64 if when == "before" else 2 * parted
+        return {name: (100 * found[f"{name}:prank"], 0.01 + places * ONE_QUERY / 400)}
     if name == "TMA":
-        return {name: (found["Cosine-SIM"], 0.01)}
+        return {name: (found["Cosine-SIM"], 1e-5 + parted * 0.004 / 64)}
     if name == "ES":
-        return {"ES:D": (found.get("embshift", 0.0), 0.01), "ES:R": (found["r@1"], ONE_QUERY)}
-    if name == "GTT":
-        return {name: (100 * found["retain@4"], ONE_QUERY)}
-    return {name: (100 * found["r@1"], ONE_QUERY)}
+        shift = found.get("embshift", 8e-6)  # 1e-6 in each of 64 coordinates
+        return {"ES:D": (shift, 1e-5), "ES:R": (found["r@1"], parted * ONE_QUERY)}
+    key = "retain@4" if name == "GTT" else "r@1"
+    return {name: (100 * found[key], parted * ONE_QUERY)}
 
 
 def test_every_score_every_loss_and_ers(golden: Golden, world: World) -> None:
@@ -118,11 +129,12 @@ def test_every_score_every_loss_and_ers(golden: Golden, world: World) -> None:
             for key, (value, slack) in wanted.items():
                 assert found[key].mean().item() == pytest.approx(value, abs=slack + 1e-6), (key, when)
         if "loss" in FIGURES[name]["after"]:
-            # The reference's loss of ES is a sum. It is chaotic, for it begins with a rounding.
-            total, slack = (64.0, 0.64) if name == "ES" else (1.0, 1e-3)
+            # The reference's loss of ES is a sum; its first step, which is compared with another point, comes
+            # after the loss that it reports.
+            total = 64.0 if name == "ES" else 1.0
             wanted_loss = FIGURES[name]["before"]["loss"], FIGURES[name]["after"]["loss"]
-            assert total * outcome.loss_before.mean().item() == pytest.approx(wanted_loss[0], abs=1e-3)
-            assert total * outcome.loss.mean().item() == pytest.approx(wanted_loss[1], abs=slack)
+            assert total * outcome.loss_before.mean().item() == pytest.approx(wanted_loss[0], abs=1e-4)
+            assert total * outcome.loss.mean().item() == pytest.approx(wanted_loss[1], abs=1e-3)
         score |= {key: value.mean().item() for key, value in outcome.after.items()}
     terms = [
         2 * score["CA+"],
@@ -137,6 +149,15 @@ def test_every_score_every_loss_and_ers(golden: Golden, world: World) -> None:
         score["GTT"],
     ]
     assert sum(terms) / 10 == pytest.approx(FIGURES["ERS"], abs=0.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_search_ends_where_the_reference_s_does(name: str, golden: Golden, world: World) -> None:
+    which = attack(name, protocol="reference")
+    z = run(which, golden_target(name, golden, which, world), world).z
+    off = (z - torch.tensor(golden[f"{name}/adv_embedding"])).norm(dim=1)
+    assert off.median() < 1e-6
+    assert int((off > 1e-5).sum()) <= 2 * PART[name]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -78,7 +78,10 @@ def oracle(name: str, strict: bool, z: Tensor, row: int, index: list[int], q: Qu
     if kind == "TMA":
         return 1 - (z * g.z[index[0]]).sum()
     if kind == "ES":
-        return -far(z, q.z[row])
+        if strict:
+            return -far(z, q.z[row])
+        begins = far(z, q.z[row]) < 1e-5
+        return -far(z + 1e-6, q.z[row] + (1e-7 if begins else 0))
     if kind == "GTM":
         return to[index[0]]
     if kind == "GTT":
@@ -311,9 +314,7 @@ def test_sp_qa_without_weight_is_qa(
 def test_es_begins_a_tiny_way_off() -> None:
     images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     kept = images.clone()
-    reference = attack("ES", protocol="reference").start(images, draws=Draws(0, "x", range(3)))
-    assert reference is not None
-    assert torch.equal(reference, images + 1e-7)
+    assert attack("ES", protocol="reference").start(images, draws=Draws(0, "x", range(3))) is None
     strict = attack("ES").start(images, draws=Draws(0, "x", range(3)))
     assert strict is not None
     offset = (strict - images) / 1e-4
@@ -325,6 +326,37 @@ def test_es_begins_a_tiny_way_off() -> None:
     assert again is not None
     assert torch.equal(again[0], strict[1])
     assert torch.equal(images, kept)
+
+
+def test_the_reference_s_es_begins_along_the_diagonal(gallery: Gallery, queries: Queries) -> None:
+    """Where nothing has moved, 1e-6 less 1e-7 in every coordinate is all the difference there is."""
+    for rounding in (0.0, 1e-9):
+        z = (queries.z + rounding * torch.randn(queries.z.shape, dtype=torch.float64)).requires_grad_()
+        value = attack("ES", protocol="reference").objective(
+            z, Target(torch.empty(18, 0).long()), queries, gallery
+        )
+        (slope,) = torch.autograd.grad(value.sum(), z)
+        torch.testing.assert_close(value, torch.full_like(value, -2 * 9e-7), rtol=0.01, atol=0)
+        torch.testing.assert_close(slope, torch.full_like(slope, -0.5), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("name", ["TMA", "GTM", "LTM", "CA+", "CA-", "QA+", "QA-"])
+def test_an_image_that_is_aimed_at_itself_is_not_moved_by_rounding(
+    name: str, gallery: Gallery, queries: Queries
+) -> None:
+    which, inside = attack(name, protocol="reference"), queries[torch.arange(12)]
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(3):
+        noise = 1e-9 * torch.randn(inside.z.shape, generator=generator, dtype=torch.float64)
+        z = (inside.z + noise).requires_grad_()
+        target = which.aim(inside.own[:, None], inside, gallery)
+        (slope,) = torch.autograd.grad(which.objective(z, target, inside, gallery).sum(), z)
+        found.append(slope)
+    for slope in found:
+        torch.testing.assert_close(slope, found[0], rtol=0, atol=2e-3)
+        if name in ("TMA", "GTM", "CA+"):
+            assert not slope.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

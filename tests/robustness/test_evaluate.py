@@ -136,24 +136,30 @@ def test_the_reference_reads_the_distance_one_step_before_the_last(
 ATTACKS = [*ERS_ATTACKS, "CA+(w=3)", "SP-QA-"]
 
 
-@pytest.mark.parametrize("protocol", ["strict", "reference"])
+# The reference ranks the unperturbed image too, which is at first as near as the perturbed one: with several
+# targets it is rounding how much each of them counts in the first step.
+@pytest.mark.parametrize(
+    ("protocol", "attacks", "seed"),
+    [("strict", ATTACKS, 1), ("reference", ERS_ATTACKS, 1), ("reference", ERS_ATTACKS, 3)],
+)
 def test_the_batch_size_changes_nothing(
-    tiny: Tiny, network: nn.Module, images: Tensor, protocol: str
+    tiny: Tiny, network: nn.Module, images: Tensor, protocol: str, attacks: list[str], seed: int
 ) -> None:
     settings = {
         "images": images.double(),
         "protocol": protocol,
-        "attacks": ATTACKS,
+        "attacks": attacks,
         "steps": 4,
         "queries": 14,
     }
     found = []
     for batch in (64, 7, 1):
-        evaluation = tiny(network.double(), batch=batch, seed=1, **settings)
+        evaluation = tiny(network.double(), batch=batch, seed=seed, **settings)
         record = evaluation.run()
         found.append((values(evaluation), record))
-    # The reference may aim an image at itself, where the gradient is all rounding: none of this seed's is.
-    assert not (found[0][0]["TMA/target"][:, 0] == found[0][0]["TMA/number"]).any()
+    # The reference may aim an image at itself.
+    itself = [(found[0][0][f"{n}/target"][:, 0] == found[0][0][f"{n}/number"]).any() for n in ("TMA", "GTM")]
+    assert any(itself) == (protocol == "reference")
     for each, record in found[1:]:
         assert_same(each, found[0][0])
         for name in record.columns():

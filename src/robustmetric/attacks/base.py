@@ -14,15 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustmetric.distance import pair_distance, wide_dtype
+from robustmetric.distance import pair_distance
 from robustmetric.registry import is_number, lookup
-from robustmetric.retrieval import distances
+from robustmetric.squares import distances
 from robustmetric.triplets import check_labels
 
 Protocol = Literal["strict", "reference"]
-
-# Squared distances of products and of differences agree to this: below 1e-8 it is more than single precision.
-_SAME = 4e-15
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,11 +244,32 @@ class SignedAttack(RankingAttack):
         return choose_near(uniform, queries, gallery, own, strict=self.strict)
 
 
-def square_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distance row by row, (…, D) and (…, D) to (…,), rounded as `distances` rounds."""
-    wide = wide_dtype(x.device)
-    square = (x.to(wide) - y.to(wide)).square().sum(-1)
-    return square.where(square > 1e-14, 0.0).float()
+def away_from(z: Tensor, place: Tensor) -> Tensor:
+    """Cut the gradient of those `z` (…, D) that are at their `place` (…, D) but for rounding: (…, D).
+
+    A gradient of the distance is all rounding there, and would depend on the batch and on the processor. It
+    is zero instead, as at no distance at all. An image may be aimed at a copy of it and, by the reference,
+    at itself.
+
+    >>> z = torch.tensor([[1.0, 1e-7], [1.0, 1e-2]], requires_grad=True)
+    >>> pair_distance(away_from(z, torch.tensor([1.0, 0.0])), torch.tensor([1.0, 0.0])).sum().backward()
+    >>> z.grad
+    tensor([[0., 0.],
+            [0., 1.]])
+    """
+    return torch.where(at(z, place)[..., None], z.detach(), z)
+
+
+def at(z: Tensor, place: Tensor) -> Tensor:
+    """Tell which of `z` (…, D) are at their `place` (…, D) but for rounding: (…,).
+
+    Embeddings of one image differ by less than 1e-5 from batch to batch and from processor to processor, and
+    a step of any attack moves them by more.
+
+    >>> at(torch.tensor([[1.0, 1e-7], [1.0, 1e-2]]), torch.tensor([1.0, 0.0]))
+    tensor([ True, False])
+    """
+    return pair_distance(z.detach(), place) < 1e-5
 
 
 def nearest(
@@ -307,9 +325,8 @@ def count_nearer(
         square = distances(z, gallery.z[block])
         for position in without:
             put(square, rows, position, block, torch.inf)
-        square -= level[:, None]
-        nearer += (square < -_SAME).sum(1)
-        tied += (square.abs_() <= _SAME).sum(1)
+        nearer += (square < level[:, None]).sum(1)
+        tied += (square == level[:, None]).sum(1)
     return nearer, tied
 
 
@@ -446,7 +463,8 @@ class _RankHinge(torch.autograd.Function):
         ranked = torch.full_like(value, len(gallery))
         if own is not None:
             ranked -= 1 + (own >= 0).to(ranked)
-        away = (z[:, None] - goal) / to_goal.clamp_min(1e-6)[..., None]
+        # At the goal itself every way is rounding: see `away_from`.
+        away = ((z[:, None] - goal) / to_goal[..., None]).masked_fill(at(z[:, None], goal)[..., None], 0.0)
         slope = (opened[..., None] * away).sum(1) - z * pull + push
         ctx.save_for_backward(slope / ranked[:, None])
         return value / ranked

@@ -16,13 +16,14 @@ from robustmetric.attacks.base import (
     Queries,
     SignedAttack,
     Target,
+    away_from,
     count_nearer,
     normalised_rank,
     put,
     sign_of,
-    square_distance,
 )
 from robustmetric.distance import cross_distance, pair_distance
+from robustmetric.squares import square_distance
 
 # Up to so many distances are kept from step to step; more are computed anew in each, block by block.
 _KEPT = 2**26
@@ -57,7 +58,8 @@ class CandidateAttack(SignedAttack):
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Mean over images x of max(0, ±(d(q, x̃) − d(q, x))): how far x̃ is from first, or last."""
         sign = sign_of(self.sign)
-        dist = pair_distance(z[:, None], gallery.z[target.index])
+        goal = gallery.z[target.index]
+        dist = pair_distance(away_from(z[:, None], goal), goal)
         # The value of a sum of hinges in one variable, and its slope: how many are open.
         level = dist.detach()
         value, opened = torch.zeros_like(level), torch.zeros_like(level)

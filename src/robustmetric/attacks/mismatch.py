@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, choose
+from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, away_from, choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class TargetedMismatch(RankingAttack):
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """1 − cos(x̃, t)."""
-        return 1 - (z * gallery.z[target.index[:, 0]]).sum(1)
+        t = gallery.z[target.index[:, 0]]
+        return 1 - (away_from(z, t) * t).sum(1)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Cosine of the perturbed image and its target."""

@@ -17,6 +17,7 @@ from robustmetric.attacks.base import (
     Queries,
     RankingAttack,
     Target,
+    away_from,
     hit_at_1,
     nearest,
     put,
@@ -62,7 +63,8 @@ class LearningToMisrank(RankingAttack):
                 positive = torch.where(high > near, place + block.start, positive)
                 near = torch.maximum(high, near)
             answered = near.isfinite() & far.isfinite()
-        gap = pair_distance(z, gallery.z[negative]) - pair_distance(z, gallery.z[positive])
+        p = gallery.z[positive]
+        gap = pair_distance(z, gallery.z[negative]) - pair_distance(away_from(z, p), p)
         return torch.where(answered, gap, 0.0).clamp_min(0)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
@@ -98,7 +100,8 @@ class GreedyTop1Misranking(RankingAttack):
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """d(x̃, u)."""
-        return pair_distance(z, gallery.z[target.index[:, 0]])
+        u = gallery.z[target.index[:, 0]]
+        return pair_distance(away_from(z, u), u)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Whether the nearest image is still of the class."""

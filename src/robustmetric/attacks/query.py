@@ -23,10 +23,10 @@ from robustmetric.attacks.base import (
     normalised_rank,
     rank_hinge,
     sign_of,
-    square_distance,
     with_options,
 )
 from robustmetric.registry import is_number
+from robustmetric.squares import square_distance
 
 
 @dataclass(frozen=True, kw_only=True)

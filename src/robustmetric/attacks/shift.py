@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, hit_at_1
+from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, at, hit_at_1
 from robustmetric.distance import pair_distance
 
 
@@ -34,21 +35,32 @@ class EmbeddingShift(RankingAttack):
         return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """−d(φ(x̃), φ(x))."""
-        return -pair_distance(z, queries.z)
+        """−d(φ(x̃), φ(x)); the reference's distance, and its other end in the first step, see `_shift`."""
+        if self.strict:
+            return -pair_distance(z, queries.z)
+        # Before its first step an embedding is where it was.
+        return -_shift(z, queries.z + 1e-7 * at(z, queries.z)[:, None])
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Distance from the benign embedding, and whether the nearest image is still of the class."""
         own = self.myself(queries, gallery)
         return {
-            "ES:D": pair_distance(z.double(), queries.z.double()),
+            "ES:D": (pair_distance if self.strict else _shift)(z, queries.z),
             "ES:R": hit_at_1(z, queries, gallery, own, strict=self.strict),
         }
 
-    def start(self, images: Tensor, *, draws: Draws) -> Tensor:
+    def start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
         """Begin a little way off: at the image itself the gradient of the distance is zero."""
         if not self.strict:
-            return images + 1e-7
+            return None
         # Less would be lost in the rounding of the embeddings, which depends on the batch.
         tiny = max(1e-4, torch.finfo(images.dtype).eps)
         return images + tiny * draws.normal(*images.shape[1:]).to(images)
+
+
+def _shift(z: Tensor, benign: Tensor) -> Tensor:
+    """Measure as the reference does: torch adds 1e-6 to each coordinate of the difference, (B, D) to (B,).
+
+    At the image itself that is where the gradient comes from.
+    """
+    return F.pairwise_distance(z, benign, eps=1e-6)

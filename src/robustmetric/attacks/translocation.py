@@ -15,8 +15,8 @@ from robustmetric.attacks.base import (
     count_nearer,
     nearest,
     rank_hinge,
-    square_distance,
 )
+from robustmetric.squares import square_distance
 
 
 @dataclass(frozen=True, kw_only=True)
