@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from robustmetric import data
 from robustmetric.data import DATA, ImageSet, Split, load
-from robustmetric.data.table import SHOWN, half, read_text
+from robustmetric.data.listing import SHOWN, half, read_text
 
 Maker = Callable[..., Path]
 
