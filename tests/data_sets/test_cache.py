@@ -845,7 +845,6 @@ def test_a_kill_at_any_step_of_a_rebuild_loses_nothing(
         decoded.clear()
         assert same(cached(image_set(files), folder, size=SIZE), files)
         assert decoded in ([files[3]], [])
-        # What a killed program left of the old one goes with the next change.
         assert not list(folder.glob("*.pixels.partial"))
     assert (code, decoded) == (0, [])
     assert moment > 20
