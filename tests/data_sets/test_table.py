@@ -281,6 +281,16 @@ def test_every_image_that_tests_needs_a_mark(column: str, tmp_path: Path) -> Non
         load("csv", file, "test")
 
 
+@pytest.mark.parametrize("text", ["", "0", "False"])
+def test_training_images_need_not_be_queries(text: str, tmp_path: Path) -> None:
+    rows = [f"0.png,a,train,{text}", f"1.png,a,train,{text}", "2.png,b,test,1", "3.png,b,test,0"]
+    file = write(tmp_path, ["path,label,split,is_query", *rows])
+    assert load("csv", file).is_query is None
+    marks = load("csv", file, "test").is_query
+    assert marks is not None
+    assert marks.tolist() == [True, False]
+
+
 @pytest.mark.parametrize(("column", "what"), [("is_query", "query"), ("is_gallery", "gallery")])
 def test_a_test_split_without_queries_or_gallery_is_refused(column: str, what: str, tmp_path: Path) -> None:
     file = write(tmp_path, [f"path,label,split,{column}", "0.png,a,test,0", "1.png,a,test,false"])

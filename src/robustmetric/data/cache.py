@@ -112,11 +112,11 @@ def _known(pixels: NDArray[np.uint8], images: ImageSet, skipped: tuple[Path, ...
         images.labels,
         images.classes,
         skipped,
-        images.files,
-        images.cameras,
-        images.is_query,
-        images.is_gallery,
-        images.columns,
+        files=images.files,
+        cameras=images.cameras,
+        is_query=images.is_query,
+        is_gallery=images.is_gallery,
+        columns=images.columns,
     )
 
 

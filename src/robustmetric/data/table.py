@@ -116,7 +116,8 @@ def _chosen(rows: Sequence[_Row], split: Part) -> list[_Row]:
 def _marks(file: Path, split: Part, name: str, marks: Sequence[tuple[int, bool | None]]) -> Tensor | None:
     """Say which images are queries, or in the gallery; None where no row of the split says so."""
     unmarked = [line for line, mark in marks if mark is None]
-    if len(unmarked) == len(marks):
+    # Tables that mark no training image mean nothing by it.
+    if len(unmarked) == len(marks) or (split == "train" and not any(mark for _, mark in marks)):
         return None
     if unmarked and split != "train":
         raise ValueError(
