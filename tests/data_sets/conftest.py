@@ -126,6 +126,51 @@ def make_sop() -> Maker:
 
 
 @pytest.fixture(scope="session")
+def make_inshop() -> Maker:
+    """Write In-Shop: make_inshop(root, train=(2, 3), test=(3, 2)); the first image of a test item is a query.
+
+    The list goes to Eval/ and the images to Img/, as they are published.
+    """
+
+    def make(root: Path, train: Sequence[int] = (2, 3), test: Sequence[int] = (3, 2)) -> Path:
+        lines = []
+        for item, count in enumerate((*train, *test), start=1):
+            name = f"id_{item:08}"
+            for i in range(count):
+                path = f"img/WOMEN/Dresses/{name}/0{i + 1}_1_front.jpg"
+                write_image(root / "Img" / path, 100 * item + i)
+                status = "train" if item <= len(train) else "gallery" if i else "query"
+                lines.append(f"{path:<70} {name} {status}")
+        (root / "Eval").mkdir(parents=True, exist_ok=True)
+        header = f"{len(lines)}\nimage_name item_id evaluation_status"
+        (root / "Eval" / "list_eval_partition.txt").write_text("\n".join([header, *lines]) + "\n")
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_market1501() -> Maker:
+    """Write Market-1501: make_market1501(root, train=(2, 3), test=(3, 2)), images for each identity.
+
+    Cameras take turns; the first image of each identity that tests is a query.
+    """
+
+    def make(root: Path, train: Sequence[int] = (2, 3), test: Sequence[int] = (3, 2)) -> Path:
+        for folder in ("bounding_box_train", "bounding_box_test", "query"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        for identity, count in enumerate((*train, *test), start=1):
+            for i in range(count):
+                test_folder = "bounding_box_test" if i else "query"
+                folder = "bounding_box_train" if identity <= len(train) else test_folder
+                name = f"{identity:04}_c{i % 6 + 1}s1_{identity:06}_0{i}.jpg"
+                write_image(root / folder / name, 100 * identity + i)
+        return root
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def make_folder() -> Maker:
     """Write a directory for each class: make_folder(root, {"cat": 3, "dog": 2}, suffix=".png").
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from robustmetric.data import cache
+from robustmetric.data import cache, cache_build, decode
 from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import Pixels, cached
 
@@ -60,13 +60,13 @@ def folder(tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return the files decoded so far."""
     seen: list[Path] = []
-    original = cache._decoded
+    original = decode.decoded
 
-    def counted(file: Path, size: Any, channels: Any) -> Array:
+    def counted(file: Path, *rest: Any) -> Array:
         seen.append(file)
-        return original(file, size, channels)
+        return original(file, *rest)
 
-    monkeypatch.setattr(cache, "_decoded", counted)
+    monkeypatch.setattr(decode, "decoded", counted)
     return seen
 
 
@@ -340,7 +340,7 @@ def test_a_cache_in_a_folder_that_cannot_be_written_is_used(
     files: list[Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached(image_set(files), folder, size=SIZE)
-    monkeypatch.setattr(cache, "_locked", None)  # nothing may be locked, which would write
+    monkeypatch.setattr(cache, "locked", None)  # nothing may be locked, which would write
     assert same(cached(image_set(files), folder, size=SIZE), files)
 
 
@@ -366,18 +366,44 @@ def rename(files: list[Path]) -> list[Path]:
     return [*files[:-1], files[-1].rename(files[-1].with_name("other.png"))]
 
 
-@pytest.mark.parametrize("change", [touch, replace, add, rename, lambda files: files[1:], lambda f: f[::-1]])
-def test_any_change_of_the_files_builds_anew_and_removes_the_old(
-    change: Callable[[list[Path]], list[Path]], files: list[Path], folder: Path, decoded: list[Path]
+def two_become_one(files: list[Path]) -> list[Path]:
+    files[3].write_bytes(files[5].read_bytes())
+    return files[:6]
+
+
+CHANGES: list[tuple[Callable[[list[Path]], list[Path]], list[str]]] = [
+    (touch, ["3.png"]),
+    (replace, ["3.png"]),
+    (add, ["new.jpg"]),
+    (rename, ["other.png"]),
+    (two_become_one, ["3.png"]),
+    (lambda files: files[1:], []),
+    (lambda files: files[::-1], []),
+    (lambda files: [files[0], files[2], files[0]], []),
+]
+
+
+@pytest.mark.parametrize(("change", "again"), CHANGES)
+def test_any_change_of_the_files_redoes_what_changed_and_removes_the_old(
+    change: Callable[[list[Path]], list[Path]],
+    again: list[str],
+    files: list[Path],
+    folder: Path,
+    decoded: list[Path],
 ) -> None:
-    cached(image_set(files), folder, size=SIZE)
+    before = cached(image_set(files), folder, size=SIZE)
+    copy = np.array(before.pixels)
     other = folder / "notes.npy"
     other.write_text("mine")
     old = finished(folder)
     decoded.clear()
     files = change(files)
-    assert same(cached(image_set(files), folder, size=SIZE), files)
-    assert len(decoded) == len(files)
+    seen: list[tuple[int, int]] = []
+    result = cached(image_set(files), folder, size=SIZE, progress=lambda *now: seen.append(now))
+    assert same(result, files)
+    assert [file.name for file in decoded] == again
+    assert seen == [(done, len(files)) for done in range(len(files) + 1)]
+    assert np.array_equal(before.pixels, copy), "someone may still use it"
     assert finished(folder) & old == {"notes.npy"}
     assert len(finished(folder)) == 2
     assert len(list(folder.glob("*.json"))) == 1
@@ -448,6 +474,120 @@ def test_a_damaged_cache_is_built_anew(
     decoded.clear()
     assert same(cached(image_set(files), folder, size=SIZE), files)
     assert len(decoded) == 8
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_pixels, spoil_header, other_array, cut_description, empty_description]
+)
+def test_nothing_is_copied_from_a_damaged_cache(
+    damage: Callable[[Path], None], files: list[Path], folder: Path, decoded: list[Path]
+) -> None:
+    cached(image_set(files), folder, size=SIZE)
+    damage(next(folder.glob("*.npy")))
+    touch(files)
+    decoded.clear()
+    assert same(cached(image_set(files), folder, size=SIZE), files)
+    assert decoded == files
+
+
+def test_nothing_is_copied_without_a_mark_for_each_row(
+    files: list[Path], folder: Path, decoded: list[Path]
+) -> None:
+    cached(image_set(files), folder, size=SIZE)
+    about = next(folder.glob("*.json"))
+    text = json.loads(about.read_text())
+    about.write_text(json.dumps({**text, "marks": text["marks"][32:]}))
+    decoded.clear()
+    assert same(cached(image_set(files), folder, size=SIZE), files)
+    assert decoded == files
+
+
+# Boxes
+
+
+def boxed(files: list[Path], boxes: list[tuple[int, int, int, int]]) -> ImageSet:
+    labels = torch.arange(len(files))
+    classes = tuple(map(str, range(len(files))))
+    return ImageSet("tiny", "train", labels, classes, tuple(files), boxes=np.array(boxes, dtype=np.int64))
+
+
+def cut(file: Path, box: tuple[int, int, int, int]) -> Array:
+    with Image.open(file) as image:
+        part = image.convert("RGB").crop(box) if any(box) else image.convert("RGB")
+        return np.asarray(part.resize((SIZE[1], SIZE[0]), Image.Resampling.BILINEAR))
+
+
+def test_boxes_are_cut_out_before_resizing(files: list[Path], folder: Path, decoded: list[Path]) -> None:
+    listed = [files[0], files[0], files[1], files[2]]
+    boxes = [(0, 0, 5, 5), (3, 4, 30, 20), (0, 0, 0, 0), (27, 0, 28, 22)]
+    for _ in "built", "reused":
+        result = cached(boxed(listed, boxes), folder, size=SIZE)
+        expected = [cut(file, box) for file, box in zip(listed, boxes, strict=True)]
+        assert np.array_equal(result.pixels, np.stack(expected))
+    decoded.clear()
+    boxes[1] = (3, 4, 30, 19)
+    result = cached(boxed(listed, boxes), folder, size=SIZE)
+    assert np.array_equal(result.pixels[1], cut(files[0], boxes[1]))
+    assert decoded == [files[0]]
+
+
+def test_boxes_are_of_the_upright_image(tmp_path: Path, folder: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = noise(8, 12)
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    result = cached(boxed([tmp_path / "a.png"], [(1, 2, 8, 12)]), folder, size=None)
+    assert np.array_equal(result.pixels[0], np.rot90(pixels, -1)[2:12, 1:8])
+
+
+def test_boxes_of_one_size_need_no_other(files: list[Path], folder: Path) -> None:
+    result = cached(boxed(files[:2], [(0, 0, 7, 5), (1, 1, 8, 6)]), folder, size=None)
+    assert result.pixels.shape == (2, 5, 7, 3)
+    with pytest.raises(ValueError, match=r"0.jpg is 5 x 7 pixels \(height x width\) and .*1.png is 21 x 29"):
+        cached(boxed(files[:2], [(0, 0, 7, 5), (0, 0, 0, 0)]), folder, size=None)
+
+
+def test_a_box_that_does_not_fit_is_told_with_its_file(files: list[Path], folder: Path) -> None:
+    listed, boxes = [files[0], files[0], files[1]], [(0, 0, 30, 20), (0, 0, 31, 20), (0, 0, 29, 22)]
+    with pytest.raises(ValueError, match="2 of the 3 images") as caught:
+        cached(boxed(listed, boxes), folder, size=SIZE)
+    assert f"{files[0]}: has 30 x 20 pixels (width x height), beyond which its box (0, 0, 31, 20)" in str(
+        caught.value
+    )
+    assert f"{files[1]}: has 29 x 21 pixels" in str(caught.value)
+    for _ in "built", "reused":
+        result = cached(boxed(listed, boxes), folder, size=SIZE, skip_broken=True)
+        assert np.array_equal(result.pixels, cut(files[0], boxes[0])[None])
+        assert (result.files, result.skipped) == ((files[0],), (files[0], files[1]))
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_what_is_known_of_the_images_goes_along(skip: bool, files: list[Path], folder: Path) -> None:
+    kept = [0, 1, 3, 4, 5, 6, 7] if skip else list(range(8))
+    if skip:
+        files[2].write_bytes(b"")
+    images = ImageSet(
+        "tiny",
+        "test",
+        torch.arange(8),
+        tuple("abcdefgh"),
+        tuple(files),
+        cameras=torch.arange(8) * 10,
+        is_query=torch.arange(8) < 4,
+        is_gallery=torch.arange(8) > 2,
+        columns={"shop": tuple("ABCDEFGH")},
+    )
+    for _ in "built", "reused":
+        result = cached(images, folder, size=SIZE, skip_broken=skip)
+        assert result.files == tuple(files[row] for row in kept)
+        assert result.cameras is not None
+        assert result.cameras.tolist() == [10 * row for row in kept]
+        assert result.is_query is not None
+        assert result.is_query.tolist() == [row < 4 for row in kept]
+        assert result.is_gallery is not None
+        assert result.is_gallery.tolist() == [row > 2 for row in kept]
+        assert result.columns == {"shop": tuple("ABCDEFGH"[row] for row in kept)}
+        assert len(result) == len(kept)
 
 
 # Broken images
@@ -541,11 +681,13 @@ def test_broken_images_are_skipped_on_request(
 
 
 def test_a_skipped_image_made_readable_comes_back(
-    files: list[Path], folder: Path, broken: dict[Path, str]
+    files: list[Path], folder: Path, broken: dict[Path, str], decoded: list[Path]
 ) -> None:
     cached(image_set(files), folder, size=SIZE, skip_broken=True)
     files[1].chmod(0o600)  # changes neither its length nor its time
+    decoded.clear()
     assert same(cached(image_set(files), folder, size=SIZE, skip_broken=True), files[:2])
+    assert files[0] not in decoded
 
 
 def test_a_file_listed_twice_is_skipped_twice(files: list[Path], folder: Path) -> None:
@@ -624,7 +766,7 @@ def die_at(moment: int) -> None:
 
         return step
 
-    write = cache._write
+    write = cache_build._write
 
     def torn(file: Any, place: int, data: bytes) -> None:
         if next(steps) == moment:
@@ -632,8 +774,8 @@ def die_at(moment: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         write(file, place, data)
 
-    cache.JOURNAL_SECONDS = 0.0
-    cache._write = torn
+    cache_build.JOURNAL_SECONDS = 0.0
+    cache_build._write = torn
     os.fsync = deadly(os.fsync)
     Path.replace = deadly(Path.replace)  # type: ignore[method-assign]
     Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]
@@ -678,9 +820,70 @@ def test_a_kill_at_any_step_loses_nothing(
         assert set(redone) == {0, 1, 2, 3, 4, 5}
 
 
+def test_a_kill_at_any_step_of_a_rebuild_loses_nothing(
+    files: list[Path], folder: Path, tmp_path: Path, decoded: list[Path]
+) -> None:
+    files = files[:5]
+    old = np.array(cached(image_set(files), folder, size=SIZE).pixels)
+    (old_name,) = finished(folder)
+    saved = shutil.copytree(folder, tmp_path / "saved")
+    Image.fromarray(noise(20, 20, seed=99)).save(files[3])
+
+    def doomed() -> None:
+        die_at(moment)
+        cached(image_set(files), folder, size=SIZE)
+
+    moment, code = 0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        moment += 1
+        shutil.rmtree(folder)
+        shutil.copytree(saved, folder)
+        code = child(doomed).wait()
+        for path in folder.glob("*.npy"):
+            new = np.stack([plain(file) for file in files])
+            assert np.array_equal(np.load(path), old if path.name == old_name else new)
+        decoded.clear()
+        assert same(cached(image_set(files), folder, size=SIZE), files)
+        assert decoded in ([files[3]], [])
+        assert not list(folder.glob("*.pixels.partial"))
+    assert (code, decoded) == (0, [])
+    assert moment > 20
+
+
+def test_a_rebuild_on_a_full_disk_keeps_the_old_and_what_is_copied(
+    files: list[Path], folder: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(image_set(files), folder, size=SIZE)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    touch(files)
+    write = cache_build._write
+    rows: list[int] = []
+
+    def full(file: Any, place: int, data: bytes) -> None:
+        if len(data) == 180:
+            if len(rows) == 4:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rows.append((place - 128) // 180)
+        write(file, place, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_build, "_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            cached(image_set(files), folder, size=SIZE)
+    assert rows == [0, 1, 2, 4]
+    check_previous(before)
+    decoded.clear()
+    seen: list[int] = []
+    assert same(
+        cached(image_set(files), folder, size=SIZE, progress=lambda done, _: seen.append(done)), files
+    )
+    assert decoded == [files[3]]
+    assert seen == [4, 5, 6, 7, 8]
+
+
 def test_a_build_killed_from_outside_continues(files: list[Path], folder: Path, decoded: list[Path]) -> None:
     def stuck() -> None:
-        cache.JOURNAL_SECONDS = 0.0
+        cache_build.JOURNAL_SECONDS = 0.0
         cached(
             image_set(files),
             folder,
@@ -702,16 +905,16 @@ def test_a_build_killed_from_outside_continues(files: list[Path], folder: Path, 
 def test_two_processes_share_one_build(files: list[Path], folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "decoded"
     log.touch()
-    original = cache._decoded
+    original = decode.decoded
 
-    def logged(file: Path, size: Any, channels: Any) -> Array:
+    def logged(file: Path, *rest: Any) -> Array:
         time.sleep(0.02)
         with log.open("a") as lines:
             lines.write(f"{file}\n")
-        return original(file, size, channels)
+        return original(file, *rest)
 
     def work() -> None:
-        cache._decoded = logged
+        decode.decoded = logged  # type: ignore[assignment]
         assert same(cached(image_set(files), folder, size=SIZE), files)
 
     processes = [child(work) for _ in range(3)]
@@ -733,9 +936,10 @@ def test_two_processes_with_other_files_take_turns(files: list[Path], folder: Pa
 
 @pytest.fixture
 def previous(files: list[Path], folder: Path) -> dict[Path, bytes]:
-    """Build a cache, then change a file; return what is in the folder."""
+    """Build a cache, then change all files; return what is in the folder."""
     cached(image_set(files), folder, size=SIZE)
-    touch(files)
+    for file in files:
+        os.utime(file, ns=(1, 1))
     return {path: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -768,7 +972,7 @@ def test_a_disk_that_fills_up_costs_nothing(
     decoded: list[Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write = cache._write
+    write = cache_build._write
     decoded.clear()
 
     def full(file: Any, place: int, data: bytes) -> None:
@@ -776,12 +980,12 @@ def test_a_disk_that_fills_up_costs_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(file, place, data)
 
-    monkeypatch.setattr(cache, "_write", full)
+    monkeypatch.setattr(cache_build, "_write", full)
     with pytest.raises(OSError, match=rf"No space left.*need {NEEDED:,} bytes.*Make room") as caught:
         cached(image_set(files), folder, size=SIZE)
     assert caught.value.errno == errno.ENOSPC
     check_previous(previous)
-    monkeypatch.setattr(cache, "_write", write)
+    monkeypatch.setattr(cache_build, "_write", write)
     decoded.clear()
     assert same(cached(image_set(files), folder, size=SIZE), files)
     assert decoded == files[6:]
@@ -800,7 +1004,7 @@ def test_pixels_that_fsync_lost_are_decoded_again(
         fsync(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "JOURNAL_SECONDS", 0.0)
+        patch.setattr(cache_build, "JOURNAL_SECONDS", 0.0)
         patch.setattr(os, "fsync", failing)
         with pytest.raises(OSError, match="No space left"):
             cached(image_set(files), folder, size=SIZE)
@@ -861,4 +1065,4 @@ def test_odd_names_make_good_file_names(files: list[Path], folder: Path, decoded
     touch(files)
     cached(odd, folder, size=SIZE)
     assert len(finished(folder)) == 1
-    assert len(decoded) == 16
+    assert len(decoded) == 8 + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,16 @@ from PIL import Image, ImageFile
 from rich.console import Console
 
 from robustmetric.data import ImageSet, load
-from robustmetric.data.describe import GAP, NAME, TITLE, Description, contact_sheet, describe, show
+from robustmetric.data.describe import (
+    GAP,
+    NAME,
+    TITLE,
+    Description,
+    contact_sheet,
+    describe,
+    show,
+    typical_size,
+)
 
 Maker = Callable[..., Path]
 
@@ -144,6 +154,83 @@ def test_the_table_shows_the_figures() -> None:
     assert "5.png" not in text
 
 
+def test_queries_cameras_and_boxes_are_told(tmp_path: Path) -> None:
+    files = [plain(tmp_path / f"{i}.png", (20, 16), (i, i, i)) for i in range(4)]
+    images = replace(
+        image_set(files, [0, 0, 1, 1], "a", "b"),
+        cameras=torch.tensor([3, 7, 7, 3]),
+        is_query=torch.tensor([True, False, False, False]),
+        boxes=np.array([[0, 0, 0, 0], [1, 2, 6, 9], [1, 2, 6, 9], [0, 0, 20, 16]]),
+    )
+    found = describe(images)
+    assert (found.queries, found.gallery, found.cameras, found.boxes) == (1, None, 2, 3)
+    assert found.sizes == {(5, 7): 2, (20, 16): 2}
+    rows = [line.split("│")[1:3] for line in text_of(found).splitlines() if "│" in line]
+    shown = {name.strip(): value.strip() for name, value in rows}
+    assert (shown["queries, gallery"], shown["cameras"], shown["with a box"]) == ("1, 4", "2", "3")
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    text = text_of(describe(load("digits")))
+    assert not any(word in text for word in ("queries", "gallery", "cameras", "box"))
+
+
+def test_a_validation_split_is_described(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"train/a": 2, "val/b": 3, "test/c": 2})
+    text = text_of(describe(load("folder", root, "validation")))
+    assert "folder, validation" in text
+
+
+# The typical size
+
+
+def test_the_typical_size_is_the_median(tmp_path: Path) -> None:
+    sizes = [(10, 40), (30, 30), (90, 10), (300, 300), (64, 64)]
+    files = [plain(tmp_path / f"{i}.png", size, (0, 0, 0)) for i, size in enumerate(sizes)]
+    # The square roots of the areas are 20, 30, 30, 300 and 64.
+    assert typical_size(image_set(files, [0] * 5, "a")) == 30
+    assert typical_size(image_set(files[3:], [0] * 2, "a")) == 182
+    boxes = np.array([[0, 0, 0, 0], [0, 0, 5, 5], [2, 2, 9, 9], [0, 0, 7, 7], [0, 0, 6, 6]])
+    assert typical_size(replace(image_set(files, [0] * 5, "a"), boxes=boxes)) == 7
+
+
+def test_the_typical_size_of_pixels_is_their_own(make_idx: Maker, tmp_path: Path) -> None:
+    assert typical_size(load("mnist", make_idx(tmp_path, [1, 1]))) == 28
+
+
+def test_the_typical_size_looks_at_few_files_from_the_whole_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = (
+        plain(tmp_path / "s.png", (10, 10), (0, 0, 0)),
+        plain(tmp_path / "l.png", (50, 50), (0, 0, 0)),
+    )
+    files = [small] * 400 + [large] * 600
+    opened: list[Path] = []
+    original = Image.open
+
+    def counted(file: Path) -> Image.Image:
+        opened.append(file)
+        return original(file)
+
+    monkeypatch.setattr(Image, "open", counted)
+    assert typical_size(image_set(files, [0] * 1000, "a")) == 50
+    assert opened == [small] * 80 + [large] * 120
+
+
+def test_files_that_are_no_images_have_no_size(tmp_path: Path) -> None:
+    good = plain(tmp_path / "good.png", (12, 12), (0, 0, 0))
+    bad = tmp_path / "bad.png"
+    bad.write_text("no image")
+    assert typical_size(image_set([bad, good, tmp_path / "none.png"], [0] * 3, "a")) == 12
+    with pytest.raises(
+        ValueError, match=r"none of 1 images of mine \(train\) can be opened.*bad\.png; check"
+    ):
+        typical_size(image_set([bad], [0], "a"))
+    with pytest.raises(ValueError, match="none of 0 images of mine"):
+        typical_size(image_set([], [], "a"))
+
+
 # The contact sheet
 
 
@@ -170,6 +257,18 @@ def test_the_aspect_is_kept(tmp_path: Path) -> None:
     assert (wide[25:] == GREY).all()
     assert (thin[:, 19] == (1, 2, 3)).all()
     assert (np.delete(thin, 19, axis=1) == GREY).all()
+
+
+def test_the_sheet_shows_boxes(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 30, 3), np.uint8)
+    pixels[5:10, 10:20] = (9, 99, 199)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    images = image_set([tmp_path / "a.png"] * 3, [0, 0, 0], "all")
+    boxes = np.array([[10, 5, 20, 10], [0, 0, 0, 0], [10, 5, 31, 10]])
+    sheet = contact_sheet(replace(images, boxes=boxes), columns=3, cell=CELL)
+    assert colours(cell_at(sheet, 0, 0)) == {(9, 99, 199), GREY}
+    assert (0, 0, 0) in colours(cell_at(sheet, 0, 1))
+    assert colours(cell_at(sheet, 0, 2)) == {GREY, RED}  # it does not fit
 
 
 def test_small_images_are_enlarged_pixel_by_pixel() -> None:

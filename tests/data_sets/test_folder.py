@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robustmetric.data import load
+from robustmetric.data import load, own_validation
 from robustmetric.data.folder import SUFFIXES
 
 Maker = Callable[..., Path]
@@ -34,6 +34,71 @@ def test_train_and_test_directories_are_the_splits(make_folder: Maker, tmp_path:
     assert (train.classes, test.classes) == (("cat", "dog"), ("cat", "emu"))
     assert names(train.files) == ["cat/0.png", "cat/1.png", "dog/0.png"]
     assert test.labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_a_validation_directory_tests_if_there_is_no_other(
+    name: str, make_folder: Maker, tmp_path: Path
+) -> None:
+    root = make_folder(tmp_path, {"train/cat": 2, f"{name}/dog": 3})
+    assert load("folder", root).classes == ("cat",)
+    assert load("folder", root, "test").classes == ("dog",)
+    assert own_validation("folder", root) is None
+    assert load("folder", root, "all").classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("name", ["val", "validation"])
+@pytest.mark.parametrize("tests", [("test",), ("query", "gallery")])
+def test_a_validation_directory_beside_tests_is_set_apart(
+    name: str, tests: tuple[str, ...], make_folder: Maker, tmp_path: Path
+) -> None:
+    counts = {"train/cat": 2, f"{name}/dog": 3, **{f"{test}/emu": 2 for test in tests}}
+    root = make_folder(tmp_path, counts)
+    apart = own_validation("folder", root)
+    assert apart is not None
+    assert (apart.split, apart.classes, len(apart)) == ("validation", ("dog",), 3)
+    assert load("folder", root, "validation").files == apart.files
+    assert load("folder", root).classes == ("cat",)
+    assert load("folder", root, "test").classes == ("emu",)
+    assert len(load("folder", root, "all")) == 5 + 2 * len(tests)
+
+
+def test_query_and_gallery_directories_are_the_test_side(make_folder: Maker, tmp_path: Path) -> None:
+    counts = {"train/cat": 2, "query/dog": 1, "query/emu": 2, "gallery/dog": 1, "gallery/ant": 2}
+    root = make_folder(tmp_path, counts)
+    train, test = load("folder", root), load("folder", root, "test")
+    assert (train.is_query, train.is_gallery) == (None, None)
+    assert names(test.files) == ["dog/0.png", "emu/0.png", "emu/1.png", "ant/0.png", "ant/1.png", "dog/0.png"]
+    assert (test.classes, test.labels.tolist()) == (("ant", "dog", "emu"), [1, 2, 2, 0, 0, 1])
+    assert test.is_query is not None
+    assert test.is_query.tolist() == [True, True, True, False, False, False]
+    assert test.is_gallery is not None
+    assert test.is_gallery.tolist() == [False, False, False, True, True, True]
+    everything = load("folder", root, "all")
+    assert everything.is_query is not None
+    assert everything.is_query.tolist() == [True] * 5 + [False] * 3
+    assert everything.is_gallery is not None
+    assert everything.is_gallery.tolist() == [True] * 2 + [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("val", "validation"), "holds val and validation; which of them is meant"),
+        (("test", "query", "gallery"), "holds test beside query and gallery; which of them is meant"),
+    ],
+)
+def test_two_directories_for_one_split_are_refused(
+    names: tuple[str, ...], message: str, make_folder: Maker, tmp_path: Path
+) -> None:
+    root = make_folder(tmp_path, {f"{name}/cat": 2 for name in ("train", *names)})
+    with pytest.raises(ValueError, match=message):
+        load("folder", root)
+
+
+def test_all_of_a_folder_needs_neither_pairs_nor_two_classes(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"cat": 1})
+    assert load("folder", root, "all").classes == ("cat",)
 
 
 def test_a_class_may_be_called_train(make_folder: Maker, tmp_path: Path) -> None:
@@ -98,8 +163,10 @@ def test_class_directories_without_images_are_named(split: str, make_folder: Mak
 
 
 def test_a_lone_train_directory_gets_the_hint(make_folder: Maker, tmp_path: Path) -> None:
-    root = make_folder(tmp_path, {"train/cat": 2, "val/cat": 2})
-    with pytest.raises(ValueError, match=r"2 class directories hold no images.*call splits train and test"):
+    root = make_folder(tmp_path, {"train/cat": 2, "dev/cat": 2})
+    with pytest.raises(
+        ValueError, match=r"2 class directories hold no images.*call splits train and test, val"
+    ):
         load("folder", root)
 
 

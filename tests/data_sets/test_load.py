@@ -17,25 +17,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robustmetric import data
-from robustmetric.data import DATA, ImageSet, Split, load
-from robustmetric.data.table import SHOWN, half, read_text
+from robustmetric.data import DATA, ImageSet, Split, load, own_validation
+from robustmetric.data.base import Half
+from robustmetric.data.listing import SHOWN, half, read_text
 
 Maker = Callable[..., Path]
 
-ZERO_SHOT = ("cub", "cars", "sop", "folder", "csv")
+ZERO_SHOT = ("cub", "cars", "sop", "inshop", "market1501", "folder", "csv")
+HALVES: tuple[Half, ...] = get_args(Half)
 NEED_ROOT = ("mnist", *ZERO_SHOT)
 
 
 @pytest.fixture(scope="session")
 def make(
-    make_cub: Maker, make_cars: Maker, make_sop: Maker, make_folder: Maker, make_csv: Maker
+    make_cub: Maker,
+    make_cars: Maker,
+    make_sop: Maker,
+    make_inshop: Maker,
+    make_market1501: Maker,
+    make_folder: Maker,
+    make_csv: Maker,
 ) -> Callable[[str, Path, Sequence[int]], Path]:
     """Write a data set by name with so many images for each class; classes come in sorted order."""
 
     def write(name: str, root: Path, counts: Sequence[int]) -> Path:
-        if name == "sop":
+        published = {"sop": make_sop, "inshop": make_inshop, "market1501": make_market1501}
+        if name in published:
             middle = len(half(range(len(counts)), "train"))
-            return make_sop(root, counts[:middle], counts[middle:])
+            return published[name](root, counts[:middle], counts[middle:])
         if name == "folder":
             return make_folder(root, {f"class {i}": count for i, count in enumerate(counts)})
         if name == "csv":
@@ -46,7 +55,7 @@ def make(
 
 
 def test_every_data_set_has_a_name_and_every_public_name_is_there() -> None:
-    assert set(DATA) == {"digits", "mnist", "fashion-mnist", "cub", "cars", "sop", "folder", "csv"}
+    assert set(DATA) == {"digits", "mnist", "fashion-mnist", *ZERO_SHOT}
     assert all(hasattr(data, name) for name in data.__all__)
 
 
@@ -54,12 +63,14 @@ def test_an_unknown_data_set_gets_the_nearest_and_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown data set 'fashion'") as caught:
         load("fashion")
     assert "did you mean 'fashion-mnist'?" in str(caught.value)
-    assert "known: cars, csv, cub, digits, fashion-mnist, folder, mnist, sop" in str(caught.value)
+    assert "known: cars, csv, cub, digits, fashion-mnist, folder, inshop, market1501, mnist, sop" in str(
+        caught.value
+    )
 
 
 def test_an_unknown_split_gets_the_known_ones() -> None:
     split: Any = "val"
-    with pytest.raises(ValueError, match=r"unknown split 'val'.*known: test, train"):
+    with pytest.raises(ValueError, match=r"unknown split 'val'.*known: all, test, train, validation"):
         load("digits", split=split)
 
 
@@ -83,10 +94,12 @@ def test_digits_refuse_a_root(tmp_path: Path) -> None:
 
 def test_a_data_set_of_ones_own_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     def mine(root: Path | None, split: Split) -> ImageSet:
-        return ImageSet("mine", split, torch.zeros(1), ("a",), files=(Path(str(root)),))
+        return ImageSet("mine", split, torch.zeros(2).long(), (split,), files=(Path(str(root)), Path("b")))
 
     monkeypatch.setitem(DATA, "mine", mine)
-    assert load("mine", "here", "test").files == (Path("here"),)
+    assert load("mine", "here", "test").files == (Path("here"), Path("b"))
+    assert load("mine", "here", "all").classes == ("test", "train")
+    assert own_validation("mine", "here") is None
 
 
 def test_scikit_learn_data_is_imported_for_digits_only() -> None:
@@ -134,6 +147,8 @@ def test_a_root_that_is_a_file_is_refused(name: str, tmp_path: Path) -> None:
         ("cub", "https://www.vision.caltech.edu/datasets/cub_200_2011/"),
         ("cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html"),
         ("sop", "https://cvgl.stanford.edu/projects/lifted_struct/"),
+        ("inshop", "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html"),
+        ("market1501", "http://www.liangzheng.org/Project/project_reid.html"),
     ],
 )
 def test_an_empty_root_says_what_is_missing_and_where_it_is_published(
@@ -145,7 +160,7 @@ def test_an_empty_root_says_what_is_missing_and_where_it_is_published(
     assert page in str(caught.value)
 
 
-@pytest.mark.parametrize("split", get_args(Split))
+@pytest.mark.parametrize("split", HALVES)
 @pytest.mark.parametrize("name", ZERO_SHOT)
 def test_missing_image_files_are_counted_and_the_first_five_listed(
     name: str, split: Split, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
@@ -156,7 +171,7 @@ def test_missing_image_files_are_counted_and_the_first_five_listed(
     for file in files[1:8]:
         # A folder lists what is there, so that only a broken link can be missing from it.
         file.unlink()
-        if name == "folder":
+        if name in ("folder", "market1501"):
             file.symlink_to(tmp_path / "gone")
     with pytest.raises(
         FileNotFoundError, match=f"^7 of 9 image files of the {split} split of {name}"
@@ -167,7 +182,7 @@ def test_missing_image_files_are_counted_and_the_first_five_listed(
     assert "and 2 more; " in str(caught.value)
 
 
-@pytest.mark.parametrize("split", get_args(Split))
+@pytest.mark.parametrize("split", HALVES)
 @pytest.mark.parametrize("name", ZERO_SHOT)
 def test_a_split_where_no_class_has_two_images_is_refused(
     name: str, split: Split, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
@@ -188,7 +203,7 @@ def test_labels_count_from_zero_in_a_fixed_order_and_splits_share_no_class(
         root = make(name, Path(folder), counts)
         middle = (len(counts) + 1) // 2
         seen: list[ImageSet] = []
-        for split, part in zip(get_args(Split), (counts[:middle], counts[middle:]), strict=True):
+        for split, part in zip(HALVES, (counts[:middle], counts[middle:]), strict=True):
             if max(part) < 2:
                 with pytest.raises(ValueError, match="no class"):
                     load(name, root, split)
@@ -209,6 +224,55 @@ def test_labels_count_from_zero_in_a_fixed_order_and_splits_share_no_class(
             train, test = seen
             assert not set(train.classes) & set(test.classes)
             assert not set(train.files or ()) & set(test.files or ())
+
+
+@settings(max_examples=8, deadline=None)
+@given(counts=st.lists(st.integers(1, 3), min_size=2, max_size=4))
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_all_is_every_image_whatever_the_classes_have(
+    name: str, make: Callable[[str, Path, Sequence[int]], Path], counts: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = make(name, Path(folder), counts)
+        images = load(name, root, "all")
+        assert (images.name, images.split, len(images)) == (name, "all", sum(counts))
+        assert torch.bincount(images.labels).tolist() == counts
+        for split in HALVES:
+            try:
+                part = load(name, root, split)
+            except ValueError:  # no class has two images
+                continue
+            place = {file: row for row, file in enumerate(images.files or ())}
+            for file, label in zip(part.files or (), part.labels.tolist(), strict=True):
+                assert images.classes[images.labels[place[file]]] == part.classes[label]
+
+
+def test_all_of_pixels_are_both_splits_after_each_other(make_idx: Maker, tmp_path: Path) -> None:
+    make_idx(tmp_path, [3, 3, 7])
+    make_idx(tmp_path, [9, 3, 3, 3], split="test")
+    train, test, images = (load("mnist", tmp_path, split) for split in ("train", "test", "all"))
+    assert (images.classes, images.labels.tolist()) == (("3", "7", "9"), [0, 0, 1, 2, 0, 0, 0])
+    assert train.pixels is not None
+    assert test.pixels is not None
+    assert images.pixels is not None
+    assert np.array_equal(images.pixels, np.concatenate([train.pixels, test.pixels]))
+
+
+@pytest.mark.parametrize("name", ["digits", *ZERO_SHOT])
+def test_no_validation_images_are_made_up(
+    name: str, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
+) -> None:
+    root = None if name == "digits" else make(name, tmp_path, (2, 2))
+    assert own_validation(name, root) is None
+    with pytest.raises(
+        ValueError, match=f"^{name} sets no validation images apart; choose train, test or all"
+    ):
+        load(name, root, "validation")
+
+
+def test_validation_of_an_unknown_data_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown data set 'cubs'"):
+        own_validation("cubs")
 
 
 @given(classes=st.lists(st.integers(0, 50)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from robustmetric.data import load
+from robustmetric.data import load, own_validation, table
 
 Maker = Callable[..., Path]
 
@@ -92,19 +94,33 @@ def test_a_directory_with_none_or_two_is_refused(make_csv: Maker, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("", 1, "the header is ''; expected path,label or path,label,split, separated by commas"),
-        ("0.png,a\n1.png,a\n", 1, "the header is '0.png,a'; expected"),
-        ("path;label\n0.png;a\n", 1, "the header is 'path;label'; expected"),
-        ("path,label,splt\n0.png,a,train\n", 1, "the header is 'path,label,splt'; expected"),
-        ("path,label,label\n0.png,a,b\n", 1, "the header is 'path,label,label'; expected"),
-        ("path,label\n0.png,a\n1.png,\n", 3, "the label is empty; every image needs a path and a label"),
+        (
+            "",
+            1,
+            "the header is '' and lacks path and label; expected the columns path and label, and others if "
+            "you like, separated by commas, semicolons or tabs",
+        ),
+        ("0.png,a\n1.png,a\n", 1, "the header is '0.png,a' and lacks path and label; expected"),
+        ("path|label\n0.png|a\n", 1, r"the header is 'path\|label' and lacks path and label; expected"),
+        ("file,label\n0.png,a\n", 1, "the header is 'file,label' and lacks path; expected"),
+        ("path,label,label\n0.png,a,b\n", 1, "the column 'label' is there twice; give each"),
+        ("path,label,LABEL\n0.png,a,b\n", 1, "the column 'label' is there twice"),
+        ("path,label,shop,shop\n0.png,a,b,c\n", 1, "the column 'shop' is there twice"),
+        ("path,label\n0.png,a\n1.png,\n", 3, "the label is empty; every image needs one"),
+        ("path,label,camera\n0.png,a,1\n1.png,a,\n", 3, "the camera is empty; every image needs one"),
+        ("path,label,x_1,x_2\n0.png,a,1,2\n", 1, "a box takes x_1, y_1, x_2, y_2; y_1 and y_2 lacks"),
         ("path,label\n0.png,a\n1.png,  \n", 3, "the label is empty"),
         ("path,label\n0.png,a\n,b\n", 3, "the path is empty"),
         ("path,label\n0.png,a\n1.png\n", 3, r"1 fields; expected 2 \(path,label\)"),
         ("path,label\n0.png,a,b\n", 2, r"3 fields; expected 2 \(path,label\), with quotes around text"),
-        ("path,label,split\n0.png,a,val\n", 2, "the split is 'val'; expected train or test"),
-        ("path,label,split\n0.png,a,\n", 2, "the split is ''; expected train or test"),
-        ("path,label\n0.png,a\n\n0.png,b\n", 4, "'0.png' is already in line 2; list each image once"),
+        ("path,label,split\n0.png,a,dev\n", 2, "the split is 'dev'; expected train, test or validation"),
+        ("path,label,split\n0.png,a,\n", 2, "the split is ''; expected train, test or validation"),
+        ("path,label,is_query\n0.png,a,yes\n", 2, "is_query is 'yes'; expected true or false"),
+        (
+            "path,label\n0.png,a\n\n0.png,b\n",
+            4,
+            "'0.png' is already in line 2; list each image once, or each",
+        ),
         ("path,label\n0.png,a\n./0.png,a\n", 3, "'./0.png' is already in line 2"),
         ('path,label\n0.png,"a"b\n', 2, "this is not CSV"),
         ('path,label\n0.png,"a\n', 2, "this is not CSV"),
@@ -116,6 +132,231 @@ def test_a_wrong_table_is_refused_with_the_line(text: str, line: int, message: s
     with pytest.raises(ValueError, match=rf"images\.csv, line {line}: {message}") as caught:
         load("csv", file)
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "meant"),
+    [
+        ("splt", "split"),
+        ("spilt", "split"),
+        ("Splits", "split"),
+        ("is_gallary", "is_gallery"),
+        ("query", "is_query"),
+        ("x1", "x_1"),
+        ("camera_id", "camera"),
+    ],
+)
+def test_a_slip_in_the_name_of_a_column_is_refused(column: str, meant: str, tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    file.write_text(f"path,label,{column}\n0.png,a,1\n")
+    message = (
+        rf"line 1: unknown column '{column}' \(did you mean '{meant}'\?\); correct it, or give it a name"
+    )
+    with pytest.raises(ValueError, match=message):
+        load("csv", file)
+
+
+def test_a_slip_in_the_name_of_a_needed_column_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "images.csv").write_text("path,lable\n0.png,a\n")
+    with pytest.raises(ValueError, match=r"unknown column 'lable' \(did you mean 'label'\?\)"):
+        load("csv", tmp_path)
+
+
+def write(folder: Path, lines: Sequence[str], *, delimiter: str = ",", mark: bool = False) -> Path:
+    """Write a table whose lines are given with commas, and the images 0.png to 9.png."""
+    for i in range(10):
+        (folder / f"{i}.png").touch()
+    file = folder / "images.csv"
+    text = "\n".join(line.replace(",", delimiter) for line in lines)
+    file.write_text(text, encoding="utf-8-sig" if mark else "utf-8")
+    return file
+
+
+@pytest.mark.parametrize("mark", [False, True])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_further_columns_are_kept_whatever_separates_them(delimiter: str, mark: bool, tmp_path: Path) -> None:
+    lines = [
+        ",Category,LABEL, path ,labels,Split",
+        "0,hat,b,1.png,x,train",
+        "1,coat,a,0.png,y,test",
+        '2,"a ""b"" c",b,3.png,,train',
+        "3,hat,a,2.png,z,Test",
+    ]
+    file = write(tmp_path, lines, delimiter=delimiter, mark=mark)
+    train, test = load("csv", file), load("csv", file, "test")
+    # A column without a name, as pandas writes its index, is left out.
+    assert train.columns == {"Category": ("hat", 'a "b" c'), "labels": ("x", "")}
+    assert test.columns == {"Category": ("coat", "hat"), "labels": ("y", "z")}
+    assert (names(train.files), train.classes) == (["1.png", "3.png"], ("b",))
+    assert (names(test.files), test.classes) == (["0.png", "2.png"], ("a",))
+    everything = load("csv", file, "all")
+    assert everything.columns["Category"] == ("hat", 'a "b" c', "coat", "hat")
+
+
+def test_quoted_fields_may_hold_the_delimiter_and_line_ends(tmp_path: Path) -> None:
+    file = write(tmp_path, [])
+    file.write_text('"path";"label";"a, b; c, d"\n"0.png";"x; y";"one\ntwo"\n1.png;"x; y";\n')
+    images = load("csv", file)
+    assert (images.classes, images.columns) == (("x; y",), {"a, b; c, d": ("one\ntwo", "")})
+
+
+@pytest.mark.parametrize("word", ["validation", "val", "Val"])
+def test_validation_tests_where_no_row_says_test(word: str, tmp_path: Path) -> None:
+    file = write(
+        tmp_path, ["path,label,split", "0.png,a,train", "1.png,a,train", f"2.png,b,{word}", f"3.png,b,{word}"]
+    )
+    assert load("csv", file).classes == ("a",)
+    assert load("csv", file, "test").classes == ("b",)
+    assert own_validation("csv", file) is None
+    with pytest.raises(ValueError, match="csv sets no validation images apart"):
+        load("csv", file, "validation")
+
+
+def test_validation_beside_test_is_set_apart(tmp_path: Path) -> None:
+    rows = [
+        "0.png,a,train",
+        "1.png,a,train",
+        "2.png,b,val",
+        "3.png,b,validation",
+        "4.png,c,test",
+        "5.png,c,test",
+    ]
+    file = write(tmp_path, ["path,label,split", *rows])
+    apart = own_validation("csv", file)
+    assert apart is not None
+    assert (apart.split, apart.classes, names(apart.files)) == ("validation", ("b",), ["2.png", "3.png"])
+    assert load("csv", file, "validation").files == apart.files
+    assert (load("csv", file).classes, load("csv", file, "test").classes) == (("a",), ("c",))
+    assert load("csv", file, "all").classes == ("a", "b", "c")
+
+
+def test_a_validation_split_needs_pairs_too(tmp_path: Path) -> None:
+    rows = ["0.png,a,train", "1.png,a,train", "2.png,b,val", "3.png,c,test", "4.png,c,test"]
+    file = write(tmp_path, ["path,label,split", *rows])
+    with pytest.raises(ValueError, match="no class in the validation split of csv has two images"):
+        own_validation("csv", file)
+
+
+def test_a_file_of_open_metric_learning_is_read(tmp_path: Path) -> None:
+    # As pandas writes it: numbers beside empty fields become floats.
+    header = "label,path,split,is_query,is_gallery,category,sequence,x_1,x_2,y_1,y_2"
+    rows = [
+        "7,0.png,train,,,hats,0,,,,",
+        "7,1.png,train,,,hats,0,1.0,9.0,2.0,8.0",
+        "9,2.png,validation,True,False,hats,1,0.0,5.4,0.0,5.6",
+        "9,3.png,validation,False,True,hats,1,,,,",
+        "8,4.png,validation,1.0,1,coats,2,3.0,4.0,5.0,6.0",
+    ]
+    file = write(tmp_path, [header, *rows])
+    train, test = load("csv", file), load("csv", file, "test")
+    assert (train.is_query, train.is_gallery) == (None, None)
+    assert train.boxes is not None
+    assert train.boxes.tolist() == [[0, 0, 0, 0], [1, 2, 9, 8]]
+    assert test.is_query is not None
+    assert test.is_query.tolist() == [True, False, True]
+    assert test.is_gallery is not None
+    assert test.is_gallery.tolist() == [False, True, True]
+    assert test.boxes is not None
+    assert test.boxes.tolist() == [[0, 0, 5, 6], [0, 0, 0, 0], [3, 5, 4, 6]]
+    assert test.boxes.dtype == np.int64
+    assert test.columns == {"category": ("hats", "hats", "coats"), "sequence": ("1", "1", "2")}
+    everything = load("csv", file, "all")
+    assert everything.is_query is not None
+    assert everything.is_query.tolist() == [True, True, True, False, True]
+
+
+def test_without_boxes_or_marks_there_are_none(tmp_path: Path) -> None:
+    rows = ["0.png,a,,,,,,", "1.png,a,None,nan,NaN,none,,"]
+    images = load("csv", write(tmp_path, ["path,label,is_query,is_gallery,x_1,y_1,x_2,y_2", *rows]))
+    assert (images.boxes, images.is_query, images.is_gallery, images.cameras) == (None,) * 4
+
+
+@pytest.mark.parametrize("column", ["is_query", "is_gallery"])
+def test_every_image_that_tests_needs_a_mark(column: str, tmp_path: Path) -> None:
+    rows = ["0.png,a,train,", "1.png,a,train,1", "2.png,b,test,1", "3.png,b,test,"]
+    file = write(tmp_path, [f"path,label,split,{column}", *rows])
+    marks = getattr(load("csv", file), column)
+    assert marks.tolist() == [True, True]
+    with pytest.raises(ValueError, match=f"images.csv, line 5: {column} is empty; only rows that train may"):
+        load("csv", file, "test")
+
+
+@pytest.mark.parametrize("text", ["", "0", "False"])
+def test_training_images_need_not_be_queries(text: str, tmp_path: Path) -> None:
+    rows = [f"0.png,a,train,{text}", f"1.png,a,train,{text}", "2.png,b,test,1", "3.png,b,test,0"]
+    file = write(tmp_path, ["path,label,split,is_query", *rows])
+    assert load("csv", file).is_query is None
+    marks = load("csv", file, "test").is_query
+    assert marks is not None
+    assert marks.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("column", "what"), [("is_query", "query"), ("is_gallery", "gallery")])
+def test_a_test_split_without_queries_or_gallery_is_refused(column: str, what: str, tmp_path: Path) -> None:
+    file = write(tmp_path, [f"path,label,split,{column}", "0.png,a,test,0", "1.png,a,test,false"])
+    with pytest.raises(ValueError, match=f"the test split of csv has no {what} image"):
+        load("csv", file, "test")
+    assert len(load("csv", file, "all")) == 2
+
+
+def test_cameras_have_one_number_in_all_splits(tmp_path: Path) -> None:
+    rows = ["0.png,a,train,c2", "1.png,a,train,c10", "2.png,b,test,door 7", "3.png,b,test,c2"]
+    file = write(tmp_path, ["path,label,split,camera", *rows])
+    numbers = [load("csv", file, split).cameras for split in ("train", "test", "all")]
+    assert [found.tolist() for found in numbers if found is not None] == [[1, 0], [2, 1], [1, 0, 2, 1]]
+
+
+def test_an_image_may_be_listed_with_several_boxes(tmp_path: Path) -> None:
+    header = "path,label,x_1,y_1,x_2,y_2"
+    rows = ["0.png,a,0,0,5,5", "0.png,a,0,0,5,6", "0.png,a,,,,"]
+    images = load("csv", write(tmp_path, [header, *rows]))
+    assert names(images.files) == ["0.png"] * 3
+    assert images.boxes is not None
+    assert images.boxes.tolist() == [[0, 0, 5, 5], [0, 0, 5, 6], [0, 0, 0, 0]]
+    with pytest.raises(
+        ValueError, match=r"line 5: '0.png' is already in line 3; list each image once, or each box"
+    ):
+        load("csv", write(tmp_path, [header, *rows, "0.png,b,0,0,5.2,6"]))
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ("5,0,5,9", "the box x_1,y_1,x_2,y_2 is 5,0,5,9; expected 0 <= x_1 < x_2 and 0 <= y_1 < y_2"),
+        ("0,9,5,8", "the box x_1,y_1,x_2,y_2 is 0,9,5,8; expected"),
+        ("-1,0,5,9", "the box x_1,y_1,x_2,y_2 is -1,0,5,9; expected"),
+        ("0,0,0.4,9", "the box x_1,y_1,x_2,y_2 is 0,0,0.4,9; expected"),
+        ("0,0,1e30,9", "the box x_1,y_1,x_2,y_2 is 0,0,1e30,9; expected"),
+        ("0,0,5,", "the box lacks y_2; give all four, or none for the whole image"),
+        (",0,5,", "the box lacks x_1 and y_2; give all four"),
+        ("0,0,5,nine", "y_2 is 'nine'; expected a number of pixels"),
+        ("0,0,inf,9", "x_2 is 'inf'; expected a number of pixels"),
+    ],
+)
+def test_a_wrong_box_is_refused(box: str, message: str, tmp_path: Path) -> None:
+    file = write(tmp_path, ["path,label,x_1,y_1,x_2,y_2", "0.png,a,0,0,9,9", f"1.png,a,{box}"])
+    with pytest.raises(ValueError, match=f"images.csv, line 3: {message}"):
+        load("csv", file)
+
+
+def test_all_of_a_table_needs_neither_pairs_nor_both_splits(tmp_path: Path) -> None:
+    file = write(tmp_path, ["path,label,split", "0.png,a,test"])
+    assert load("csv", file, "all").classes == ("a",)
+
+
+def test_each_row_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"{i % 10}.png,{i % 10},{i},0,{i + 5},9" for i in range(300)]
+    file = write(tmp_path, ["path,label,x_1,y_1,x_2,y_2", *rows])
+    seen: list[int] = []
+    original = table._row
+
+    def counted(file: Path, line: int, *rest: Any) -> Any:
+        seen.append(line)
+        return original(file, line, *rest)
+
+    monkeypatch.setattr(table, "_row", counted)
+    assert len(load("csv", file)) == 150
+    assert seen == list(range(2, 302))
 
 
 def test_a_table_in_another_encoding_is_refused(tmp_path: Path) -> None:

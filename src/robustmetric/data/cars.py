@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.table import check_distinct, find_root, half, listed, shorten
+from robustmetric.data.base import Half, ImageSet
+from robustmetric.data.listing import check_distinct, find_root, half, listed, shorten
 
 PUBLISHED = (
     "Cars-196 is published at https://ai.stanford.edu/~jkrause/cars/car_dataset.html: take car_ims.tgz and "
@@ -26,7 +26,7 @@ CELL, STRUCT, CHAR, NUMERIC = 1, 2, 4, range(6, 16)
 LIMIT = 1 << 28  # bytes of an unpacked variable; the published ones have about ten million
 
 
-def read_cars(root: Path | None, split: Split) -> ImageSet:
+def read_cars(root: Path | None, split: Half) -> ImageSet:
     """Read Cars-196 from the directory that holds ``cars_annos.mat`` and ``car_ims``.
 
     The first half of the classes, by number, trains; the rest tests. Images keep the order of the file.

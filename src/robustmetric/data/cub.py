@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.table import (
+from robustmetric.data.base import Half, ImageSet
+from robustmetric.data.listing import (
     check_distinct,
     find_root,
     half,
@@ -19,7 +19,7 @@ from robustmetric.data.table import (
 PUBLISHED = "CUB-200-2011 is published at https://www.vision.caltech.edu/datasets/cub_200_2011/"
 
 
-def read_cub(root: Path | None, split: Split) -> ImageSet:
+def read_cub(root: Path | None, split: Half) -> ImageSet:
     """Read CUB-200-2011 from its directory, or from the one that holds ``CUB_200_2011``.
 
     The first half of the classes, by number, trains; the rest tests. Images keep the order of

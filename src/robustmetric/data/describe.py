@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.cache import _decoded, _orientation, _whole_images
+from robustmetric.data.decode import decoded, upright_size, whole_images
+from robustmetric.data.listing import shorten
 
 Key = TypeVar("Key", str, tuple[int, int])
 
+SAMPLE = 200  # files that tell the typical size
 HEADERS = 2000  # files whose headers are read, unless told otherwise
 LISTED = 5  # sizes or files that a table names
 
@@ -35,7 +38,9 @@ class Description:
 
     `smallest`, `median` and `largest` count the images of a class. `sizes` (width, height) and `modes`
     (Pillow's names) say how many of the `looked_at` first images have them, most common first; `unreadable`
-    are those whose headers cannot be read.
+    are those whose headers cannot be read. `queries` and `gallery` count the images that are searched for and
+    searched, None where every image is both; `cameras` counts cameras, `boxes` the images of which a part is
+    cut out.
     """
 
     name: str
@@ -49,13 +54,17 @@ class Description:
     sizes: dict[tuple[int, int], int]
     modes: dict[str, int]
     unreadable: tuple[Path, ...] = ()
+    queries: int | None = None
+    gallery: int | None = None
+    cameras: int = 0
+    boxes: int = 0
 
 
 def describe(images: ImageSet, *, headers: int | None = HEADERS) -> Description:
     """Count the images, classes and sizes of a data set.
 
     Sizes and modes come from the headers of the first `headers` files (None: of all); nothing is decoded,
-    so a truncated image is not noticed. Sizes are those of the upright image.
+    so a truncated image is not noticed. Sizes are those of the upright image, or of its box.
 
     >>> from robustmetric.data import load
     >>> found = describe(load("digits"))
@@ -74,13 +83,13 @@ def describe(images: ImageSet, *, headers: int | None = HEADERS) -> Description:
     else:
         files = (images.files or ())[:headers]
         looked_at = len(files)
-        for file in files:
+        for index, file in enumerate(files):
             try:
                 size, mode = _header(file)
             except Exception:  # damaged files make Pillow's readers raise nearly anything
                 unreadable.append(file)
             else:
-                sizes[size] += 1
+                sizes[_cut(images, index) or size] += 1
                 modes[mode] += 1
     counts = np.bincount(images.labels.numpy(), minlength=len(images.classes))
     return Description(
@@ -95,7 +104,40 @@ def describe(images: ImageSet, *, headers: int | None = HEADERS) -> Description:
         sizes=_most_common_first(sizes),
         modes=_most_common_first(modes),
         unreadable=tuple(unreadable),
+        queries=None if images.is_query is None else int(images.is_query.sum()),
+        gallery=None if images.is_gallery is None else int(images.is_gallery.sum()),
+        cameras=0 if images.cameras is None else len(images.cameras.unique()),
+        boxes=0 if images.boxes is None else int(images.boxes.any(axis=1).sum()),
     )
+
+
+def typical_size(images: ImageSet) -> int:
+    """Return the size that images of this set have: the median over images of sqrt(width * height), rounded.
+
+    It comes from the headers of at most 200 files from the whole set, or from their boxes; files that cannot
+    be read do not count.
+
+    >>> from robustmetric.data import load
+    >>> typical_size(load("digits"))
+    8
+    """
+    if images.pixels is not None:
+        return round(math.sqrt(math.prod(images.pixels.shape[1:3])))
+    files = images.files or ()
+    sample = np.linspace(0, len(files) - 1, min(len(files), SAMPLE)).round().astype(int).tolist()
+    found: list[float] = []
+    for index in sample:
+        try:
+            size = _cut(images, index) or _header(files[index])[0]
+        except Exception:  # noqa: S112  damaged files make Pillow's readers raise nearly anything
+            continue
+        found.append(math.sqrt(math.prod(size)))
+    if not found:
+        raise ValueError(
+            f"none of {len(sample)} images of {images.name} ({images.split}) can be opened, so their size is "
+            f"not known: {shorten([files[index] for index in sample])}; check that they are images"
+        )
+    return round(float(np.median(found)))
 
 
 def show(description: Description) -> Table:
@@ -111,6 +153,13 @@ def show(description: Description) -> Table:
     table.add_column(overflow="fold")
     table.add_row("images", f"{d.images:,}")
     table.add_row("classes", f"{d.classes:,}")
+    if d.queries is not None or d.gallery is not None:
+        queries, gallery = (d.images if count is None else count for count in (d.queries, d.gallery))
+        table.add_row("queries, gallery", f"{queries:,}, {gallery:,}")
+    if d.cameras:
+        table.add_row("cameras", f"{d.cameras:,}")
+    if d.boxes:
+        table.add_row("with a box", f"{d.boxes:,}")
     table.add_row("images per class", f"{d.smallest:,} to {d.largest:,}, median {d.median:,g}")
     first = "" if d.looked_at == d.images else f" (of the first {d.looked_at:,})"
     sizes = {f"{width}×{height}": count for (width, height), count in d.sizes.items()}
@@ -146,7 +195,7 @@ def contact_sheet(
     pen = ImageDraw.Draw(sheet)
     title = f"{images.name}, {images.split}: {len(images):,} images, {len(images.classes):,} classes"
     _write(pen, title, GAP, TITLE, 16, width - 2 * GAP)
-    with _whole_images():
+    with whole_images():
         for row, (label, indices) in enumerate(drawn):
             top = TITLE + row * (NAME + cell + GAP) + NAME
             _write(pen, images.classes[label], GAP, top, 13, width - 2 * GAP)
@@ -168,8 +217,13 @@ def _header(file: Path) -> tuple[tuple[int, int], str]:
     with Image.open(file) as image:
         # Pillow would decode a PNG to look for EXIF behind the pixels.
         has_exif = image.format != "PNG" or "exif" in image.info
-        sideways = has_exif and 5 <= _orientation(image) <= 8
-        return (image.height, image.width) if sideways else image.size, image.mode
+        return upright_size(image) if has_exif else image.size, image.mode
+
+
+def _cut(images: ImageSet, index: int) -> tuple[int, int] | None:
+    """Return width and height of an image's box, if it has one."""
+    box = images.box(index)
+    return box and (box[2] - box[0], box[3] - box[1])
 
 
 def _most_common_first(counts: Counter[Key]) -> dict[Key, int]:
@@ -204,7 +258,7 @@ def _picture(images: ImageSet, index: int) -> Image.Image | None:
         return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
     files: Sequence[Path] = images.files or ()
     try:
-        return Image.fromarray(_decoded(files[index], None, 3))
+        return Image.fromarray(decoded(files[index], images.box(index), None, 3))
     except MemoryError:
         raise
     except Exception:  # damaged files make Pillow's readers raise nearly anything

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.table import count_classes
+from robustmetric.data.base import Half, ImageSet
+from robustmetric.data.listing import count_classes
 
 TRAINING = 1000
 
 
-def read_digits(root: Path | None, split: Split) -> ImageSet:
+def read_digits(root: Path | None, split: Half) -> ImageSet:
     """Read scikit-learn's digits as pixels (N, 8, 8, 1): the first 1000 train, the other 797 test.
 
     Their values 0 to 16 are spread over 0 to 255.
@@ -27,5 +27,5 @@ def read_digits(root: Path | None, split: Split) -> ImageSet:
     bunch = load_digits()
     part = slice(TRAINING) if split == "train" else slice(TRAINING, None)
     pixels = np.rint(bunch.images[part, :, :, None] * (255 / 16)).astype(np.uint8)
-    labels, classes = count_classes("digits", split, bunch.target[part].tolist())
+    labels, classes = count_classes(bunch.target[part].tolist())
     return ImageSet("digits", split, labels, tuple(str(digit) for digit in classes), pixels=pixels)

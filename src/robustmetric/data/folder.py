@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.table import check_root, half, listed, shorten
+from robustmetric.data.base import ImageSet, Part
+from robustmetric.data.listing import check_root, half, listed, shorten, with_queries
 
 # Not .gif: it may be a film, of which only the first picture would be used.
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 HINT = "mend or remove these links"
 
 
-def read_folder(root: Path | None, split: Split) -> ImageSet:
-    """Read a directory that holds one directory for each class.
+def read_folder(root: Path | None, split: Part) -> ImageSet:
+    """Read a directory that holds one directory for each class, or one for each split with the classes in it.
 
-    If it holds both ``train`` and ``test``, those hold the classes of the two splits; otherwise the first
-    half of the classes, sorted by name, trains and the rest tests. Images are the files directly in a class's
-    directory that end in .bmp, .jpeg, .jpg, .png or .webp, in natural order (2 before 10); other files and
-    hidden ones are ignored, links are followed.
+    The splits are ``train``; ``test``, or else ``query`` and ``gallery``; and ``val`` or ``validation``,
+    which is the test split if there is no other. Without them, the first half of the classes, sorted by name,
+    trains and the rest tests. Images are the files directly in a class's directory that end in .bmp, .jpeg,
+    .jpg, .png or .webp, in natural order (2 before 10); other files and hidden ones are ignored, links are
+    followed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -31,14 +33,37 @@ def read_folder(root: Path | None, split: Split) -> ImageSet:
     (('cat',), ['2.png', '10.png'])
     """
     root = check_root("folder", root, "the directory that holds a directory of images for each class")
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        images = _images(root / split)
-        classes = list(images)
+    splits = _splits(root)
+    if splits:
+        rows = [row for folder in splits[split] for row in _rows(_images(folder))]
+    elif split == "validation":
+        rows = []
     else:
         images = _images(root)
-        classes = half(images, split)
-    rows = [(image, name) for name in classes for image in images[name]]
-    return listed("folder", split, rows, {name: name for name in classes}, hint=HINT)
+        rows = _rows({name: images[name] for name in half(images, split)})
+    found = listed("folder", split, rows, {name: name for _, name in rows}, hint=HINT)
+    if split == "test" and len(splits.get("test", ())) == 2:
+        return with_queries(found, [file.is_relative_to(root / "query") for file, _ in rows])
+    return found
+
+
+def _splits(root: Path) -> dict[Part, list[Path]]:
+    """Find the directories that hold the classes of each split; none if the root holds the classes itself."""
+    train, test, query, gallery = (root / name for name in ("train", "test", "query", "gallery"))
+    own = [root / name for name in ("val", "validation") if (root / name).is_dir()]
+    tests = [test] if test.is_dir() else [query, gallery] if query.is_dir() and gallery.is_dir() else []
+    if not train.is_dir() or not (tests or own):
+        return {}
+    if len(own) == 2 or (len(tests) == 1 and query.is_dir() and gallery.is_dir()):
+        raise ValueError(
+            f"{root} holds {'val and validation' if len(own) == 2 else 'test beside query and gallery'}; "
+            "which of them is meant? Keep one, and move the other elsewhere"
+        )
+    return {"train": [train], "validation": own if tests else [], "test": tests or own}
+
+
+def _rows(images: Mapping[str, Sequence[Path]]) -> list[tuple[Path, str]]:
+    return [(image, name) for name, files in images.items() for image in files]
 
 
 def _images(root: Path) -> dict[str, list[Path]]:
@@ -52,7 +77,8 @@ def _images(root: Path) -> dict[str, list[Path]]:
     if empty := [str(root / name) for name, images in classes.items() if not images]:
         raise ValueError(
             f"{len(empty)} class directories hold no images: {shorten(empty)}; expected files that end in "
-            f"{', '.join(SUFFIXES)} directly in each. Remove the empty ones, and call splits train and test"
+            f"{', '.join(SUFFIXES)} directly in each. Remove the empty ones, and call splits train and "
+            "test, val, or query and gallery"
         )
     return classes
 

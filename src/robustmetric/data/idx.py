@@ -13,8 +13,8 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.table import check_root, count_classes
+from robustmetric.data.base import Half, ImageSet
+from robustmetric.data.listing import check_root, count_classes
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 SIZE = 28
@@ -42,7 +42,7 @@ PREFIX = {"train": "train", "test": "t10k"}
 CHUNK = 1 << 20
 
 
-def read_mnist(root: Path | None, split: Split) -> ImageSet:
+def read_mnist(root: Path | None, split: Half) -> ImageSet:
     """Read MNIST from a directory of idx files, as pixels (N, 28, 28, 1).
 
     >>> read_mnist(None, "train")
@@ -53,7 +53,7 @@ def read_mnist(root: Path | None, split: Split) -> ImageSet:
     return _idx_set("mnist", root, split, DIGITS, MNIST_PUBLISHED)
 
 
-def read_fashion_mnist(root: Path | None, split: Split) -> ImageSet:
+def read_fashion_mnist(root: Path | None, split: Half) -> ImageSet:
     """Read Fashion-MNIST from a directory of idx files (by default Debian's), as pixels (N, 28, 28, 1).
 
     >>> read_fashion_mnist(Path("nowhere"), "train")
@@ -96,7 +96,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
-def _idx_set(name: str, root: Path | None, split: Split, names: Sequence[str], published: str) -> ImageSet:
+def _idx_set(name: str, root: Path | None, split: Half, names: Sequence[str], published: str) -> ImageSet:
     directory = check_root(name, root, f"the directory that holds its idx files. {published}")
     image_file = _find(name, directory, split, "images", 3, published)
     label_file = _find(name, directory, split, "labels", 1, published)
@@ -114,11 +114,11 @@ def _idx_set(name: str, root: Path | None, split: Split, names: Sequence[str], p
         raise ValueError(
             f"{label_file} holds the label {wrong[0]}; {name}'s labels are 0 to {len(names) - 1}"
         )
-    labels, classes = count_classes(name, split, targets.tolist())
+    labels, classes = count_classes(targets.tolist())
     return ImageSet(name, split, labels, tuple(names[k] for k in classes), pixels=pixels[..., None])
 
 
-def _find(name: str, root: Path, split: Split, kind: str, dimensions: int, published: str) -> Path:
+def _find(name: str, root: Path, split: Half, kind: str, dimensions: int, published: str) -> Path:
     # The dot is how the files are called where someone unpacked them by hand.
     stems = [f"{PREFIX[split]}-{kind}{mark}idx{dimensions}-ubyte" for mark in "-."]
     for path in [root / f"{stem}{suffix}" for stem in stems for suffix in ("", ".gz")]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.table import check_distinct, find_root, integer, listed, read_fields, shorten
+from robustmetric.data.base import Half, ImageSet
+from robustmetric.data.listing import check_distinct, find_root, integer, listed, read_table, shorten
 
 PUBLISHED = (
     "Stanford Online Products is published with 'Deep Metric Learning via Lifted Structured Feature "
@@ -21,7 +21,7 @@ class _Row(NamedTuple):
     path: str
 
 
-def read_sop(root: Path | None, split: Split) -> ImageSet:
+def read_sop(root: Path | None, split: Half) -> ImageSet:
     """Read Stanford Online Products from its directory, or the one that holds ``Stanford_Online_Products``.
 
     The split is the published one, ``Ebay_train.txt`` and ``Ebay_test.txt``, which share no class. Images
@@ -51,12 +51,8 @@ def read_sop(root: Path | None, split: Split) -> ImageSet:
 
 
 def _read(path: Path) -> list[_Row]:
-    lines = read_fields(path, *HEADER)
-    header = lines[0][1] if lines else []
-    if tuple(header) != HEADER:
-        raise ValueError(f"{path}: the header is {' '.join(header)!r}; expected {' '.join(HEADER)!r}")
     rows: dict[int, _Row] = {}
-    for line, (image_id, class_id, _, name) in lines[1:]:
+    for line, (image_id, class_id, _, name) in read_table(path, *HEADER):
         where = f"{path}, line {line}:"
         image = integer(image_id, f"{where} image_id")
         if image in rows:

@@ -1,212 +1,93 @@
-"""Images listed in files: what the readers of all data sets share, and the reader of a table of one's own."""
+"""A table of one's own: a CSV file that lists images, their labels and what else is known of them."""
 
 from __future__ import annotations
 
 import csv
+import difflib
 import io
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from robustmetric.data.base import ImageSet, Split
+from robustmetric.data.base import Box, ImageSet, Part
+from robustmetric.data.listing import half, listed, read_text, shorten
 
-Key = TypeVar("Key", int, str)
-
-SHOWN = 5
-COLUMNS = ("path", "label", "split")
+NEEDED = ("path", "label")
+BOX = ("x_1", "y_1", "x_2", "y_2")
+KNOWN = (*NEEDED, "split", "is_query", "is_gallery", *BOX, "camera")
+DELIMITERS = (",", ";", "\t")
+SPLITS: dict[str, Part] = {"train": "train", "test": "test", "validation": "validation", "val": "validation"}
+TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+EMPTY = ("", "none", "nan")  # how programs write that there is no value
+WHOLE: Box = (0, 0, 0, 0)
+LONGEST = 1 << 31  # pixels of a side, more than any image has
+NEAR = 0.75  # how alike a column and a known one are for it to be a slip of the pen
 HINT = "correct the paths, which are relative to the CSV file"
 
 
-def read_csv(root: Path | None, split: Split) -> ImageSet:
-    r"""Read a table of images: a CSV file with the header ``path,label`` or ``path,label,split``.
+class _Row(NamedTuple):
+    line: int
+    path: Path
+    label: str
+    split: Part | None
+    box: Box
+    camera: str | None
+    is_query: bool | None
+    is_gallery: bool | None
+    more: tuple[str, ...]  # the fields of further columns
 
-    ``root`` is the file, or a directory with exactly one ``.csv``. Paths are relative to the file, labels
-    are any text, ``split`` is train or test; without that column the first half of the sorted labels
-    trains and the rest tests. Images keep the order of the file.
+
+def read_csv(root: Path | None, split: Part) -> ImageSet:
+    r"""Read a table of images: a CSV file with the columns ``path`` and ``label``, in any order.
+
+    ``root`` is the file, or a directory with exactly one ``.csv``. Fields are separated by commas, semicolons
+    or tabs. Paths are relative to the file, labels are any text. Known by their names are also:
+
+    - ``split``: train, test, or validation (val), which means test if no row says test. Without it, the first
+      half of the sorted labels trains and the rest tests.
+    - ``is_query``, ``is_gallery``: true or false (1 or 0); may be empty in rows that train.
+    - ``x_1``, ``y_1``, ``x_2``, ``y_2``: the part of the image that counts, x_2 and y_2 exclusive; all four
+      empty for the whole image.
+    - ``camera``: any text; cameras are numbered in sorted order.
+
+    Other columns are kept as texts in ``ImageSet.columns``; columns without a name are not. Images keep the
+    order of the file, and the same file may be listed with several boxes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for image in ("1.png", "2.png"):
     ...         Path(folder, image).touch()
-    ...     _ = Path(folder, "mine.csv").write_text("path,label\n1.png,cat\n2.png,cat\n")
-    ...     read_csv(Path(folder), "train").classes
-    ('cat',)
+    ...     _ = Path(folder, "mine.csv").write_text("shop;label;path\nA;cat;1.png\nB;cat;2.png\n")
+    ...     cats = read_csv(Path(folder), "train")
+    >>> cats.classes, cats.columns
+    (('cat',), {'shop': ('A', 'B')})
     """
     file = _csv_file(root)
-    rows = _read_rows(file)
-    if any(part for _, _, part in rows):
-        chosen = [(path, label) for path, label, part in rows if part == split]
-    else:
-        classes = set(half((label for _, label, _ in rows), split))
-        chosen = [(path, label) for path, label, _ in rows if label in classes]
-    return listed("csv", split, chosen, {label: label for _, label in chosen}, hint=HINT)
-
-
-def find_root(
-    name: str, root: Path | None, holds: Sequence[str], published: str, *, nested: str | None = None
-) -> Path:
-    """Return the directory that holds a data set's parts: ``root``, or ``nested`` in it if that is there.
-
-    >>> find_root("cub", None, ["images.txt", "images"], "It is published at https://example.org")
-    Traceback (most recent call last):
-    ...
-    ValueError: cub needs a root: the directory that holds images.txt, images. It is published at ...
-    """
-    needs = f"the directory that holds {', '.join(holds)}. {published}"
-    root = check_root(name, root, needs)
-    inner = root / nested if nested else root
-    folder = root if (root / holds[0]).exists() or not inner.is_dir() else inner
-    if missing := [part for part in holds if not (folder / part).exists()]:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)} of {name}; give {needs}")
-    return folder
-
-
-def check_root(name: str, root: Path | None, needs: str) -> Path:
-    """Return the root if it was given and is a directory.
-
-    >>> check_root("mine", Path("nowhere"), "the directory of the images")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no directory nowhere for mine; give the directory of the images
-    """
-    if root is None:
-        raise ValueError(f"{name} needs a root: {needs}")
-    if not root.is_dir():
-        raise FileNotFoundError(f"there is no directory {root} for {name}; give {needs}")
-    return root
-
-
-def listed(
-    name: str, split: Split, rows: Sequence[tuple[Path, Key]], names: Mapping[Key, str], *, hint: str
-) -> ImageSet:
-    """Make the image set of one split from its (file, class) rows, in their order, and check the files.
-
-    ``names`` gives each class its name; ``hint`` tells what to do when files are missing.
-
-    >>> listed("mine", "train", [(Path("no.png"), 7), (Path("none.png"), 7)], {7: "cat"}, hint="copy them")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: 2 of 2 image files of the train split of mine are missing: no.png, none.png; copy them
-    """
-    labels, classes = count_classes(name, split, [key for _, key in rows])
-    files = tuple(path for path, _ in rows)
-    if missing := [str(path) for path in files if not path.is_file()]:
-        raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} image files of the {split} split of {name} are missing: "
-            f"{shorten(missing)}; {hint}"
-        )
-    return ImageSet(name, split, labels, tuple(names[key] for key in classes), files=files)
-
-
-def count_classes(name: str, split: Split, keys: Sequence[Key]) -> tuple[Tensor, list[Key]]:
-    """Return labels (N,) that count the sorted classes from 0, and those classes.
-
-    A split where no class has two images is refused: there would be nothing to retrieve.
-
-    >>> count_classes("mine", "train", [30, 20, 30])
-    (tensor([1, 0, 1]), [20, 30])
-    """
-    counts = Counter(keys)
-    if max(counts.values(), default=0) < 2:
-        raise ValueError(
-            f"no class in the {split} split of {name} has two images ({len(keys)} images, {len(counts)} "
-            "classes), so there are no pairs to train on or to retrieve; add images or classes, or check "
-            "that labels name classes and not single images"
-        )
-    classes = sorted(counts)
-    index = {key: label for label, key in enumerate(classes)}
-    return torch.tensor([index[key] for key in keys]), classes
-
-
-def half(keys: Iterable[Key], split: Split) -> list[Key]:
-    """Return the classes of a zero-shot split: the first half in sorted order trains, the rest tests.
-
-    Of an odd number of classes the middle one trains, because training needs other classes to compare with.
-
-    >>> half([5, 3, 4, 3], "train"), half([5, 3, 4, 3], "test")
-    ([3, 4], [5])
-    """
-    classes = sorted(set(keys))
-    middle = (len(classes) + 1) // 2
-    return classes[:middle] if split == "train" else classes[middle:]
-
-
-def read_text(path: Path) -> str:
-    r"""Read a text file as UTF-8, with or without the mark that spreadsheets put first.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.csv").write_bytes(b"\xef\xbb\xbfpath")
-    ...     read_text(Path(folder, "a.csv"))
-    'path'
-    """
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
-
-
-def read_fields(path: Path, *columns: str) -> list[tuple[int, list[str]]]:
-    r"""Read lines of fields separated by spaces, as (line number, fields); the last field may hold spaces.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "images.txt").write_text("1 a b.jpg\n")
-    ...     read_fields(Path(folder, "images.txt"), "image_id", "path")
-    [(1, ['1', 'a b.jpg'])]
-    """
-    rows = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        fields = line.strip().split(maxsplit=len(columns) - 1)
-        if fields and len(fields) != len(columns):
-            raise ValueError(f"{path}, line {number}: {line.strip()!r} is not '{' '.join(columns)}'")
-        if fields:
-            rows.append((number, fields))
-    return rows
-
-
-def integer(text: str, where: str) -> int:
-    """Read a whole number such as an image's or a class's.
-
-    >>> integer("x", "images.txt, line 3: image_id")
-    Traceback (most recent call last):
-    ...
-    ValueError: images.txt, line 3: image_id is 'x'; expected a whole number
-    """
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{where} is {text!r}; expected a whole number") from None
-
-
-def check_distinct(source: Path, paths: Iterable[str]) -> None:
-    """Refuse a file that lists an image twice: it would be its own partner, or in two classes.
-
-    >>> check_distinct(Path("images.txt"), ["a.jpg", "b.jpg", "a.jpg"])
-    Traceback (most recent call last):
-    ...
-    ValueError: images.txt lists images more than once: a.jpg; list each image once
-    """
-    if twice := [path for path, count in Counter(paths).items() if count > 1]:
-        raise ValueError(f"{source} lists images more than once: {shorten(twice)}; list each image once")
-
-
-def shorten(items: Sequence[object]) -> str:
-    """Write the first few of many items.
-
-    >>> shorten([1, 2, 3]), shorten(range(12))
-    ('1, 2, 3', '0, 1, 2, 3, 4 and 7 more')
-    """
-    text = ", ".join(str(item) for item in items[:SHOWN])
-    return f"{text} and {len(items) - SHOWN} more" if len(items) > SHOWN else text
+    further, rows = _read(file)
+    chosen = _chosen(rows, split)
+    pairs = [(row.path, row.label) for row in chosen]
+    images = listed("csv", split, pairs, {label: label for _, label in pairs}, hint=HINT)
+    boxes = np.array([row.box for row in chosen], dtype=np.int64).reshape(-1, 4)
+    # Numbered over the whole file: a camera has one number in all splits.
+    number = {camera: k for k, camera in enumerate(sorted({row.camera for row in rows if row.camera}))}
+    cameras = [number[row.camera] for row in chosen if row.camera]
+    return replace(
+        images,
+        boxes=boxes if boxes.any() else None,
+        cameras=torch.tensor(cameras, dtype=torch.long) if number else None,
+        is_query=_marks(file, split, "is_query", [(row.line, row.is_query) for row in chosen]),
+        is_gallery=_marks(file, split, "is_gallery", [(row.line, row.is_gallery) for row in chosen]),
+        columns={name: tuple(row.more[k] for row in chosen) for k, name in enumerate(further)},
+    )
 
 
 def _csv_file(root: Path | None) -> Path:
-    needs = "a CSV file with the header path,label or path,label,split, or the directory that holds it"
+    needs = "a CSV file with the columns path and label, or the directory that holds it"
     if root is None:
         raise ValueError(f"csv needs a root: {needs}")
     if not root.exists():
@@ -221,49 +102,152 @@ def _csv_file(root: Path | None) -> Path:
     return found[0]
 
 
-def _read_rows(file: Path) -> list[tuple[Path, str, str]]:
-    """Return path, label and split of each row; the split is empty where the file has no such column."""
-    reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
-    rows: list[tuple[Path, str, str]] = []
-    lines: dict[Path, int] = {}
+def _chosen(rows: Sequence[_Row], split: Part) -> list[_Row]:
+    splits = {row.split for row in rows}
+    if None in splits:  # there is no such column
+        classes = set(half((row.label for row in rows), split)) if split != "validation" else set()
+        return [row for row in rows if row.label in classes]
+    if "test" not in splits:
+        wanted = {"train": "train", "test": "validation"}.get(split)
+        return [row for row in rows if row.split == wanted]
+    return [row for row in rows if row.split == split]
+
+
+def _marks(file: Path, split: Part, name: str, marks: Sequence[tuple[int, bool | None]]) -> Tensor | None:
+    """Say which images are queries, or in the gallery; None where no row of the split says so."""
+    unmarked = [line for line, mark in marks if mark is None]
+    # Tables that mark no training image mean nothing by it.
+    if len(unmarked) == len(marks) or (split == "train" and not any(mark for _, mark in marks)):
+        return None
+    if unmarked and split != "train":
+        raise ValueError(
+            f"{file}, line {unmarked[0]}: {name} is empty; only rows that train may leave it out"
+        )
+    return torch.tensor([mark is not False for _, mark in marks], dtype=torch.bool)
+
+
+def _read(file: Path) -> tuple[list[str], list[_Row]]:
+    """Return the names of the columns that are not known, and the rows."""
+    text = read_text(file)
+    first = text.partition("\n")[0].partition("\r")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_delimiter(first))
+    rows: list[_Row] = []
+    lines: dict[tuple[Path, Box], int] = {}
     try:
-        header = _header(file, next(reader, []))
+        header = _header(file, first, next(reader, []))
+        further = [k for k, name in enumerate(header) if name and name not in KNOWN]
         for fields in reader:
             if not fields:
                 continue
-            where = f"{file}, line {reader.line_num}"
-            path, label, part = _row(where, header, fields)
-            image = file.parent / path
-            if image in lines:
-                raise ValueError(f"{where}: {path!r} is already in line {lines[image]}; list each image once")
-            lines[image] = reader.line_num
-            rows.append((image, label, part))
+            row = _row(file, reader.line_num, header, further, fields)
+            before = lines.setdefault((row.path, row.box), row.line)
+            if before != row.line:
+                name = fields[header.index("path")].strip()
+                raise ValueError(
+                    f"{file}, line {row.line}: {name!r} is already in line {before}; list each image "
+                    "once, or each box of it"
+                )
+            rows.append(row)
     except csv.Error as error:
         raise ValueError(f"{file}, line {reader.line_num}: this is not CSV ({error})") from None
-    return rows
+    return [header[k] for k in further], rows
 
 
-def _header(file: Path, fields: Sequence[str]) -> list[str]:
-    header = [field.strip() for field in fields]
-    # A column by another name is refused: a misspelt `split` would change the split without a word.
-    if sorted(header) not in (sorted(COLUMNS), sorted(COLUMNS[:2])):
+def _delimiter(line: str) -> str:
+    """Choose the delimiter that makes a header of the first line, or else the most fields."""
+
+    def fit(delimiter: str) -> tuple[bool, int]:
+        names = [field.strip().lower() for field in next(csv.reader([line], delimiter=delimiter), [])]
+        return set(NEEDED) <= set(names), len(names)
+
+    return max(DELIMITERS, key=fit)
+
+
+def _header(file: Path, line: str, fields: Sequence[str]) -> list[str]:
+    """Return the names of the columns: known ones in lower case, others as they are."""
+    names = [field.strip() for field in fields]
+    header = [name.lower() if name.lower() in KNOWN else name for name in names]
+    where = f"{file}, line 1:"
+    missing = [name for name in KNOWN if name not in header]
+    for name in header:
+        # A misspelt `split` would change the split without a word.
+        if name not in KNOWN and (near := difflib.get_close_matches(name.lower(), missing, 1, NEAR)):
+            raise ValueError(
+                f"{where} unknown column {name!r} (did you mean {near[0]!r}?); correct it, or give it a name "
+                "that is less alike if it is something else"
+            )
+    if lacks := [name for name in NEEDED if name in missing]:
         raise ValueError(
-            f"{file}, line 1: the header is {','.join(fields)!r}; expected path,label or path,label,split, "
-            "separated by commas"
+            f"{where} the header is {line!r} and lacks {' and '.join(lacks)}; expected the columns path and "
+            "label, and others if you like, separated by commas, semicolons or tabs"
         )
+    if twice := [name for k, name in enumerate(header) if name and name in header[:k]]:
+        raise ValueError(
+            f"{where} the column {twice[0]!r} is there twice; give each column a name of its own"
+        )
+    if any(name in header for name in BOX) and (lacks := [name for name in BOX if name in missing]):
+        raise ValueError(f"{where} a box takes {', '.join(BOX)}; {' and '.join(lacks)} lacks")
     return header
 
 
-def _row(where: str, header: Sequence[str], fields: Sequence[str]) -> tuple[str, str, str]:
+def _row(file: Path, line: int, header: Sequence[str], further: Sequence[int], fields: Sequence[str]) -> _Row:
+    where = f"{file}, line {line}:"
     if len(fields) != len(header):
         raise ValueError(
-            f"{where}: {len(fields)} fields; expected {len(header)} ({','.join(header)}), "
-            "with quotes around text that holds a comma"
+            f"{where} {len(fields)} fields; expected {len(header)} ({','.join(header)}), "
+            "with quotes around text that holds the delimiter"
         )
-    row = {column: field.strip() for column, field in zip(header, fields, strict=True)}
-    for column in COLUMNS[:2]:
-        if not row[column]:
-            raise ValueError(f"{where}: the {column} is empty; every image needs a path and a label")
-    if "split" in row and row["split"] not in ("train", "test"):
-        raise ValueError(f"{where}: the split is {row['split']!r}; expected train or test")
-    return row["path"], row["label"], row.get("split", "")
+    texts = [field.strip() for field in fields]
+    row = dict(zip(header, texts, strict=True))
+    for column in (*NEEDED, "camera"):
+        if row.get(column) == "":
+            raise ValueError(f"{where} the {column} is empty; every image needs one")
+    return _Row(
+        line,
+        file.parent / row["path"],
+        row["label"],
+        _split(where, row["split"]) if "split" in row else None,
+        _box(where, [row[name] for name in BOX]) if BOX[0] in row else WHOLE,
+        row.get("camera"),
+        _mark(where, "is_query", row),
+        _mark(where, "is_gallery", row),
+        tuple(texts[k] for k in further),
+    )
+
+
+def _split(where: str, text: str) -> Part:
+    split = SPLITS.get(text.lower())
+    if split is None:
+        raise ValueError(f"{where} the split is {text!r}; expected train, test or validation")
+    return split
+
+
+def _mark(where: str, name: str, row: Mapping[str, str]) -> bool | None:
+    text = row.get(name, "").lower()
+    if text not in TRUTH and text not in EMPTY:
+        raise ValueError(f"{where} {name} is {row[name]!r}; expected true or false")
+    return TRUTH.get(text)
+
+
+def _box(where: str, texts: Sequence[str]) -> Box:
+    empty = [name for name, text in zip(BOX, texts, strict=True) if text.lower() in EMPTY]
+    if len(empty) == len(BOX):
+        return WHOLE
+    if empty:
+        raise ValueError(
+            f"{where} the box lacks {' and '.join(empty)}; give all four, or none for the whole image"
+        )
+    left, top, right, bottom = (_pixel(where, name, text) for name, text in zip(BOX, texts, strict=True))
+    if not (0 <= left < right <= LONGEST and 0 <= top < bottom <= LONGEST):
+        raise ValueError(
+            f"{where} the box {','.join(BOX)} is {','.join(texts)}; expected 0 <= x_1 < x_2 and "
+            "0 <= y_1 < y_2"
+        )
+    return left, top, right, bottom
+
+
+def _pixel(where: str, name: str, text: str) -> int:
+    try:
+        return round(float(text))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{where} {name} is {text!r}; expected a number of pixels") from None
