@@ -163,12 +163,10 @@ def _recipe(name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
     if name:
         return f"recipe {name}", load_recipe(name, changes)
     name = usual_recipe(str(changes.get("data", "digits")))
-    made = load_recipe(name, changes)
-    if name == "images" and not changes.keys() & {"resize", "crop"}:
-        from robustmetric.training.inputs import usual_sizes
+    load_recipe(name, changes)  # wrong entries are said before torch is imported
+    from robustmetric.training.inputs import suited_recipe
 
-        made = load_recipe(name, {**changes, **usual_sizes(made)})
-    return f"recipe {name}", made
+    return f"recipe {name}", suited_recipe(changes)
 
 
 def _command(out: Path, again: dict[str, Any]) -> str:

@@ -82,7 +82,8 @@ class Keeper(L.Callback):
         assert isinstance(pl_module, MetricModule)  # noqa: S101
         save_weights(pl_module.model, self.folder / "last.safetensors")
         self.last = {"R@1": float(trainer.callback_metrics["R@1"]), "step": trainer.global_step}
-        if self.last["R@1"] > self.best.get("R@1", -math.inf):
+        # Of equal ones the later has learned longer, and few images often give equal ones.
+        if self.last["R@1"] >= self.best.get("R@1", -math.inf):
             self.best = self.last
             save_weights(pl_module.model, self.folder / "best.safetensors")
 

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import embed
 from robustmetric.perturb import differentiate, frozen
 from robustmetric.training.folder import chosen_on
-from robustmetric.training.recipe import Recipe, load_recipe, sizes_for
+from robustmetric.training.recipe import Recipe, load_recipe, sizes_for, usual_recipe
 
 Part = Split | Literal["all"]
 """The training images, the test images, or all together."""
@@ -314,14 +314,23 @@ def first_image(recipe: Recipe, split: Part = "train") -> Pixels:
     raise ValueError(f"no {split} image of {recipe.data} can be read; the last one tried: {reason}")
 
 
-def usual_sizes(recipe: Recipe) -> dict[str, int]:
-    """Look at the training images, and give the entries `resize` and `crop` that suit them.
+def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
+    """Take the usual recipe of a data set, changed, and suit it to the images and to the network.
 
-    >>> usual_sizes(Recipe(data="digits"))
-    {'resize': 16, 'crop': 14}
+    The recipe of images of one's own looks at their sizes, unless `resize` or `crop` is given. BatchNorm is
+    frozen where the recipe says so and the network is one of the ResNets, which can do that.
+
+    >>> suited_recipe({"data": "digits", "eta": 2}).eta
+    2
     """
-    resize, crop = sizes_for(_typical_size(load_images(recipe, "train")))
-    return {"resize": resize, "crop": crop}
+    name = usual_recipe(str(changes.get("data", "digits")))
+    recipe = load_recipe(name, changes)
+    suited: dict[str, Any] = {}
+    if recipe.freeze_bn and not recipe.model.startswith("resnet"):
+        suited["freeze_bn"] = False
+    if name == "images" and not changes.keys() & {"resize", "crop"}:
+        suited["resize"], suited["crop"] = sizes_for(_typical_size(load_images(recipe, "train")))
+    return load_recipe(name, {**suited, **changes})
 
 
 def _typical_size(images: ImageSet) -> int:

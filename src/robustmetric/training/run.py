@@ -7,7 +7,7 @@ import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -194,11 +194,12 @@ def _nothing_left(out: Path, trainer: L.Trainer) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if new and _is_first() and trainer.global_step == 0 and out.exists():
-            for path in out.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if not there:
-                out.rmdir()
+        if new and _is_first() and trainer.global_step == 0:
+            with suppress(OSError):  # what went wrong is to be said, not this
+                for path in out.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if not there:
+                    out.rmdir()
         raise
 
 
