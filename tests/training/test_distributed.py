@@ -86,9 +86,7 @@ def test_two_workers_train_as_one(tmp_path: Path) -> None:
     assert images.pixels is not None
     rows = np.flatnonzero(~set_apart(images.labels.numpy(), 0.1, recipe.seed, whole_classes=False))
     for rank, worker in enumerate((one, two)):
-        loader = PairLoader(
-            images.pixels, images.labels, rows=rows, pairs=64, seed=0, rank=rank, world=2
-        )
+        loader = PairLoader(images.pixels, images.labels, rows=rows, pairs=64, seed=0, rank=rank, world=2)
         first: Batch = next(iter(loader))
         assert torch.equal(first.images, worker["batch"][0])
         assert torch.equal(first.labels, worker["batch"][1])

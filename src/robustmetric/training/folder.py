@@ -67,9 +67,11 @@ def begin(recipe: Recipe, out: Path, skipped: list[str], choice: Mapping[str, An
             about[package] = version(package)
         except PackageNotFoundError:
             about[package] = "not installed"
-    starts = read_run(out).get("starts")
+    before = read_run(out)
+    starts, chosen = before.get("starts"), before.get("choice")
     starts = [*(starts if isinstance(starts, list) else []), {"command": sys.argv[1:], **about}]
-    _write(out, {"seed": recipe.seed, "skipped": skipped, "choice": dict(choice), "starts": starts})
+    choice = {**(chosen if isinstance(chosen, dict) else {}), **choice}
+    _write(out, {"seed": recipe.seed, "skipped": skipped, "choice": choice, "starts": starts})
 
 
 def finish(out: Path, choice: Mapping[str, Any]) -> None:

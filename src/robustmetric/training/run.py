@@ -157,7 +157,7 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
             enable_model_summary=False,
             **options,
         )
-    except (MisconfigurationException, ValueError) as error:
+    except (MisconfigurationException, ValueError, ImportError) as error:
         raise ValueError(
             f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
             f"{' '.join(str(error).split())}; give another --accelerator, --devices or --precision"
