@@ -9,12 +9,13 @@ from typing import Any
 
 import lightning as L
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from robustmetric.training import loggers
 from robustmetric.training.loggers import make_logger
 from robustmetric.training.recipe import Recipe, load_recipe
 from robustmetric.training.run import checkpoint_step, train
+
+events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 QUICK = {"defense": "N/A[R]", "batch": 128, "dim": 16, "save_every": 7}
 
@@ -43,7 +44,7 @@ def go(out: Path, *, stop: int = -1, **changes: Any) -> None:
 
 
 def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
-    found = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
+    found = events.EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
     found.Reload()
     return {
         tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]
@@ -99,7 +100,7 @@ def test_the_recipe_is_there(whole: Path) -> None:
         text = (whole / name / "hparams.yaml").read_text(encoding="utf-8")
         assert all(f"{key}:" in text for key in Recipe.model_fields)
         assert "batch: 128" in text
-    found = EventAccumulator(str(whole / "tensorboard"))
+    found = events.EventAccumulator(str(whole / "tensorboard"))
     found.Reload()
     content = found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"N/A[R]" in content

@@ -155,6 +155,7 @@ def test_frozen_parameters_stay(tmp_path: Path) -> None:
     assert isinstance(module.model, rm.models.C2F2)
     module.model.conv1.requires_grad_(False)
     optimizer = module.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Adam)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 6
     before = weights(module.model)
     trainer(tmp_path, max_steps=1).fit(module, loader())

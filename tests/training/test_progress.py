@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +73,15 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Statu
 def test_each_step_and_each_validation_is_told(followed: tuple[Path, list[Status], list[str]]) -> None:
     _, told, _ = followed
     assert [(s.step, s.validated) for s in told] == [
-        *((step, False) for step in range(1, 17)), (16, True),
-        *((step, False) for step in range(17, 33)), (32, True),
+        *((step, False) for step in range(1, 17)), (16, False), (16, True),
+        *((step, False) for step in range(17, 33)), (32, False), (32, True),
     ]  # fmt: skip
     assert {status.steps for status in told} == {32}
     assert all(status.loss is not None and status.perturbed == 0 for status in told)
     assert told[0].recall is None
-    assert told[16].recall is not None
-    assert 10 < told[16].recall <= 100
-    assert told[20].recall == told[16].recall
+    assert told[17].recall is not None
+    assert 10 < told[17].recall <= 100
+    assert told[20].recall == told[17].recall
 
 
 def test_the_time_left_is_that_of_the_whole_training(
@@ -91,8 +90,8 @@ def test_the_time_left_is_that_of_the_whole_training(
     _, told, _ = followed
     left = [status.left for status in told]
     # How long a validation takes is not known before the first one.
-    assert left[:16] == [pytest.approx(3 * (32 - step)) for step in range(1, 17)]
-    assert left[16:33] == [pytest.approx(3 * (32 - step) + 20) for step in (16, *range(17, 33))]
+    assert left[:17] == [pytest.approx(3 * (32 - step)) for step in (*range(1, 17), 16)]
+    assert left[17:-1] == [pytest.approx(3 * (32 - step) + 20) for step in (16, *range(17, 33), 32)]
     assert left[-1] == 0
 
 
@@ -101,7 +100,7 @@ def test_after_a_resume_the_pace_is_that_of_this_start(
 ) -> None:
     follow(tmp_path / "run", epochs=2)
     told, said = follow(tmp_path / "run", epochs=4, resume=True)
-    assert [s.step for s in told] == [*range(17, 33), 32]
+    assert [s.step for s in told] == [*range(17, 33), 32, 32]
     assert told[0].left == pytest.approx(3 * 15)
     assert "goes on from step 16" in said[2]
 
@@ -110,8 +109,8 @@ def test_what_a_training_begins_with(followed: tuple[Path, list[Status], list[st
     _, _, said = followed
     assert said == [
         "recipe digits: c2f2, N/A[R], ε = 51/255, α = 12.8/255, η = 8",
-        "digits: learns from 900 images of 10 classes, 8×8 pixels; validated on 100 images of 10 classes, "
-        "validation images",
+        "digits: learns from 900 images of 10 classes, 8×8 pixels; validated on 100 images of 10 classes "
+        "(validation images)",
         f"on cpu; {sum(p.numel() for p in rm.model('c2f2', size=8, dim=16).parameters()):,} parameters; "
         "starts at random",
         "32 steps: 4 epochs of 8",
@@ -120,9 +119,15 @@ def test_what_a_training_begins_with(followed: tuple[Path, list[Status], list[st
 
 def test_weights_and_crop_are_said(tmp_path: Path) -> None:
     rm.save_weights(rm.model("c2f2", size=8, dim=16), tmp_path / "w.safetensors")
-    changes = {"weights": tmp_path / "w.safetensors", "validation": 0, "resize": 12, "crop": 8, "epochs": 1}
+    changes: dict[str, Any] = {
+        "weights": tmp_path / "w.safetensors",
+        "validation": 0,
+        "resize": 12,
+        "crop": 8,
+        "epochs": 1,
+    }
     _, said = follow(tmp_path / "run", **changes)
-    assert "1,000 images of 10 classes, 8×8 pixels; validated on 797 images of 10 classes, test im" in said[1]
+    assert "1,000 images of 10 classes, 8×8 pixels; validated on 797 images of 10 classes (test im" in said[1]
     assert said[2].endswith(f"starts with {tmp_path / 'w.safetensors'}")
 
 
@@ -167,8 +172,8 @@ def test_decoding_is_told_each_minute() -> None:
 
 
 @pytest.fixture(params=[60, 80, 200])
-def terminal(request: pytest.FixtureRequest) -> Iterator[Console]:
-    yield Console(
+def terminal(request: pytest.FixtureRequest) -> Console:
+    return Console(
         width=request.param, height=20, force_terminal=True, file=io.StringIO(), color_system=None,
         legacy_windows=False,
     )  # fmt: skip

@@ -287,7 +287,7 @@ def test_killed_with_c2f2(tmp_path: Path) -> None:
 def test_killed_with_a_schedule_and_images_set_apart(tmp_path: Path, dropout: str) -> None:
     # An epoch is 15 steps here, and the learning rate is another in each of them.
     plans: list[Plan] = [("adam", 5), ("half", 2), ("after validation", 1), ("adam", 6), ("forward", 20)]
-    settings = {"validation": 0.1, "schedule": "cosine", "warmup": 4, "clip": 0.5}
+    settings: dict[str, Any] = {"validation": 0.1, "schedule": "cosine", "warmup": 4, "clip": 0.5}
     ends, steps = run(tmp_path, plans, model=dropout, **settings)
     assert ends == ["killed"] * len(plans), (ends, steps)
     assert steps[-1] == 30

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import robustmetric as rm
+from robustmetric.defenses import Regular, Step
 from robustmetric.training.module import MetricModule
 from robustmetric.training.recipe import Recipe, load_recipe
 from robustmetric.training.run import train
@@ -158,6 +159,18 @@ def test_metrics(finished: tuple[Path, MetricModule]) -> None:
             )
 
 
+def test_triplets_and_anchors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Regular.step
+
+    def counting(self: Regular, *args: Any) -> Step:
+        loss, logs = step(self, *args)
+        return Step(loss, {**logs, "triplets": 7.0, "anchors": 3.0})
+
+    monkeypatch.setattr(Regular, "step", counting)
+    go(tmp_path / "run", batch=128)
+    assert [(row["triplets"], row["anchors"]) for row in rows(tmp_path / "run")] == [("7", "3"), ("", "")]
+
+
 def test_weights(finished: tuple[Path, MetricModule]) -> None:
     out, module = finished
     last, best = (rm.model("c2f2", size=8, dim=32) for _ in WEIGHTS)
@@ -165,7 +178,7 @@ def test_weights(finished: tuple[Path, MetricModule]) -> None:
     assert rm.load_weights(best, out / "best.safetensors") == []
     assert same(state(last), state(module.model))
     scores = [float(row["R@1"]) for row in rows(out) if row["R@1"]]
-    assert same(state(best), state(last)) == (scores[1] > scores[0])
+    assert same(state(best), state(last)) == (scores[1] >= scores[0])
 
 
 def test_checkpoint(finished: tuple[Path, MetricModule]) -> None:

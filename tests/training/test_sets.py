@@ -234,7 +234,9 @@ def make_run(folder: Path, *weights: str, about: str | None = None, validation: 
     return folder
 
 
-ON_TEST, ON_VALIDATION = ('{"choice": {"images": "%s images"}}' % which for which in ("test", "validation"))
+ON_TEST, ON_VALIDATION = (
+    json.dumps({"choice": {"images": f"{which} images"}}) for which in ("test", "validation")
+)
 
 
 @pytest.mark.parametrize(

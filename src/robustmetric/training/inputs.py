@@ -307,6 +307,8 @@ def first_image(recipe: Recipe, split: Part = "train") -> Pixels:
         for row, file in enumerate(images.files or ()):
             try:
                 image = _decoded(file, size, channels)
+            except MemoryError:
+                raise
             except Exception as error:  # damaged files make Pillow's readers raise nearly anything
                 reason = f"{file}: {_reason(file, error)}"
             else:

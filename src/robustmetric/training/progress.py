@@ -44,7 +44,8 @@ class Teller(L.Callback):
     ) -> None:
         self.show, self.say, self.title, self.clock = show, say, title, clock
         self.first = self.steps = 0
-        self.begun = self.validating = self._since = 0.0
+        self.begun = self.validating = 0.0
+        self.since: float | None = None  # when the current validation began
         self.validations = self.to_validate = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -66,13 +67,26 @@ class Teller(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the time of the validation."""
-        self._since = self.clock()
+        self.since = self.clock()
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Tell that the training is still there."""
+        if not trainer.sanity_checking:
+            self._tell(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Tell of a validation."""
         if trainer.sanity_checking:
             return
-        self.validating += self.clock() - self._since
+        self.validating, self.since = self._validating(), None
         self.validations += 1
         self._tell(trainer, validated=True)
 
@@ -91,10 +105,14 @@ class Teller(L.Callback):
         done = trainer.global_step - self.first
         if done == 0:
             return None
-        a_step = (self.clock() - self.begun - self.validating) / done
+        a_step = (self.clock() - self.begun - self._validating()) / done
         a_validation = self.validating / max(1, self.validations)
         to_validate = self.to_validate - self.validations
         return a_step * (self.steps - trainer.global_step) + a_validation * to_validate
+
+    def _validating(self) -> float:
+        """Give the seconds that validations took so far."""
+        return self.validating + (0.0 if self.since is None else self.clock() - self.since)
 
 
 def start_lines(title: str, trainer: L.Trainer, module: L.LightningModule) -> list[str]:
@@ -112,8 +130,8 @@ def start_lines(title: str, trainer: L.Trainer, module: L.LightningModule) -> li
     return [
         f"{title}: {recipe.model}, {recipe.defense}, ε = {255 * recipe.eps:.3g}/255, "
         f"α = {255 * recipe.alpha:.3g}/255, η = {recipe.eta}",
-        f"{recipe.data}: learns from {sets.learn}, {height}×{width} pixels; validated on {sets.score}, "
-        f"{sets.scored}",
+        f"{recipe.data}: learns from {sets.learn}, {height}×{width} pixels; validated on {sets.score} "
+        f"({sets.scored})",
         f"on {workers or module.device}; {count:,} parameters; {begins}",
         f"{batches * (trainer.max_epochs or 1):,} steps: {trainer.max_epochs:,} epochs of {batches:,}",
     ]

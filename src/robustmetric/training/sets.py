@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -66,18 +67,18 @@ def load_sets(
     >>> len(sets.learn), len(sets.score), sets.scored
     (901, 99, 'validation images')
     """
-    classes = [set(load_images(recipe, split).classes) for split in ("train", "test")]
-
-    def decode(split: Literal["train", "test"]) -> Pixels:
-        return pixels(recipe, cache, splits=[split], skip_broken=skip_broken, watch=watch)[0]
-
+    decode = partial(pixels, recipe, cache, skip_broken=skip_broken, watch=watch)
     if not recipe.validation:
-        train, test = pixels(recipe, cache, skip_broken=skip_broken, watch=watch)
+        train, test = decode(splits=["train", "test"])
         return Sets(Images.all_of(train), Images.all_of(test), "test images")
-    train = decode("train")
-    # Images that the data itself sets apart for validation would go before these.
+    # Images that the data itself sets apart for validation go before those that are drawn here.
+    tested = load_images(recipe, "test").classes
+    (train,) = decode(splits=["train"])
     apart = set_apart(
-        train.labels.numpy(), recipe.validation, recipe.seed, whole_classes=classes[0].isdisjoint(classes[1])
+        train.labels.numpy(),
+        recipe.validation,
+        recipe.seed,
+        whole_classes=set(tested).isdisjoint(train.classes),
     )
     if apart.any():
         learn, score = (Images(train, np.flatnonzero(rows)) for rows in (~apart, apart))
@@ -86,7 +87,8 @@ def load_sets(
         "no images can be set apart to choose the weights, for the classes are too few or too small: the "
         "last weights count, and validation scores the test images"
     )
-    return Sets(Images.all_of(train), Images.all_of(decode("test")), "test images")
+    (test,) = decode(splits=["test"])
+    return Sets(Images.all_of(train), Images.all_of(test), "test images")
 
 
 def set_apart(
