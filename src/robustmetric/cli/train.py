@@ -162,11 +162,9 @@ def _recipe(name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
     """Make the recipe of a new run: one by name or file, or the data set's, which looks at the images."""
     if name:
         return f"recipe {name}", load_recipe(name, changes)
-    name = usual_recipe(str(changes.get("data", "digits")))
-    load_recipe(name, changes)  # wrong entries are said before torch is imported
     from robustmetric.training.inputs import suited_recipe
 
-    return f"recipe {name}", suited_recipe(changes)
+    return f"recipe {usual_recipe(str(changes.get('data', 'digits')))}", suited_recipe(changes)
 
 
 def _command(out: Path, again: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ def load_sets(
 
     >>> sets = load_sets(Recipe(data="digits", validation=0.1))
     >>> len(sets.learn), len(sets.score), sets.scored
-    (901, 99, 'validation images')
+    (900, 100, 'validation images')
     """
     decode = partial(pixels, recipe, cache, skip_broken=skip_broken, watch=watch)
     if not recipe.validation:
@@ -102,9 +102,9 @@ def set_apart(
 
     >>> labels = np.repeat(np.arange(5), 4)
     >>> apart = set_apart(labels, 0.1, seed=0, whole_classes=True)
-    >>> np.unique(labels[apart]).size, apart.sum()
+    >>> len(set(labels[apart])), int(apart.sum())
     (2, 8)
-    >>> set_apart(labels, 0.1, seed=0, whole_classes=False).sum()
+    >>> int(set_apart(labels, 0.1, seed=0, whole_classes=False).sum())
     10
     """
     generator = np.random.default_rng(np.random.SeedSequence([seed, 2]))
