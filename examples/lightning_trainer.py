@@ -68,10 +68,10 @@ def main() -> None:
     tests = ImageLoader(test.pixels, test.labels, batch=256)
 
     (before,) = trainer.validate(module, tests, verbose=False)
-    print(f"untrained  R@1 {before['R@1']:.4f}  mAP {before['mAP']:.4f}")
+    print(f"untrained  R@1 {before['R@1']:.1f}  mAP {before['mAP']:.1f}")
     trainer.fit(module, pairs, tests)
     after = trainer.callback_metrics
-    print(f"trained    R@1 {after['R@1']:.4f}  mAP {after['mAP']:.4f}")
+    print(f"trained    R@1 {after['R@1']:.1f}  mAP {after['mAP']:.1f}")
 
 
 if __name__ == "__main__":

@@ -185,3 +185,25 @@ def test_an_image_loader_gives_the_array_in_its_order() -> None:
 def test_an_image_array_refuses_a_crop_that_does_not_fit(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=f"a crop of 8 does not fit images of {size[0]}×{size[1]}"):
         ImageArray(np.zeros((2, *size, 1), np.uint8), crop=8)
+
+
+def test_loaders_read_the_rows_that_they_are_given_alone(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(4).integers(0, 256, (60, 6, 6, 1), dtype=np.uint8)
+    labels = torch.arange(60) % 6
+    rows = np.flatnonzero(np.random.default_rng(5).random(60) < 0.7)
+    np.save(tmp_path / "pixels.npy", pixels)
+    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
+    settings = {"pairs": 8, "seed": 2, "crop": 4, "flip": True}
+    # As if the others were not there at all.
+    expected = list(PairLoader(pixels[rows], labels[rows], **settings))  # type: ignore[arg-type]
+    loader = PairLoader(mapped, labels, rows=rows, **settings)  # type: ignore[arg-type]
+    found = list(loader)
+    assert len(found) == len(expected) == len(loader)
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine.images, other.images)
+        assert torch.equal(mine.labels, other.labels)
+    scored = ImageLoader(mapped, labels, batch=16, rows=rows, crop=4)
+    batches = list(scored)
+    assert len(batches) == len(scored)
+    assert torch.equal(torch.cat([batch.images for batch in batches]), ImageArray(pixels[rows], 4)[:])
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), labels[rows])

@@ -77,7 +77,7 @@ def test_with_pairs(tmp_path: Path) -> None:
             [rm.embed(module.model, batch.images) for batch in ImageLoader(*pixels_labels, batch=100)]
         )
     for name, value in retrieval_scores(z, pixels_labels[1]).items():
-        assert figures[name].item() == pytest.approx(value, abs=1e-6)
+        assert figures[name].item() == pytest.approx(100 * value, abs=1e-4)
 
 
 def test_with_a_plain_data_loader(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_with_a_plain_data_loader(tmp_path: Path) -> None:
     mine = trainer(tmp_path, max_epochs=1)
     mine.fit(module, plain, plain)
     assert mine.global_step == 2
-    assert 0 <= mine.callback_metrics["R@1"] <= 1
+    assert 20 <= mine.callback_metrics["R@1"] <= 100
     assert not torch.equal(before["fc2.weight"], weights(module.model)["fc2.weight"])
 
 
@@ -155,6 +155,7 @@ def test_frozen_parameters_stay(tmp_path: Path) -> None:
     assert isinstance(module.model, rm.models.C2F2)
     module.model.conv1.requires_grad_(False)
     optimizer = module.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Adam)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 6
     before = weights(module.model)
     trainer(tmp_path, max_steps=1).fit(module, loader())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import robustmetric
 from robustmetric.training.recipe import (
     Recipe,
     dump_recipe,
     load_recipe,
     make_recipe,
     recipe_names,
+    recipe_text,
+    sizes_for,
     usual_recipe,
 )
 
@@ -25,10 +30,11 @@ from robustmetric.training.recipe import (
 SMALL = {
     "model": "c2f2", "eps": 77 / 255, "alpha": 3 / 255, "eta": 32, "lr": 1e-3, "weight_decay": 1e-7,
     "epochs": 8, "batch": 256, "resize": None, "crop": None, "flip": False, "freeze_bn": False,
+    "validation": 0, "schedule": "constant", "warmup": 0, "clip": None,
 }  # fmt: skip
 LARGE = {
     "model": "resnet18", "eps": 8 / 255, "alpha": 1 / 255, "batch": 112, "resize": 256, "crop": 224,
-    "flip": True, "dim": 512,
+    "flip": True, "dim": 512, "validation": 0, "schedule": "constant", "warmup": 0, "clip": None,
 }  # fmt: skip
 TEXT = {**LARGE, "lr": 1e-3, "weight_decay": 0.0, "epochs": 150, "freeze_bn": False}
 CODE = {**LARGE, "lr": 1e-5, "weight_decay": 4e-4, "epochs": 75, "freeze_bn": True}
@@ -51,7 +57,7 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 
 
 def test_names() -> None:
-    assert recipe_names() == sorted([*PROTOCOL, "digits"])
+    assert recipe_names() == sorted([*PROTOCOL, "digits", "images"])
 
 
 @pytest.mark.parametrize("name", PROTOCOL)
@@ -61,6 +67,47 @@ def test_protocol(name: str) -> None:
     assert recipe.defense == "HM[S,LGA]&ICS"
     assert recipe.margin == 0.2
     assert recipe.weights is None
+
+
+def test_images_of_ones_own_begin_gently_and_are_validated() -> None:
+    recipe = load_recipe("images")
+    assert (recipe.model, recipe.resize, recipe.crop, recipe.flip) == ("resnet18", 256, 224, True)
+    assert recipe.validation == 0.1
+    assert recipe.schedule == "cosine"
+    assert recipe.warmup > 0
+    assert recipe.clip is not None
+    assert "own" in recipe_text("images").splitlines()[0]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_text_of_a_recipe_is_the_recipe(name: str, tmp_path: Path) -> None:
+    text = recipe_text(name)
+    assert text.startswith("# ")
+    assert load_recipe(write(tmp_path, text)) == load_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("typical", "sizes"),
+    [(1000, (256, 224)), (256, (256, 224)), (255, (255, 223)), (64, (64, 56)), (16, (16, 14)), (8, (16, 14))],
+)
+def test_sizes_follow_the_images_and_blow_none_up(typical: int, sizes: tuple[int, int]) -> None:
+    assert sizes_for(typical) == sizes
+
+
+def test_recipes_need_no_torch() -> None:
+    # The package itself is a bare name here, for its own module may import what it likes.
+    code = f"""
+import sys, types
+for name in ("torch", "lightning"):
+    sys.modules[name] = None
+package = sys.modules["robustmetric"] = types.ModuleType("robustmetric")
+package.__path__ = [{str(Path(robustmetric.__file__).parent)!r}]
+from robustmetric.training.recipe import load_recipe
+from robustmetric.training.folder import read_run
+print(load_recipe("28x28").eta)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.stdout == "32\n", done.stderr
 
 
 def test_digits_is_small() -> None:
@@ -74,7 +121,8 @@ def test_digits_is_small() -> None:
         ("digits", "digits"),
         ("mnist", "28x28"),
         ("fashion-mnist", "28x28"),
-        *((name, "224x224-text") for name in ("cub", "cars", "sop", "folder", "csv")),
+        *((name, "224x224-code") for name in ("cub", "cars", "sop")),
+        *((name, "images") for name in ("folder", "csv", "market1501", "inshop")),
     ],
 )
 def test_every_data_set_has_a_usual_recipe(data: str, usual: str) -> None:
@@ -174,6 +222,11 @@ def test_an_unknown_key_like_no_other() -> None:
         ("lr", 0, "lr is 0: input should be greater than 0"),
         ("lr", float("nan"), "lr is nan: "),
         ("weight_decay", -1, "weight_decay is -1: input should be greater than or equal to 0"),
+        ("schedule", "linear", "schedule is 'linear': input should be 'constant' or 'cosine'"),
+        ("warmup", -1, "warmup is -1: input should be greater than or equal to 0"),
+        ("clip", 0, "clip is 0: input should be greater than 0"),
+        ("validation", 0.6, "validation is 0.6: input should be less than or equal to 0.5"),
+        ("validation", -0.1, "validation is -0.1: input should be greater than or equal to 0"),
         ("dim", 0, "dim is 0: input should be greater than or equal to 1"),
         ("crop", 3, "crop is 3: input should be greater than or equal to 4"),
         ("resize", "big", "resize is 'big': input should be a valid integer"),
@@ -266,6 +319,10 @@ RECIPES = st.builds(
     epochs=st.integers(1, 10**6),
     batch=st.integers(4, 10**6).map(lambda pairs: 2 * pairs),
     lr=st.floats(0, exclude_min=True, allow_infinity=False),
+    schedule=st.sampled_from(["constant", "cosine"]),
+    warmup=st.integers(0, 10**6),
+    clip=st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
+    validation=st.floats(0, 0.5),
     weight_decay=st.floats(0, allow_infinity=False),
     resize=st.none() | st.integers(4, 10**6),
     crop=st.none() | st.integers(4, 10**6),

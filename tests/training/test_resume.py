@@ -201,7 +201,7 @@ def run(
 
     After the planned attempts come others that die at random moments, until there were so many kills.
     """
-    changes = {"epochs": 2, "eta": 2, "save_every": 3, **changes}
+    changes = {"epochs": 2, "eta": 2, "save_every": 3, "validation": 0, **changes}
     order = json.dumps({"folder": str(folder), "changes": changes, "plans": plans, "kills": kills, "seed": 3})
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-W", "error", __file__, order],
@@ -280,6 +280,17 @@ def test_killed_with_c2f2(tmp_path: Path) -> None:
     plans: list[Plan] = [("forward", 14), ("half", 2), ("adam", 4), ("fsync", 4), ("after validation", 1)]
     ends, steps = run(tmp_path, plans, model="c2f2", epochs=1)
     assert ends == ["killed"] * len(plans), (ends, steps)
+    assert_as_uninterrupted(tmp_path)
+
+
+@needs_fork
+def test_killed_with_a_schedule_and_images_set_apart(tmp_path: Path, dropout: str) -> None:
+    # An epoch is 15 steps here, and the learning rate is another in each of them.
+    plans: list[Plan] = [("adam", 5), ("half", 2), ("after validation", 1), ("adam", 6), ("forward", 20)]
+    settings: dict[str, Any] = {"validation": 0.1, "schedule": "cosine", "warmup": 4, "clip": 0.5}
+    ends, steps = run(tmp_path, plans, model=dropout, **settings)
+    assert ends == ["killed"] * len(plans), (ends, steps)
+    assert steps[-1] == 30
     assert_as_uninterrupted(tmp_path)
 
 

@@ -6,7 +6,7 @@ import csv
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import robustmetric as rm
+from robustmetric.defenses import Regular, Step
 from robustmetric.training.module import MetricModule
 from robustmetric.training.recipe import Recipe, load_recipe
 from robustmetric.training.run import train
 
 # Two steps an epoch, without perturbations: what is tested here is what lies around them.
-QUICK: dict[str, Any] = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "dim": 16}
+QUICK: dict[str, Any] = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "dim": 16, "validation": 0}
 WEIGHTS = ("last.safetensors", "best.safetensors")
 
 TINY = """
@@ -58,7 +59,7 @@ def quick(**changes: Any) -> Recipe:
 
 
 def go(
-    out: Path, *, resume: bool = False, callbacks: list[L.Callback] | None = None, **changes: Any
+    out: Path, *, resume: bool = False, callbacks: Sequence[L.Callback] = (), **changes: Any
 ) -> MetricModule:
     """Train, with a network of one layer unless another is asked for."""
     if "model" not in changes:
@@ -150,12 +151,24 @@ def test_metrics(finished: tuple[Path, MetricModule]) -> None:
     for row in found:
         if row in scored:
             assert row["loss"] == ""
-            assert 0 < float(row["R@1"]) <= float(row["R@2"]) <= 1
+            assert 10 < float(row["R@1"]) <= float(row["R@2"]) <= 100
         else:
             assert float(row["loss"]) > 0
             assert float(row["loss"]) == pytest.approx(
                 float(row["loss/triplet"]) + float(row["loss/ICS"]), rel=1e-4
             )
+
+
+def test_triplets_and_anchors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Regular.step
+
+    def counting(self: Regular, *args: Any) -> Step:
+        loss, logs = step(self, *args)
+        return Step(loss, {**logs, "triplets": 7.0, "anchors": 3.0})
+
+    monkeypatch.setattr(Regular, "step", counting)
+    go(tmp_path / "run", batch=128)
+    assert [(row["triplets"], row["anchors"]) for row in rows(tmp_path / "run")] == [("7", "3"), ("", "")]
 
 
 def test_weights(finished: tuple[Path, MetricModule]) -> None:
@@ -165,7 +178,7 @@ def test_weights(finished: tuple[Path, MetricModule]) -> None:
     assert rm.load_weights(best, out / "best.safetensors") == []
     assert same(state(last), state(module.model))
     scores = [float(row["R@1"]) for row in rows(out) if row["R@1"]]
-    assert same(state(best), state(last)) == (scores[1] > scores[0])
+    assert same(state(best), state(last)) == (scores[1] >= scores[0])
 
 
 def test_checkpoint(finished: tuple[Path, MetricModule]) -> None:
@@ -182,7 +195,7 @@ def test_checkpoint(finished: tuple[Path, MetricModule]) -> None:
 
 
 def test_best_is_kept_by_r_at_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = iter([0.5, 0.7, 0.6, 0.7])
+    fake = iter([0.5, 0.7, 0.6, 0.65, 0.7])
     monkeypatch.setattr(
         "robustmetric.training.module.retrieval_scores",
         lambda *_: {"R@1": next(fake), "R@2": 0.9, "mAP": 0.5, "mAP@R": 0.5, "NMI": 0.5},
@@ -196,9 +209,11 @@ def test_best_is_kept_by_r_at_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     go(tmp_path / "run", epochs=3, callbacks=[Watch()])
     assert same(load_file(tmp_path / "run" / "best.safetensors"), seen[1])
     assert same(load_file(tmp_path / "run" / "last.safetensors"), seen[2])
-    # A resumed run remembers the best; the same score again is not better.
+    # A resumed run remembers the best; of equal ones the later counts.
     go(tmp_path / "run", epochs=4, resume=True)
     assert same(load_file(tmp_path / "run" / "best.safetensors"), seen[1])
+    go(tmp_path / "run", epochs=5, resume=True, callbacks=[Watch()])
+    assert same(load_file(tmp_path / "run" / "best.safetensors"), seen[3])
 
 
 def test_validate_every(tmp_path: Path) -> None:
@@ -295,7 +310,7 @@ def test_resume_with_another_recipe_is_refused(tmp_path: Path, changes: dict[str
     out = tmp_path / "run"
     out.mkdir()
     (out / "recipe.yaml").write_text(
-        "".join(f"{k}: {v}\n" for k, v in quick().model_dump(mode="json").items() if v)
+        "".join(f"{k}: {v}\n" for k, v in quick().model_dump(mode="json").items() if v is not None)
     )
     before = contents(out)
     with pytest.raises(ValueError, match=rf"holds another run: {told}; resume with its own recipe"):

@@ -8,12 +8,7 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from robustmetric.cli.app import app, bars, wide
-from robustmetric.cli.show import Watch, show_checks, show_scores
-from robustmetric.data.pairs import ImageArray
-from robustmetric.robustness import evaluate
-from robustmetric.training import load_recipe
-from robustmetric.training.inputs import pixels
+from robustmetric.cli.app import app, wide
 
 DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
 
@@ -26,28 +21,31 @@ def demo(
     seed: int = typer.Option(0, help="Starts every random draw."),
 ) -> None:
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
+    from robustmetric.cli.progress import Training
+    from robustmetric.cli.show import Watch, show_checks, show_scores
+    from robustmetric.data.pairs import ImageArray
+    from robustmetric.robustness import evaluate
+    from robustmetric.training.inputs import Subject, pixels
+    from robustmetric.training.progress import Teller
+    from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
 
     console = wide()
     records = []
     for name in DEFENSES:
-        recipe = load_recipe(
-            "digits", {"defense": name, "epochs": epochs, "seed": seed, "validate_every": epochs}
-        )
+        recipe = load_recipe("digits", {"defense": name, "epochs": epochs, "seed": seed})
         folder = out / re.sub(r"\W+", "-", name).strip("-")
         console.print(f"train {escape(name)}, in {folder}")
-        model = train(
-            recipe,
-            folder,
-            resume=True,
-            callbacks=bars(console),
-            progress=console.is_terminal,
-            report=console.print,
-        ).model
+        shown = Training(console)
+        try:
+            bar = [Teller(shown, lambda _: None, "")] if console.is_terminal else []
+            train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
+        finally:
+            shown.stop()
         (test,) = pixels(recipe, splits=["test"])
         with Watch(console) as watch:
             record = evaluate(
-                model,
+                Subject.of_run(folder, {}).network(like=test),
                 ImageArray(test.pixels, recipe.crop),
                 test.labels,
                 eps=recipe.eps,

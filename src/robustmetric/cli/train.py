@@ -3,34 +3,71 @@
 from __future__ import annotations
 
 import io
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-import robustmetric as rm
-from robustmetric.cli.app import Decoding, app, bars, exit_code, read_changes
+from robustmetric.cli.app import app, exit_code, read_changes
+from robustmetric.cli.progress import Decoding, Training
 from robustmetric.files import write_atomically
 from robustmetric.training import Stopped, load_recipe, recipe_names
-from robustmetric.training.recipe import usual_recipe
+from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
+
+# Lightning and torch take seconds to import: they are imported in the commands that need them.
+
+DATA = "digits, mnist, fashion-mnist, cub, cars, sop, market1501, inshop, folder or csv."
 
 
 @app.command()
-def recipes() -> None:
-    """List the recipes that come with the package."""
-    table = Table("recipe", "network", "ε", "α", "η", "epochs", "batch", "lr", box=None)
-    table.columns[0].no_wrap = True
-    for name in recipe_names():
-        r = load_recipe(name)
-        eps, alpha = (f"{255 * v:.3g}/255" for v in (r.eps, r.alpha))
-        table.add_row(name, r.model, eps, alpha, str(r.eta), str(r.epochs), str(r.batch), f"{r.lr:g}")
-    Console().print(table)
+def recipes(
+    name: str = typer.Argument("", help="Show this one as YAML, each entry with its meaning."),
+) -> None:
+    """List the recipes that come with the package, with every entry."""
+    if name:
+        typer.echo(recipe_text(name), nl=False)
+        return
+    console = Console()
+    names = recipe_names()
+    while names:
+        count = len(names)
+        while count > 1 and not _fits(console, _entries(names[:count])):
+            count -= 1
+        console.print(_entries(names[:count]), highlight=False)
+        names = names[count:]
+
+
+def _entries(names: Sequence[str]) -> Table:
+    """Lay out recipes, a column each, with their entries as rows."""
+    table = Table("", *names, box=None, show_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+    shown = [load_recipe(name) for name in names]
+    for key in Recipe.model_fields:
+        table.add_row(key, *(_entry(key, getattr(recipe, key)) for recipe in shown), end_section=False)
+    table.add_row()
+    return table
+
+
+def _entry(key: str, value: object) -> str:
+    if key in ("eps", "alpha") and isinstance(value, float):
+        return f"{255 * value:.3g}/255"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _fits(console: Console, table: Table) -> bool:
+    return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
 
 
 @app.command()
 def train(
-    data: str = typer.Option(None, help="digits, mnist, fashion-mnist, cub, cars, sop, folder or csv."),
+    data: str = typer.Option(None, help=DATA),
     root: Path = typer.Option(None, help="Where its files are."),
     model: str = typer.Option(None, help="c2f2, resnet18, resnet50, timm:NAME or file.py:function."),
     weights: Path = typer.Option(None, help="Weights to begin with: safetensors or a torch file."),
@@ -41,6 +78,10 @@ def train(
     epochs: int = typer.Option(None, help="How often each image is an anchor."),
     batch: int = typer.Option(None, help="Images in a batch of a worker, two a pair."),
     lr: float = typer.Option(None, help="Learning rate of Adam."),
+    size: int = typer.Option(None, help="Size that images are brought to; resize and crop in one."),
+    validation: float = typer.Option(
+        None, help="Share of the training images that choose the best weights; 0 for none."
+    ),
     seed: int = typer.Option(None, help="Starts every random draw."),
     precision: str = typer.Option(None, help="32-true, bf16-mixed, 16-mixed or 64-true."),
     recipe: str = typer.Option("", help="A recipe's name or a YAML file; by default the data set's."),
@@ -58,24 +99,33 @@ def train(
     """Train a network; Ctrl-C stops it so that --resume goes on from there."""
     given = {
         "data": data, "root": root, "model": model, "weights": weights, "defense": defense, "eps": eps,
-        "alpha": alpha, "eta": eta, "epochs": epochs, "batch": batch, "lr": lr, "seed": seed,
-        "precision": precision,
+        "alpha": alpha, "eta": eta, "epochs": epochs, "batch": batch, "lr": lr, "resize": size, "crop": size,
+        "validation": validation, "seed": seed, "precision": precision,
     }  # fmt: skip
     changes = {key: value for key, value in given.items() if value is not None}
     changes |= read_changes(change)
     if after_collapse not in ("stop", "continue"):
         raise ValueError(f"--after-collapse is stop or continue, not {after_collapse!r}")
-    recipe = recipe or usual_recipe(data or "digits")
     kept = out / "recipe.yaml"
-    made = load_recipe(str(kept) if resume and kept.exists() else recipe, changes)
-    # Lightning takes seconds to import: here, and not when the command line starts.
+    if resume and kept.exists():
+        title, made = f"the recipe of {out}", load_recipe(kept, changes)
+    else:
+        title, made = _recipe(recipe, changes)
+
     from lightning.pytorch.utilities import rank_zero_only
 
-    from robustmetric.training.run import Machines, make_logger
+    from robustmetric.training.loggers import make_logger
+    from robustmetric.training.progress import Teller
+    from robustmetric.training.run import Machines, checkpoint_step
     from robustmetric.training.run import train as run_training
 
     console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
-    decoding = Decoding(console)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    decoding, shown = Decoding(console), Training(console)
+    step = checkpoint_step(out) if resume and logger else 0
     try:
         run_training(
             made,
@@ -84,19 +134,63 @@ def train(
             machines=Machines(accelerator=accelerator, devices=devices, nodes=nodes),
             cache=cache,
             skip_broken=skip_broken,
-            callbacks=bars(console),
-            loggers=[make_logger(name, out) for name in logger],
-            progress=console.is_terminal,
+            callbacks=[Teller(shown, say, title)],
+            loggers=[make_logger(name, out, step) for name in logger],
+            progress=False,
             go_on_after_collapse=after_collapse == "continue",
             watch=decoding,
-            report=console.print,
+            report=say,
         )
     except Stopped as stopped:
-        console.print(f"stopped by {stopped}; go on with: robustmetric train --out {out} --resume")
+        again = {
+            "--cache": cache, "--skip-broken": skip_broken, "--logger": logger,
+            "--after-collapse": after_collapse if after_collapse != "stop" else None,
+            "--accelerator": accelerator if accelerator != "auto" else None,
+            "--devices": devices if devices != 1 else None, "--nodes": nodes if nodes != 1 else None,
+        }  # fmt: skip
+        shown.stop()
+        say(f"stopped by {stopped}; go on with: {_command(out, again)}")
         raise typer.Exit(exit_code(str(stopped))) from None
     finally:
         decoding.bar.stop()
-    console.print(f"done; the run is in {out}")
+        shown.stop()
+    for line in _end_lines(out):
+        say(line)
+
+
+def _recipe(name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
+    """Make the recipe of a new run: one by name or file, or the data set's, which looks at the images."""
+    if name:
+        return f"recipe {name}", load_recipe(name, changes)
+    from robustmetric.training.inputs import suited_recipe
+
+    return f"recipe {usual_recipe(str(changes.get('data', 'digits')))}", suited_recipe(changes)
+
+
+def _command(out: Path, again: dict[str, Any]) -> str:
+    """Write the command that goes on with a run, with all options that are not in its recipe."""
+    parts = ["robustmetric", "train", "--out", str(out), "--resume"]
+    for option, value in again.items():
+        if value is True:
+            parts.append(option)
+        elif value:
+            for one in value if isinstance(value, list) else [value]:
+                parts += [option, str(one)]
+    return shlex.join(parts)
+
+
+def _end_lines(out: Path) -> list[str]:
+    """Say how well a finished run ranks, where its weights are, and what comes next."""
+    from robustmetric.training.folder import read_run
+
+    choice = read_run(out).get("choice", {})
+    lines = []
+    if "best" in choice:
+        best, last = (f"{choice[k]['R@1']:.1f} at step {choice[k]['step']:,}" for k in ("best", "last"))
+        lines.append(f"R@1 of the {choice['count']:,} {choice['images']}: best {best}, last {last}")
+    kept = {file.stem: file for file in (out / "best.safetensors", out / "last.safetensors") if file.exists()}
+    told = " and ".join(f"{name} in {file}" for name, file in kept.items())
+    return [*lines, f"weights: {told}", f"next: {shlex.join(['robustmetric', 'evaluate', str(out)])}"]
 
 
 sets = typer.Typer(no_args_is_help=True, help="Look at data sets.")
@@ -110,21 +204,22 @@ def look() -> None:
 
 @sets.command("describe")
 def describe(
-    name: str = typer.Argument(help="digits, mnist, fashion-mnist, cub, cars, sop, folder or csv."),
+    name: str = typer.Argument(help=DATA),
     root: Path = typer.Option(None, help="Where its files are."),
     sheet: Path = typer.Option(None, help="Write a contact sheet of the training images to this PNG."),
     seed: int = typer.Option(0, help="Chooses the images of the sheet."),
 ) -> None:
     """Show counts, classes and sizes of a data set, and some of its images."""
     from robustmetric.data import describe as about
+    from robustmetric.data import load
 
     console = Console()
     for split in ("train", "test"):
-        console.print(about.show(about.describe(rm.data.load(name, root, split))))
+        console.print(about.show(about.describe(load(name, root, split))))
     if sheet is not None:
         if sheet.suffix.lower() != ".png":
             raise ValueError(f"the contact sheet is a PNG: {sheet} must end in .png")
-        image = about.contact_sheet(rm.data.load(name, root, "train"), seed=seed)
+        image = about.contact_sheet(load(name, root, "train"), seed=seed)
         buffer = io.BytesIO()
         image.save(buffer, "PNG")
         write_atomically(sheet, lambda file: file.write(buffer.getvalue()))

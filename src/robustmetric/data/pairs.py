@@ -99,8 +99,9 @@ class PairLoader:
 
     Which batches, and which part of each image they show, depends on the seed, the epoch and the step alone.
     With `crop`, a square of this size is cut out at random; with `flip`, half of the images are mirrored.
-    `progress` says which (epoch, step) comes next; by default the loader counts by itself. The next batch is
-    prepared while the current one is in use.
+    `rows` (R,) are the images to use, by default all; the others are never read. `progress` says which
+    (epoch, step) comes next; by default the loader counts by itself. The next batch is prepared while the
+    current one is in use.
 
     >>> pixels, labels = np.zeros((8, 4, 4, 1), np.uint8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     >>> loader = PairLoader(pixels, labels, pairs=4, seed=0)
@@ -115,6 +116,7 @@ class PairLoader:
         *,
         pairs: int,
         seed: int,
+        rows: NDArray[np.int64] | None = None,
         crop: int | None = None,
         flip: bool = False,
         rank: int = 0,
@@ -126,7 +128,8 @@ class PairLoader:
             raise ValueError(f"a batch needs at least 4 pairs, not {pairs}")
         _check_crop(pixels, crop)
         self.pixels = pixels
-        self.labels = labels.numpy().astype(np.int64)
+        self.rows = np.arange(len(pixels)) if rows is None else rows
+        self.labels = labels.numpy().astype(np.int64)[self.rows]
         self.pairs, self.seed, self.crop, self.flip = pairs, seed, crop, flip
         self.rank, self.world = rank, world
         self.progress = progress
@@ -167,7 +170,7 @@ class PairLoader:
         index, views = order.pairs[slots].reshape(-1), look[slots].reshape(-1, 3)
         height, width = (self.crop or s for s in self.pixels.shape[1:3])
         images = np.empty((len(index), height, width, self.pixels.shape[3]), np.uint8)
-        for image, i, (top, left, mirrored) in zip(images, index, views, strict=True):
+        for image, i, (top, left, mirrored) in zip(images, self.rows[index], views, strict=True):
             part = self.pixels[i, top : top + height, left : left + width]
             image[:] = part[:, ::-1] if mirrored else part
         return Batch(_floats(images), torch.from_numpy(self.labels[index]))
@@ -200,7 +203,7 @@ class ImageArray:
 class ImageLoader:
     """Iterates over (N, H, W, C) pixels with 8 bits in their order, cut to the middle `crop` × `crop`.
 
-    Draws nothing at random.
+    `rows` (R,) are the images to use, by default all. Draws nothing at random.
 
     >>> loader = ImageLoader(np.zeros((5, 6, 6, 1), np.uint8), torch.arange(5), batch=4, crop=4)
     >>> [tuple(batch.images.shape) for batch in loader]
@@ -208,23 +211,32 @@ class ImageLoader:
     """
 
     def __init__(
-        self, pixels: NDArray[np.uint8], labels: Tensor, *, batch: int, crop: int | None = None
+        self,
+        pixels: NDArray[np.uint8],
+        labels: Tensor,
+        *,
+        batch: int,
+        rows: NDArray[np.int64] | None = None,
+        crop: int | None = None,
     ) -> None:
         self.images, self.labels, self.batch = ImageArray(pixels, crop), labels, batch
+        self.rows = torch.arange(len(pixels)) if rows is None else torch.from_numpy(rows)
 
     def __len__(self) -> int:
-        return -(-len(self.labels) // self.batch)
+        return -(-len(self.rows) // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
-        for begin in range(0, len(self.labels), self.batch):
-            part = slice(begin, begin + self.batch)
+        for part in self.rows.split(self.batch):
             yield Batch(self.images[part], self.labels[part])
 
 
 def _check_crop(pixels: NDArray[np.uint8], crop: int | None) -> None:
     height, width = pixels.shape[1:3]
     if crop is not None and not 1 <= crop <= min(height, width):
-        raise ValueError(f"a crop of {crop} does not fit images of {height}×{width}")
+        raise ValueError(
+            f"a crop of {crop} does not fit images of {height}×{width}: give one size for both, --size N, or "
+            "--set resize=N --set crop=N"
+        )
 
 
 def _floats(pixels: NDArray[np.uint8]) -> Tensor:

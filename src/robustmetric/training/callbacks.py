@@ -40,15 +40,16 @@ class Keeper(L.Callback):
         self.folder, self.every = folder, every
         self.stop: str | None = None
         self.handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
-        self.best = -math.inf
+        self.best: dict[str, float] = {}
+        self.last: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the best R@1 so far."""
-        return {"best": self.best}
+        """Give R@1 and step of the best validation so far, and of the last."""
+        return {"best": self.best, "last": self.last}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best R@1."""
-        self.best = state_dict["best"]
+        """Restore the best and the last validation."""
+        self.best, self.last = state_dict["best"], state_dict["last"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the signals back, for Lightning's own handler would stop before the checkpoint is written."""
@@ -80,9 +81,10 @@ class Keeper(L.Callback):
             return
         assert isinstance(pl_module, MetricModule)  # noqa: S101
         save_weights(pl_module.model, self.folder / "last.safetensors")
-        score = float(trainer.callback_metrics["R@1"])
-        if score > self.best:
-            self.best = score
+        self.last = {"R@1": float(trainer.callback_metrics["R@1"]), "step": trainer.global_step}
+        # Of equal ones the later has learned longer, and few images often give equal ones.
+        if self.last["R@1"] >= self.best.get("R@1", -math.inf):
+            self.best = self.last
             save_weights(pl_module.model, self.folder / "best.safetensors")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -144,8 +146,8 @@ class CollapseGuard(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Recognise a network that has diverged."""
-        if isinstance(exception, BrokenEmbeddingsError):
+        """Recognise a network that has diverged; before the first step there is nothing to go back to."""
+        if isinstance(exception, BrokenEmbeddingsError) and trainer.global_step > 0:
             self.go_on = False  # there is nothing left to go on with
             self._tell(trainer, pl_module, f"the network diverged at step {trainer.global_step}: {exception}")
 
@@ -182,8 +184,8 @@ class MetricsFile(L.Callback):
 
     FIELDS = (
         "epoch", "step", "loss", "loss/triplet", "loss/ICS", "hardness/source", "hardness/destination",
-        "hardness/reached", "perturbed", "spread", "images/forward", "images/backward",
-        *SCORES,
+        "hardness/reached", "perturbed", "spread", "triplets", "anchors", "images/forward", "images/backward",
+        "lr", *SCORES,
     )  # fmt: skip
 
     def __init__(self, path: Path, every: int = 10) -> None:
@@ -193,13 +195,7 @@ class MetricsFile(L.Callback):
         """Begin the file, or drop the rows behind the checkpoint that the training goes on from."""
         if not trainer.is_global_zero:
             return
-        kept: list[dict[str, str]] = []
-        if self.path.exists():
-            with self.path.open(newline="", encoding="utf-8") as file:
-                whole = [line for line in file if line.endswith("\n")]
-            # A row that was cut short, by a full disk or the end of power, has too few fields.
-            rows = [row for row in csv.DictReader(whole) if None not in row.values()]
-            kept = [row for row in rows if int(row["step"]) <= trainer.global_step]
+        kept = kept_rows(self.path, trainer.global_step)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.FIELDS, extrasaction="ignore")
         writer.writeheader()
@@ -222,7 +218,22 @@ class MetricsFile(L.Callback):
             self._add(trainer, {name: trainer.callback_metrics[name] for name in SCORES})
 
     def _add(self, trainer: L.Trainer, values: dict[str, Tensor]) -> None:
-        row = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        row = {"epoch": str(trainer.current_epoch), "step": str(trainer.global_step)}
         with self.path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.FIELDS, extrasaction="ignore")
-            writer.writerow({**row, **{name: f"{float(value):.6g}" for name, value in values.items()}})
+            writer.writerow({**{name: f"{float(value):.6g}" for name, value in values.items()}, **row})
+
+
+def kept_rows(path: Path, step: int) -> list[dict[str, str]]:
+    """Read the rows of a table up to a step; none where there is no table.
+
+    >>> kept_rows(Path("nowhere.csv"), 10)
+    []
+    """
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        whole = [line for line in file if line.endswith("\n")]
+    # A row that was cut short, by a full disk or the end of power, has too few fields.
+    rows = [row for row in csv.DictReader(whole) if None not in row.values()]
+    return [row for row in rows if int(row["step"]) <= step]

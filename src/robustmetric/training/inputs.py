@@ -8,11 +8,11 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,16 +20,27 @@ from torch import nn
 
 from robustmetric import data, models
 from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.cache import Pixels, cached
-from robustmetric.training.recipe import Recipe, load_recipe
+from robustmetric.data.cache import Channels, Pixels, _decoded, _fitted, _reason, _whole_images, cached
+from robustmetric.data.describe import describe
+from robustmetric.data.pairs import ImageArray
+from robustmetric.distance import embed
+from robustmetric.perturb import differentiate, frozen
+from robustmetric.training.folder import chosen_on
+from robustmetric.training.recipe import Recipe, load_recipe, sizes_for, usual_recipe
 
 Part = Split | Literal["all"]
 """The training images, the test images, or all together."""
+
+Which = Literal["last", "best"]
+"""The weights of a run: of its end, or of the validation with the highest R@1."""
 
 
 @dataclass(frozen=True)
 class Subject:
     """A network to evaluate, with its weights, and the images that its recipe names.
+
+    `chosen` says how a run's weights were chosen: "last weights", "chosen on validation images" or "chosen on
+    test images"; None where that is not known.
 
     >>> Subject(load_recipe("digits", {"dim": 16})).network(like=pixels(Recipe())[1]).training
     True
@@ -38,26 +49,37 @@ class Subject:
     recipe: Recipe
     weights: Path | None = None
     trained: Recipe | None = None
+    chosen: str | None = None
 
     @classmethod
-    def of_run(cls, run: Path, changes: dict[str, Any], weights: Path | None = None) -> Subject:
-        """Take what a run trained: its recipe, changed, and its best weights, unless others are given."""
+    def of_run(
+        cls, run: Path, changes: dict[str, Any], weights: Path | None = None, which: Which | None = None
+    ) -> Subject:
+        """Take what a run trained: its recipe, changed, and its weights, unless others are given.
+
+        Its own are the best ones where validation images chose them, else the last; `which` asks for either.
+        """
         kept = run / "recipe.yaml"
         if not kept.is_file():
             raise FileNotFoundError(
                 f"{run} is no run, it has no recipe.yaml: give the folder of a run, or --model and --weights"
             )
+        trained = load_recipe(kept)
+        chosen = None
         if weights is None:
-            own = [run / "best.safetensors", run / "last.safetensors"]
-            weights = next((w for w in own if w.is_file()), None)
-            if weights is None:
+            by = chosen_on(run, trained)
+            usual = ("best", "last") if by == "validation images" else ("last", "best")
+            own = {name: run / f"{name}.safetensors" for name in ([which] if which else usual)}
+            name = next((name for name, file in own.items() if file.is_file()), None)
+            if name is None:
                 raise FileNotFoundError(
-                    f"there are no weights {own[0]}: the run has not been validated yet; "
+                    f"there are no weights {next(iter(own.values()))}: the run has not been validated yet; "
                     f"go on with robustmetric train --out {run} --resume"
                 )
+            weights, chosen = own[name], "last weights" if name == "last" else f"chosen on {by}"
         if not weights.is_file():
             raise FileNotFoundError(f"there is no weights file {weights}")
-        return cls(load_recipe(kept, changes), weights, load_recipe(kept))
+        return cls(load_recipe(kept, changes), weights, trained, chosen)
 
     @property
     def name(self) -> str:
@@ -154,7 +176,37 @@ def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
         options |= {"channels": channels, "size": recipe.crop or height}
     if recipe.freeze_bn:
         options["freeze_bn"] = True
-    return models.model(name, **options)
+    try:
+        return models.model(name, **options)
+    except ImportError as error:  # of timm
+        raise ValueError(str(error)) from error
+
+
+def try_network(model: nn.Module, images: Pixels, crop: int | None = None) -> None:
+    """Embed the first image and differentiate by it, as a defense will; what fails is said in a sentence.
+
+    The network comes back as it was.
+
+    >>> grey = Pixels(np.zeros((1, 8, 8, 1), np.uint8), torch.tensor([0]), ("zero",))
+    >>> try_network(nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), grey)
+    Traceback (most recent call last):
+    ...
+    ValueError: the network failed on an image of shape (1, 1, 8, 8) (RuntimeError: ...); give images of ...
+    """
+    image = ImageArray(images.pixels, crop)[:1]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        with frozen(model):
+            differentiate(lambda x, _: embed(model, x).sum(1), image.to(device), torch.arange(1))
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the network failed on an image of shape {tuple(image.shape)} "
+            f"({type(error).__name__}: {reason}); give images of the size that it takes, with --size N or "
+            "--set resize=N --set crop=N, or a network for these"
+        ) from error
 
 
 def _from_file(name: str) -> nn.Module:
@@ -202,7 +254,7 @@ def pixels(
     recipe: Recipe,
     cache: Path | None = None,
     *,
-    splits: Sequence[Part] = get_args(Split),
+    splits: Sequence[Part] = ("train", "test"),
     skip_broken: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> list[Pixels]:
@@ -218,18 +270,16 @@ def pixels(
     root = recipe.root and recipe.root.expanduser().resolve()
     key = hashlib.sha256(str(root).encode()).hexdigest()[:12]
     folder = (cache or Path.home() / ".cache" / "robustmetric") / f"{recipe.data}-{key}"
-    size = None if recipe.resize is None else (recipe.resize, recipe.resize)
     found, broken = [], []
-    for split in splits:
-        images = load_images(recipe, split)
-        grey = images.pixels is not None and images.pixels.shape[3] == 1 and recipe.model == "c2f2"
+    # All are listed before any is decoded.
+    for split, images in [(split, load_images(recipe, split)) for split in splits]:
         try:
             found.append(
                 cached(
                     images,
                     folder,
-                    size=size,
-                    channels=1 if grey else 3,
+                    size=_size(recipe),
+                    channels=_channels_for(recipe, images),
                     workers=os.cpu_count() or 1,
                     skip_broken=skip_broken,
                     progress=None if watch is None else partial(watch, split),
@@ -242,6 +292,65 @@ def pixels(
     return found
 
 
+def first_image(recipe: Recipe, split: Part = "train") -> Pixels:
+    """Decode the first image of a split that can be read, to try a network on; nothing is kept on disk.
+
+    >>> first_image(Recipe(data="digits")).pixels.shape
+    (1, 8, 8, 1)
+    """
+    images = load_images(recipe, split)
+    size, channels = _size(recipe), _channels_for(recipe, images)
+    if images.pixels is not None:
+        return Pixels(_fitted(images.pixels[:1], size, channels), images.labels[:1], images.classes)
+    reason = "there is none"
+    with _whole_images():
+        for row, file in enumerate(images.files or ()):
+            try:
+                image = _decoded(file, size, channels)
+            except MemoryError:
+                raise
+            except Exception as error:  # damaged files make Pillow's readers raise nearly anything
+                reason = f"{file}: {_reason(file, error)}"
+            else:
+                return Pixels(image[None], images.labels[row : row + 1], images.classes)
+    raise ValueError(f"no {split} image of {recipe.data} can be read; the last one tried: {reason}")
+
+
+def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
+    """Take the usual recipe of a data set, changed, and suit it to the images and to the network.
+
+    The recipe of images of one's own looks at their sizes, unless `resize` or `crop` is given. BatchNorm is
+    frozen where the recipe says so and the network is one of the ResNets, which can do that.
+
+    >>> suited_recipe({"data": "digits", "eta": 2}).eta
+    2
+    """
+    name = usual_recipe(str(changes.get("data", "digits")))
+    recipe = load_recipe(name, changes)
+    suited: dict[str, Any] = {}
+    if recipe.freeze_bn and not recipe.model.startswith("resnet"):
+        suited["freeze_bn"] = False
+    if name == "images" and not changes.keys() & {"resize", "crop"}:
+        suited["resize"], suited["crop"] = sizes_for(_typical_size(load_images(recipe, "train")))
+    return load_recipe(name, {**suited, **changes})
+
+
+def _typical_size(images: ImageSet) -> int:
+    """Give the median of the images' shorter sides; 256 where none can be read."""
+    sides = [min(size) for size, count in describe(images).sizes.items() for _ in range(count)]
+    return int(np.median(sides)) if sides else 256
+
+
+def _size(recipe: Recipe) -> tuple[int, int] | None:
+    return None if recipe.resize is None else (recipe.resize, recipe.resize)
+
+
+def _channels_for(recipe: Recipe, images: ImageSet) -> Channels:
+    """One channel for c2f2 where the images are grey, three for all else."""
+    grey = images.pixels is not None and images.pixels.shape[3] == 1 and recipe.model == "c2f2"
+    return 1 if grey else 3
+
+
 def load_images(recipe: Recipe, split: Part) -> ImageSet:
     """List a recipe's images of a split, or all: classes of both splits are the same if their names are.
 
@@ -251,7 +360,7 @@ def load_images(recipe: Recipe, split: Part) -> ImageSet:
     """
     if split != "all":
         return data.load(recipe.data, recipe.root, split)
-    first, second = (data.load(recipe.data, recipe.root, part) for part in get_args(Split))
+    first, second = (data.load(recipe.data, recipe.root, part) for part in ("train", "test"))
     classes = tuple(sorted({*first.classes, *second.classes}))
     place = {name: k for k, name in enumerate(classes)}
     labels = torch.tensor([place[s.classes[k]] for s in (first, second) for k in s.labels.tolist()])

@@ -1,14 +1,18 @@
-"""The training as a Lightning module: a network, a defense, Adam, and validation by retrieval."""
+"""The training as a Lightning module: a network, a defense, an optimiser, and validation by retrieval."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from robustmetric.data.pairs import Batch
 from robustmetric.defenses import Defense
@@ -20,14 +24,21 @@ class MetricModule(L.LightningModule):
     """Trains `model` with `defense`; for a Trainer of your own.
 
     Training batches are (images, labels) as the defense takes them; validation batches are (images, labels)
-    of the test set, whose embeddings are collected and scored together. Each step draws its triplets from
-    `seed`, the step and the worker, so that a resumed training draws the same. Logged are the defense's
-    figures and, after validation, R@1, R@2, mAP, mAP@R and NMI.
+    whose embeddings are collected and scored together. Each step draws its triplets from `seed`, the step and
+    the worker, so that a resumed training draws the same. Logged are the learning rate, the defense's figures
+    and, after validation, R@1, R@2, mAP, mAP@R and NMI in percent; steps count from 1.
+
+    Adam with `lr` and `weight_decay` optimises, unless an `optimizer` is made of the parameters that learn. A
+    `scheduler` is made of the optimiser, and takes a step in each step of the training.
 
     >>> import robustmetric as rm
     >>> module = MetricModule(rm.model("c2f2"), rm.defense("HM[S,LGA]&ICS"), lr=1e-3)
     >>> type(module.configure_optimizers()).__name__
     'Adam'
+    >>> from functools import partial
+    >>> sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    >>> decay = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.999)
+    >>> module = MetricModule(rm.model("c2f2"), rm.defense("N/A[S]"), optimizer=sgd, scheduler=decay)
     """
 
     def __init__(
@@ -38,17 +49,27 @@ class MetricModule(L.LightningModule):
         lr: float = 1e-3,
         weight_decay: float = 0.0,
         seed: int = 0,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.defense = defense
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
+        self.optimizer, self.scheduler = optimizer, scheduler
         self._found: list[tuple[Tensor, Tensor]] = []
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Give Adam over the parameters that learn."""
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Give the optimiser of the parameters that learn, with its scheduler if there is one."""
         learning = [p for p in self.model.parameters() if p.requires_grad]
-        return torch.optim.Adam(learning, lr=self.lr, weight_decay=self.weight_decay)
+        if self.optimizer is None:
+            optimizer: Optimizer = torch.optim.Adam(learning, lr=self.lr, weight_decay=self.weight_decay)
+        else:
+            optimizer = self.optimizer(learning)
+        if self.scheduler is None:
+            return optimizer
+        scheduler = self.scheduler(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Take the defense's loss on a batch."""
@@ -56,17 +77,24 @@ class MetricModule(L.LightningModule):
         self.defense.generator.manual_seed(int(mixed.generate_state(1)[0]))
         images, labels = batch
         step = self.defense(self.model, images, labels)
-        logs = {"loss": step.loss.item(), **step.logs}
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        logs = {"loss": step.loss.item(), "lr": float(rate), **step.logs}
         for name, value in logs.items():
             self.log(name, value, prog_bar=name in ("loss", "hardness/reached", "perturbed"))
+        self._log_step(self.global_step + 1)
         return step.loss
+
+    def _log_step(self, step: int) -> None:
+        """Give loggers the number of steps done, where Lightning itself would count from 0."""
+        if self.trainer.state.fn == "fit":
+            self.log_dict({"step": float(step), "epoch": float(self.current_epoch)}, rank_zero_only=True)
 
     def on_validation_epoch_start(self) -> None:
         """Begin to collect embeddings."""
         self._found = []
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Embed a batch of the test set."""
+        """Embed a batch of the images that validate."""
         images, labels = batch
         self._found.append((embed(self.model, images), labels))
 
@@ -76,9 +104,10 @@ class MetricModule(L.LightningModule):
         self._found = []
         if self.trainer.sanity_checking:
             return
-        scores = retrieval_scores(z, labels)
+        scores = {name: 100 * value for name, value in retrieval_scores(z, labels).items()}
         self.log_dict({name: value for name, value in scores.items() if name != "R@1"}, rank_zero_only=True)
         self.log("R@1", scores["R@1"], prog_bar=True, rank_zero_only=True)
+        self._log_step(self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the random states, of all workers, which Lightning does not."""

@@ -39,10 +39,18 @@ class Recipe(BaseModel):
     epochs: int = Field(8, ge=1, description="how often each image is an anchor")
     batch: int = Field(112, ge=8, multiple_of=2, description="images in a batch of a worker, two a pair")
     lr: float = Field(1e-3, gt=0, description="learning rate of Adam")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="the learning rate after the warm-up: constant, or cosine down to 0"
+    )
+    warmup: int = Field(0, ge=0, description="steps in which the learning rate rises to lr")
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient, null for any")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
     resize: int | None = Field(None, ge=4, description="size that images are brought to, before cropping")
     crop: int | None = Field(None, ge=4, description="size of a random crop in training, central in tests")
     flip: bool = Field(False, description="mirror half of the training images")
+    validation: float = Field(
+        0.1, ge=0, le=0.5, description="share of the training images that choose the weights, 0 for none"
+    )
     validate_every: int = Field(1, ge=1, description="epochs between two validations")
     save_every: int = Field(100, ge=1, description="steps between two checkpoints")
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
@@ -66,11 +74,24 @@ def recipe_names() -> list[str]:
 def usual_recipe(data: str) -> str:
     """Name the recipe that a data set is trained with unless another one is given.
 
-    >>> usual_recipe("mnist"), usual_recipe("cub")
-    ('28x28', '224x224-text')
+    >>> usual_recipe("mnist"), usual_recipe("cub"), usual_recipe("folder")
+    ('28x28', '224x224-code', 'images')
     """
-    usual = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28"}
-    return usual.get(data, "224x224-text")
+    published = dict.fromkeys(("cub", "cars", "sop"), "224x224-code")
+    usual = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28", **published}
+    return usual.get(data, "images")
+
+
+def sizes_for(typical: int) -> tuple[int, int]:
+    """Give the resize and crop that suit images of a typical size: none is blown up.
+
+    >>> sizes_for(500), sizes_for(64)
+    ((256, 224), (64, 56))
+    """
+    if typical >= 256:
+        return 256, 224
+    resize = max(16, typical)
+    return resize, round(resize * 7 / 8)
 
 
 def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -106,6 +127,16 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
         raise ValueError("; ".join(problems)) from None
 
 
+def recipe_text(name: str) -> str:
+    """Write a recipe that comes with the package as YAML: what it is for, then every entry with its meaning.
+
+    >>> print(recipe_text("digits").splitlines()[0])
+    # scikit-learn's digits, 8×8: a training of seconds to try things with.
+    """
+    head = [line for line in _packaged(name).splitlines() if line.startswith("#")]
+    return "\n".join([*head, dump_recipe(load_recipe(name))])
+
+
 def dump_recipe(recipe: Recipe) -> str:
     """Write a recipe as YAML, with what each entry means.
 
@@ -132,11 +163,7 @@ def _read(name: str | Path) -> dict[str, Any]:
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not a text file in UTF-8: {error}") from None
     else:
-        known = {
-            key: resources.files("robustmetric.training") / "recipes" / f"{key}.yaml"
-            for key in recipe_names()
-        }
-        text = lookup("recipe", str(name), known).read_text(encoding="utf-8")
+        text = _packaged(str(name))
     try:
         entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -144,3 +171,9 @@ def _read(name: str | Path) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise ValueError(f"{name} must hold entries such as 'epochs: 8', not {type(entries).__name__}")
     return entries
+
+
+def _packaged(name: str) -> str:
+    folder = resources.files("robustmetric.training") / "recipes"
+    known = {key: folder / f"{key}.yaml" for key in recipe_names()}
+    return lookup("recipe", name, known).read_text(encoding="utf-8")

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import platform
+import shutil
 import signal
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import lightning as L
-import lightning.pytorch.loggers
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from robustmetric import models
 from robustmetric.data.cache import Pixels
-from robustmetric.data.pairs import ImageLoader, PairLoader
 from robustmetric.defenses import defense
-from robustmetric.files import is_draft, write_atomically
-from robustmetric.registry import lookup
 from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile, Report
-from robustmetric.training.inputs import make_model, pixels
-from robustmetric.training.module import MetricModule
-from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe
+from robustmetric.training.folder import begin, check_folder, finish
+from robustmetric.training.inputs import first_image, make_model, try_network
+from robustmetric.training.module import MetricModule, random_states, set_random_states
+from robustmetric.training.recipe import Recipe
+from robustmetric.training.schedule import scheduler
+from robustmetric.training.sets import PairData, Sets, load_sets
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,11 @@ class Machines:
     devices: int = 1
     nodes: int = 1
 
+    @property
+    def workers(self) -> int:
+        """The number of all workers."""
+        return self.devices * self.nodes
+
 
 def train(
     recipe: Recipe,
@@ -49,8 +52,8 @@ def train(
     machines: Machines | None = None,
     cache: Path | None = None,
     skip_broken: bool = False,
-    callbacks: list[L.Callback] | None = None,
-    loggers: list[Any] | None = None,
+    callbacks: Sequence[L.Callback] = (),
+    loggers: Sequence[Any] = (),
     progress: bool = True,
     go_on_after_collapse: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
@@ -58,25 +61,17 @@ def train(
 ) -> MetricModule:
     """Train as a recipe says and leave in `out` all that explains and continues the run.
 
-    `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out), `metrics.csv`, `last.ckpt`
-    (Lightning's checkpoint, every `save_every` steps and on SIGTERM or Ctrl-C), `last.safetensors` and
-    `best.safetensors` (by R@1). With `resume`, a run goes on from its last checkpoint. Decoded images are
-    kept in `cache`. A stop that was asked for raises `Stopped` when its checkpoint is written; a network that
-    collapses raises `CollapsedError`, with the last good weights in `good.safetensors`, unless told to go on.
+    `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out, which images chose the best
+    weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps and on SIGTERM or
+    Ctrl-C), `last.safetensors` and `best.safetensors` (by R@1). With `resume`, a run goes on from its last
+    checkpoint. Decoded images are kept in `cache`; what can be refused is refused before, with the network
+    tried on one image. A start that fails before its first step leaves nothing in `out`. A stop that was
+    asked for raises `Stopped` when its checkpoint is written; a network that collapses raises
+    `CollapsedError`, with the last good weights in `good.safetensors`, unless told to go on.
     """
     machines = machines or Machines()
-    _check_folder(recipe, out, resume)
-    train_set, test_set = pixels(recipe, cache, skip_broken=skip_broken, watch=watch)
-    images = PairData(train_set, test_set, recipe)
-    skipped = [str(file) for part in (images.train_set, images.test_set) for file in part.skipped]
-    for file in skipped:
-        report(f"left out, not readable: {file}")
-    L.seed_everything(recipe.seed, verbose=False)
-    model = make_model(recipe, images.train_set)
-    if recipe.weights is not None and (kept := models.load_weights(model, recipe.weights)):
-        report(
-            f"the last layer of {recipe.weights} does not fit; starting with a new one ({', '.join(kept)})"
-        )
+    if _is_first():
+        check_folder(recipe, out, resume)
     method = defense(
         recipe.defense,
         eps=recipe.eps,
@@ -85,131 +80,127 @@ def train(
         margin=recipe.margin,
         seed=recipe.seed,
     )
-    module = MetricModule(model, method, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=recipe.seed)
-    collapse = CollapseGuard(out, go_on=go_on_after_collapse, report=report)
     keeper = Keeper(out, recipe.save_every)
-    workers = machines.devices * machines.nodes
+    collapse = CollapseGuard(out, go_on=go_on_after_collapse, report=report)
     with _quiet():
-        trainer = L.Trainer(
+        trainer = _trainer(
+            recipe,
+            machines,
+            logger=[*loggers] or False,
+            callbacks=[MetricsFile(out / "metrics.csv"), collapse, *callbacks, keeper],
+            enable_progress_bar=progress,
+            default_root_dir=out,
+        )
+    L.seed_everything(recipe.seed, verbose=False)
+    model = _network(recipe, first_image(recipe), trainer.strategy.root_device, report)
+    sets = load_sets(recipe, cache, skip_broken=skip_broken, watch=watch, report=report)
+    for file in sets.skipped:
+        report(f"left out, not readable: {file}")
+    module = MetricModule(
+        model,
+        method,
+        lr=recipe.lr,
+        weight_decay=recipe.weight_decay,
+        seed=recipe.seed,
+        scheduler=scheduler(
+            steps=_steps(recipe, len(sets.learn), machines.workers),
+            warmup=recipe.warmup,
+            schedule=recipe.schedule,
+        ),
+    )
+    module.save_hyperparameters(recipe.model_dump(mode="json"))
+    checkpoint = out / "last.ckpt"
+    go_on = checkpoint if resume and checkpoint.exists() else None
+    with _quiet(), _nothing_left(out, trainer):
+        if _is_first():
+            begin(recipe, out, sets.skipped, _choice(sets, keeper))
+        try:
+            with _stopping(keeper):
+                trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
+        finally:
+            if _is_first() and keeper.last:
+                finish(out, _choice(sets, keeper))
+    return module
+
+
+def checkpoint_step(out: Path) -> int:
+    """Give the step that a run goes on from: that of its checkpoint, 0 where there is none.
+
+    >>> checkpoint_step(Path("nowhere"))
+    0
+    """
+    file = out / "last.ckpt"
+    return int(torch.load(file, weights_only=True, mmap=True)["global_step"]) if file.exists() else 0
+
+
+def _is_first() -> bool:
+    """Tell whether this is the worker that writes."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
+    try:
+        return L.Trainer(
             accelerator=machines.accelerator,
             devices=machines.devices,
             num_nodes=machines.nodes,
-            strategy="ddp" if workers > 1 else "auto",
+            strategy="ddp" if machines.workers > 1 else "auto",
             precision=recipe.precision,
             max_epochs=recipe.epochs,
+            gradient_clip_val=recipe.clip,
             check_val_every_n_epoch=recipe.validate_every,
             num_sanity_val_steps=0,
             log_every_n_steps=10,
             use_distributed_sampler=False,
-            logger=loggers or False,
-            callbacks=[MetricsFile(out / "metrics.csv"), collapse, *(callbacks or []), keeper],
             plugins=[AtomicCheckpointIO()],
             enable_checkpointing=False,
-            enable_progress_bar=progress,
             enable_model_summary=False,
-            default_root_dir=out,
+            **options,
         )
-        checkpoint = out / "last.ckpt"
-        go_on = checkpoint if resume and checkpoint.exists() else None
-        _begin(recipe, out, skipped)
-        with _stopping(keeper):
-            trainer.fit(module, datamodule=images, ckpt_path=go_on, weights_only=True)
-    return module
+    except (MisconfigurationException, ValueError, ImportError) as error:
+        raise ValueError(
+            f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
+            f"{' '.join(str(error).split())}; give another --accelerator, --devices or --precision"
+        ) from error
 
 
-class PairData(L.LightningDataModule):
-    """The training set as batches of pairs, shared out among the workers, and the whole test set for each."""
-
-    def __init__(self, train_set: Pixels, test_set: Pixels, recipe: Recipe) -> None:
-        super().__init__()
-        self.train_set, self.test_set, self.recipe = train_set, test_set, recipe
-
-    def train_dataloader(self) -> PairLoader:
-        """Batches of pairs from where the trainer is, which knows its worker by now."""
-        assert self.trainer is not None  # noqa: S101
-        trainer, recipe = self.trainer, self.recipe
-        done = trainer.fit_loop.epoch_loop.batch_progress.current
-        return PairLoader(
-            self.train_set.pixels,
-            self.train_set.labels,
-            pairs=recipe.batch // 2,
-            seed=recipe.seed,
-            crop=recipe.crop,
-            flip=recipe.flip,
-            rank=trainer.global_rank,
-            world=trainer.world_size,
-            progress=lambda: (trainer.current_epoch, done.ready),
+def _network(recipe: Recipe, image: Pixels, device: torch.device, report: Report) -> torch.nn.Module:
+    """Make the network with its weights, and try it on an image as the training will."""
+    model = make_model(recipe, image)
+    if recipe.weights is not None and (kept := models.load_weights(model, recipe.weights)):
+        report(
+            f"the last layer of {recipe.weights} does not fit; starting with a new one ({', '.join(kept)})"
         )
+    states = random_states()
+    try_network(model.to(device), image, recipe.crop)
+    set_random_states(states)  # the training draws as if nothing had been tried
+    return model
 
-    def val_dataloader(self) -> ImageLoader:
-        """The test set in its order."""
-        test, recipe = self.test_set, self.recipe
-        return ImageLoader(test.pixels, test.labels, batch=recipe.batch, crop=recipe.crop)
+
+def _steps(recipe: Recipe, images: int, workers: int) -> int:
+    return recipe.epochs * -(-images // (workers * (recipe.batch // 2)))
 
 
-def make_logger(name: str, out: Path) -> Any:
-    """Make one of Lightning's loggers by its name, writing into the run's folder.
+def _choice(sets: Sets, keeper: Keeper) -> dict[str, Any]:
+    """Say which images choose the best weights, and what came of it so far."""
+    known = {"best": keeper.best, "last": keeper.last}
+    return {"images": sets.scored, "count": len(sets.score), **{k: v for k, v in known.items() if v}}
 
-    >>> make_logger("tensorbord", Path("."))
-    Traceback (most recent call last):
-    ...
-    ValueError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: csv, tensorboard, wandb
-    """
-    kinds = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger"}
-    kind = getattr(lightning.pytorch.loggers, lookup("logger", name, kinds))
+
+@contextmanager
+def _nothing_left(out: Path, trainer: L.Trainer) -> Iterator[None]:
+    """Empty the folder again if a new run fails before its first step is done."""
+    new, there = not (out / "recipe.yaml").exists(), out.exists()
     try:
-        return kind(save_dir=out, name=name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the logger {name} needs a package that is not installed: {error}") from None
-
-
-def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    """Refuse a folder that holds another run, or anything else."""
-    if getattr(rank_zero_only, "rank", 0) != 0:
-        return
-    kept = out / "recipe.yaml"
-    if kept.exists():
-        before = load_recipe(kept)
-        differing = [
-            k for k in Recipe.model_fields if k != "epochs" and getattr(before, k) != getattr(recipe, k)
-        ]
-        if not resume:
-            raise ValueError(f"{out} holds a run already: continue it with --resume, or give another --out")
-        if differing:
-            told = ", ".join(f"{k} was {getattr(before, k)!r}, is {getattr(recipe, k)!r}" for k in differing)
-            raise ValueError(
-                f"{out} holds another run: {told}; resume with its own recipe or give another --out"
-            )
-    elif out.exists() and (not out.is_dir() or any(not is_draft(path) for path in out.iterdir())):
-        raise ValueError(f"{out} is not empty and holds no run: give another --out")
-
-
-def _begin(recipe: Recipe, out: Path, skipped: list[str]) -> None:
-    """Write down what is about to happen."""
-    if getattr(rank_zero_only, "rank", 0) != 0:
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    for rest in filter(is_draft, out.iterdir()):
-        rest.unlink()
-    write_atomically(out / "recipe.yaml", lambda file: file.write(dump_recipe(recipe).encode()))
-    about = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("robustmetric", "torch", "lightning", "numpy", "pillow"):
-        try:
-            about[package] = version(package)
-        except PackageNotFoundError:
-            about[package] = "not installed"
-    file = out / "run.json"
-    starts = [*_earlier_starts(file), {"command": sys.argv[1:], **about}]
-    text = json.dumps({"seed": recipe.seed, "skipped": skipped, "starts": starts}, indent=1)
-    write_atomically(file, lambda f: f.write(text.encode()))
-
-
-def _earlier_starts(file: Path) -> list[Any]:
-    """Read how the run was started before; a file that does not say so is no reason not to go on."""
-    try:
-        return list(json.loads(file.read_text(encoding="utf-8"))["starts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        yield
+    except BaseException:
+        if new and _is_first() and trainer.global_step == 0:
+            with suppress(OSError):  # what went wrong is to be said, not this
+                for path in out.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if not there:
+                    out.rmdir()
+        raise
 
 
 @contextmanager

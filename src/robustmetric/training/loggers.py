@@ -1,0 +1,75 @@
+"""Lightning's loggers by name, writing into the run's folder and going on there after a resume."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+
+from robustmetric.registry import lookup
+from robustmetric.training.callbacks import kept_rows
+
+
+class TensorBoard(TensorBoardLogger):
+    """One curve over all starts of a run: what was logged behind the step it goes on from is hidden."""
+
+    def __init__(self, out: Path, step: int) -> None:
+        # The empty version is the folder itself; events from purge_step on are dropped by TensorBoard.
+        super().__init__(out, name="tensorboard", version="", default_hp_metric=False, purge_step=step + 1)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+        """Write the recipe, with R@1 beside it in TensorBoard's table."""
+        from torch.utils.tensorboard.summary import hparams
+
+        super().log_hyperparams(params)
+        plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in params.items()}
+        for summary in hparams(plain, {"R@1": 0.0}):
+            self.experiment._get_file_writer().add_summary(summary)
+
+
+class CSV(CSVLogger):
+    """One table over all starts of a run; Lightning's own deletes the one that is there."""
+
+    def __init__(self, out: Path, step: int) -> None:
+        super().__init__(out, name="csv", version="")
+        self.step = step
+
+    @property
+    def experiment(self) -> Any:
+        """Lightning's writer, which begins with the rows up to the step that the run goes on from."""
+        if self._experiment is None and getattr(rank_zero_only, "rank", 0) == 0:
+            kept: list[Any] = kept_rows(Path(self.log_dir, "metrics.csv"), self.step)
+            shutil.rmtree(self.log_dir, ignore_errors=True)
+            writer = super().experiment
+            writer.metrics.extend(kept)
+            writer.save()
+        return super().experiment
+
+
+def _wandb(out: Path, step: int) -> Logger:
+    return WandbLogger(save_dir=out, name="wandb")
+
+
+LOGGERS = {"csv": CSV, "tensorboard": TensorBoard, "wandb": _wandb}
+
+
+def make_logger(name: str, out: Path, step: int = 0) -> Logger:
+    """Make a logger by its name, for a run that goes on from a step; nothing is written yet.
+
+    >>> make_logger("tensorbord", Path("."))
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: csv, tensorboard, wandb
+    """
+    kind = lookup("logger", name, LOGGERS)
+    try:
+        return kind(out, step)
+    except ModuleNotFoundError:
+        package = '"robustmetric[tensorboard]"' if name == "tensorboard" else name
+        raise ValueError(
+            f"the logger {name} needs a package that is not installed: pip install {package}"
+        ) from None

@@ -1,0 +1,155 @@
+"""The images of a training: those it learns from, and those it is validated on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import lightning as L
+import numpy as np
+from numpy.typing import NDArray
+
+from robustmetric.data.cache import Pixels
+from robustmetric.data.pairs import ImageLoader, PairLoader
+from robustmetric.training.inputs import load_images, pixels
+from robustmetric.training.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Some rows (R,) of decoded images, which are not copied."""
+
+    source: Pixels
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def all_of(cls, source: Pixels) -> Images:
+        """Take all rows."""
+        return cls(source, np.arange(len(source)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        classes = len(self.source.labels[self.rows].unique())
+        return f"{len(self):,} images of {classes:,} classes"
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """What a training learns from, what scores its validations, and which images those are."""
+
+    learn: Images
+    score: Images
+    scored: Literal["validation images", "test images"]
+
+    @property
+    def skipped(self) -> list[str]:
+        """The files that could not be read."""
+        sources = dict.fromkeys((self.learn.source, self.score.source))
+        return [str(file) for source in sources for file in source.skipped]
+
+
+def load_sets(
+    recipe: Recipe,
+    cache: Path | None = None,
+    *,
+    skip_broken: bool = False,
+    watch: Callable[[str, int, int], None] | None = None,
+    report: Callable[[str], None] = print,
+) -> Sets:
+    """Decode the images of a training, once; the test images only where no others can choose the weights.
+
+    >>> sets = load_sets(Recipe(data="digits", validation=0.1))
+    >>> len(sets.learn), len(sets.score), sets.scored
+    (900, 100, 'validation images')
+    """
+    decode = partial(pixels, recipe, cache, skip_broken=skip_broken, watch=watch)
+    if not recipe.validation:
+        train, test = decode(splits=["train", "test"])
+        return Sets(Images.all_of(train), Images.all_of(test), "test images")
+    # Images that the data itself sets apart for validation go before those that are drawn here.
+    tested = load_images(recipe, "test").classes
+    (train,) = decode(splits=["train"])
+    apart = set_apart(
+        train.labels.numpy(),
+        recipe.validation,
+        recipe.seed,
+        whole_classes=set(tested).isdisjoint(train.classes),
+    )
+    if apart.any():
+        learn, score = (Images(train, np.flatnonzero(rows)) for rows in (~apart, apart))
+        return Sets(learn, score, "validation images")
+    report(
+        "no images can be set apart to choose the weights, for the classes are too few or too small: the "
+        "last weights count, and validation scores the test images"
+    )
+    (test,) = decode(splits=["test"])
+    return Sets(Images.all_of(train), Images.all_of(test), "test images")
+
+
+def set_apart(
+    labels: NDArray[np.int64], share: float, seed: int, *, whole_classes: bool
+) -> NDArray[np.bool_]:
+    """Draw the images (N,) that are not trained on: whole classes if that is possible, else some of each.
+
+    Of classes, or of the images of a class, `share` is set apart, at least two, if at least two remain. Where
+    not even two classes of at least two images can be spared, images of each class are drawn; a class that
+    cannot spare two stays whole.
+
+    >>> labels = np.repeat(np.arange(5), 4)
+    >>> apart = set_apart(labels, 0.1, seed=0, whole_classes=True)
+    >>> len(set(labels[apart])), int(apart.sum())
+    (2, 8)
+    >>> int(set_apart(labels, 0.1, seed=0, whole_classes=False).sum())
+    10
+    """
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 2]))
+    names, sizes = np.unique(labels, return_counts=True)
+    pairs = names[sizes > 1]  # a class of one image can neither be queried nor learned from
+    count = max(2, round(share * len(names)))
+    if whole_classes and len(pairs) - count >= 2:
+        return np.isin(labels, generator.choice(pairs, count, replace=False))
+    apart = np.zeros(len(labels), dtype=np.bool_)
+    for name, size in zip(names, sizes, strict=True):
+        count = max(2, round(share * size))
+        if size - count >= 2:
+            apart[generator.choice(np.flatnonzero(labels == name), count, replace=False)] = True
+    return apart
+
+
+class PairData(L.LightningDataModule):
+    """Batches of pairs, shared out among the workers, and all images of the validation for each."""
+
+    def __init__(self, sets: Sets, recipe: Recipe) -> None:
+        super().__init__()
+        self.sets, self.recipe = sets, recipe
+
+    def train_dataloader(self) -> PairLoader:
+        """Batches of pairs from where the trainer is, which knows its worker by now."""
+        assert self.trainer is not None  # noqa: S101
+        trainer, recipe, images = self.trainer, self.recipe, self.sets.learn
+        done = trainer.fit_loop.epoch_loop.batch_progress.current
+        return PairLoader(
+            images.source.pixels,
+            images.source.labels,
+            rows=images.rows,
+            pairs=recipe.batch // 2,
+            seed=recipe.seed,
+            crop=recipe.crop,
+            flip=recipe.flip,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            progress=lambda: (trainer.current_epoch, done.ready),
+        )
+
+    def val_dataloader(self) -> ImageLoader:
+        """The images of the validation in their order."""
+        images, recipe = self.sets.score, self.recipe
+        source = images.source
+        return ImageLoader(
+            source.pixels, source.labels, rows=images.rows, batch=recipe.batch, crop=recipe.crop
+        )

@@ -1,0 +1,309 @@
+"""What cannot work is refused in a sentence, before images are decoded, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+import robustmetric as rm
+from robustmetric import cli
+from robustmetric.data import cache as decoding
+from robustmetric.data.cache import Pixels
+from robustmetric.training.inputs import first_image, suited_recipe, try_network
+from robustmetric.training.recipe import load_recipe, make_recipe
+from robustmetric.training.run import Machines, train
+
+NETS = """
+import torch
+from torch import nn
+
+def fits():
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8))
+
+def narrow():
+    return nn.Sequential(nn.Flatten(), nn.Linear(27, 8))
+
+def maps():
+    return nn.Conv2d(3, 4, 3)
+
+class Blind(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = fits()
+
+    def forward(self, images):
+        return self.net(images.detach())
+
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = fits()
+
+    def forward(self, images):
+        if self.training:
+            raise KeyError("only in training")
+        return self.net(images)
+"""
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Twelve classes of four images of 20×16 pixels."""
+    root = tmp_path / "data"
+    for number in range(12):
+        (root / f"class{number:02}").mkdir(parents=True)
+        for k in range(4):
+            noise = np.random.default_rng(100 * number + k).integers(0, 256, (16, 20, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(root / f"class{number:02}" / f"{k}.png")
+    return root
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    file = tmp_path / "nets.py"
+    file.write_text(NETS)
+    return file
+
+
+def command(tmp_path: Path, *arguments: object) -> Any:
+    fixed = ["--out", tmp_path / "run", "--cache", tmp_path / "cache", "--data", "folder"]
+    fixed += ["--root", tmp_path / "data", "--epochs", 1, "--eta", 1, "--batch", 8]
+    return CliRunner().invoke(cli.app, ["train", *map(str, [*fixed, *arguments])])
+
+
+WRONG: list[tuple[list[object], str]] = [
+    (
+        ["--set", "resize=64", "--set", "crop=224"],
+        "a crop of 224 does not fit images of 64×64: give one size",
+    ),
+    (["--defense", "HM[Q,LGA]"], "unknown sampler 'Q'"),
+    (["--model", "resnet19"], "unknown model 'resnet19' (did you mean 'resnet18'?)"),
+    (["--model", "gone.py:net"], "there is no file gone.py"),
+    (["--model", "NETS:other"], "has no function 'other'"),
+    (["--model", "NETS:narrow"], "the network failed on an image of shape (1, 3, 14, 14) (RuntimeError: "),
+    (["--model", "NETS:maps"], "the network returned a tensor of shape (1, 4, 12, 12)"),
+    (["--model", "NETS:Blind"], "the embeddings do not depend on the images"),
+    (["--weights", "gone.pth"], "there is no weights file gone.pth"),
+    (["--weights", "NETS"], "is not plain weights: it was refused"),
+    (["--weights", "OTHER"], "does not fit this C2F2"),
+    (["--accelerator", "warp"], "cannot train on 1 × warp with precision 32-true: "),
+    (["--accelerator", "tpu"], "give another --accelerator, --devices or --precision"),
+    (["--logger", "tensorbord"], "unknown logger 'tensorbord'"),
+    (["--validation", "0.7"], "validation is 0.7"),
+    (["--size", "2"], "resize is 2: input should be greater than or equal to 4; crop is 2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_refused_before_images_are_decoded(
+    arguments: list[object], message: str, tmp_path: Path, pictures: Path, nets: Path
+) -> None:
+    rm.save_weights(nn.Linear(2, 3), tmp_path / "other.safetensors")
+    places = {"NETS": nets, "OTHER": tmp_path / "other.safetensors"}
+    for name, path in places.items():
+        arguments = [str(a).replace(name, str(path)) for a in arguments]
+    usual = [] if "--model" in arguments else ["--model", "c2f2"]
+    usual += [] if {"--set", "--model", "--size"} & {*map(str, arguments)} else ["--size", "8"]
+    done = command(tmp_path, *usual, *arguments)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, (ValueError, FileNotFoundError))
+    assert message in str(done.exception)
+    assert "\n" not in str(done.exception) or "--defense" in arguments  # which points at the letter
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "cache").exists()
+    # Nothing stands in the way of the corrected command.
+    right = command(tmp_path, "--model", "c2f2", "--size", 8)
+    assert right.exit_code == 0, (right.output, right.exception)
+
+
+def test_timm_that_is_missing_is_said_in_a_sentence(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    done = command(tmp_path, "--model", "timm:vit_small_patch16_224")
+    assert isinstance(done.exception, ValueError)
+    assert str(done.exception).startswith("timm:vit_small_patch16_224 needs timm, which failed to import")
+    assert "\n" not in str(done.exception)
+
+
+@pytest.mark.parametrize("where", ["file", "file/inside"])
+def test_a_folder_that_cannot_be_made(where: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ValueError, match=r"give another --out"):
+        train(load_recipe("digits", {"epochs": 1}), tmp_path / where, progress=False)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(ValueError, match=r"closed/run cannot be written to \(Permission denied\): give"):
+        train(load_recipe("digits", {"epochs": 1}), tmp_path / "closed" / "run", progress=False)
+
+
+# A start that fails nevertheless
+
+
+class Fails(L.Callback):
+    """Raises at a moment of the training."""
+
+    def __init__(self, moment: str) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("failed")
+
+        setattr(self, moment, fail)
+
+
+QUICK = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "dim": 16}
+MOMENTS = ["setup", "on_fit_start", "on_train_start", "on_train_batch_start", "on_before_optimizer_step"]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_start_that_fails_before_its_first_step_leaves_nothing(
+    moment: str, there: bool, tmp_path: Path
+) -> None:
+    from robustmetric.training.loggers import make_logger
+
+    out = tmp_path / "run"
+    if there:
+        out.mkdir()
+    loggers = [make_logger(name, out) for name in ("tensorboard", "csv")]
+    recipe = load_recipe("digits", QUICK)
+    with pytest.raises(RuntimeError, match="failed"):
+        train(recipe, out, progress=False, callbacks=[Fails(moment)], loggers=loggers)
+    assert out.exists() == there
+    assert not there or not list(out.iterdir())
+    train(recipe, out, progress=False)
+
+
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_train_end"])
+def test_one_that_fails_later_keeps_what_it_has(moment: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="failed"):
+        train(load_recipe("digits", QUICK), tmp_path / "run", progress=False, callbacks=[Fails(moment)])
+    assert (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_a_resumed_run_that_fails_keeps_what_it_had(tmp_path: Path) -> None:
+    train(load_recipe("digits", QUICK), tmp_path / "run", progress=False)
+    kept = {path.name for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(RuntimeError, match="failed"):
+        train(
+            load_recipe("digits", {**QUICK, "epochs": 2}),
+            tmp_path / "run",
+            resume=True,
+            progress=False,
+            callbacks=[Fails("on_train_batch_start")],
+        )
+    assert {path.name for path in (tmp_path / "run").iterdir()} == kept
+
+
+def test_a_network_that_fails_in_its_first_step_leaves_nothing(tmp_path: Path, nets: Path) -> None:
+    recipe = load_recipe("digits", {**QUICK, "model": f"{nets}:Late"})
+    with pytest.raises(KeyError, match="only in training"):
+        train(recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_of_nan_leaves_nothing(tmp_path: Path) -> None:
+    damaged = rm.model("c2f2", size=8, dim=16)
+    with torch.no_grad():
+        next(damaged.parameters()).fill_(torch.nan)
+    rm.save_weights(damaged, tmp_path / "nan.safetensors")
+    recipe = load_recipe("digits", {**QUICK, "weights": tmp_path / "nan.safetensors"})
+    with pytest.raises(ValueError, match=r"1 of 1 embeddings hold NaN"):
+        train(recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_machines_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot train on 0 × cpu .* give another --accelerator"):
+        train(load_recipe("digits", QUICK), tmp_path / "run", machines=Machines("cpu", devices=0))
+
+
+# The first image, and the network on it
+
+
+def test_the_first_readable_image_is_decoded_alone(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pictures / "class00" / "0.png").write_bytes(b"")
+    (pictures / "class00" / "1.png").write_bytes(b"no image")
+    recipe = make_recipe({"data": "folder", "root": pictures, "resize": 12})
+    found = first_image(recipe)
+    expected = decoding._decoded(pictures / "class00" / "2.png", (12, 12), 3)
+    assert np.array_equal(found.pixels, expected[None])
+    assert found.labels.tolist() == [0]
+    assert first_image(recipe, "test").classes[0] == "class06"
+    for file in pictures.rglob("*.png"):
+        file.write_bytes(b"no image")
+    with pytest.raises(
+        ValueError, match=r"no train image of folder can be read; the last one tried: .*3\.png"
+    ):
+        first_image(recipe)
+
+
+def test_grey_pixels_in_memory_have_the_channels_that_the_network_takes() -> None:
+    assert first_image(make_recipe({"data": "digits"})).pixels.shape == (1, 8, 8, 1)
+    assert first_image(make_recipe({"data": "digits", "model": "resnet18", "resize": 32})).pixels.shape == (
+        1, 32, 32, 3,
+    )  # fmt: skip
+
+
+def test_a_network_that_was_tried_is_as_it_was() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5)).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    try_network(network, Pixels(np.ones((1, 8, 8, 1), np.uint8), torch.tensor([0]), ("one",)))
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(module.training for module in network.modules())
+    assert all(p.requires_grad and p.grad is None for p in network.parameters())
+
+
+def test_trying_a_network_draws_nothing(tmp_path: Path) -> None:
+    seen: list[torch.Tensor] = []
+
+    class Watch(L.Callback):
+        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append(torch.get_rng_state())
+
+    train(load_recipe("digits", QUICK), tmp_path / "run", progress=False, callbacks=[Watch()])
+    torch.manual_seed(0)
+    rm.model("c2f2", size=8, dim=16)
+    assert torch.equal(seen[0], torch.get_rng_state())
+
+
+# The usual recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({}, (16, 14)),
+        ({"resize": 40}, (40, 224)),
+        ({"crop": 8}, (256, 8)),
+        ({"resize": 30, "crop": 30}, (30, 30)),
+    ],
+)
+def test_the_usual_recipe_looks_at_the_images(
+    changes: dict[str, int], sizes: tuple[int, int], pictures: Path
+) -> None:
+    recipe = suited_recipe({"data": "folder", "root": pictures, **changes})
+    assert (recipe.resize, recipe.crop) == sizes
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen"), [("resnet18", True), ("resnet50", True), ("c2f2", False), ("n.py:f", False)]
+)
+def test_the_usual_recipe_freezes_what_can_be_frozen(model: str, frozen: bool) -> None:
+    assert suited_recipe({"data": "cub", "model": model}).freeze_bn is frozen
+    assert suited_recipe({"data": "cub", "model": model, "freeze_bn": True}).freeze_bn

@@ -1,0 +1,280 @@
+"""Which images choose the weights: set apart from the training images, never read by the training."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import load_file
+
+import robustmetric as rm
+from robustmetric.data import cache as decoding
+from robustmetric.retrieval import retrieval_scores
+from robustmetric.training.inputs import Subject, pixels
+from robustmetric.training.recipe import Recipe, load_recipe, make_recipe
+from robustmetric.training.run import train
+from robustmetric.training.sets import PairData, load_sets, set_apart
+
+
+def make_pictures(root: Path, classes: int = 12, each: int = 3, size: int = 10) -> Path:
+    for number in range(classes):
+        (root / f"class{number:02}").mkdir(parents=True)
+        for k in range(each):
+            noise = np.random.default_rng(100 * number + k).integers(0, 256, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(root / f"class{number:02}" / f"{k}.png")
+    return root
+
+
+def tiny(root: Path, **changes: Any) -> Recipe:
+    """A recipe for these pictures, without perturbations."""
+    entries = {"data": "folder", "root": root, "model": "c2f2", "dim": 8, "defense": "N/A[R]", "batch": 8}
+    return make_recipe({**entries, "epochs": 1, "resize": 8, **changes})
+
+
+def quick(**changes: Any) -> Recipe:
+    return load_recipe("digits", {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "dim": 16, **changes})
+
+
+# Which are set apart
+
+
+@given(
+    labels=st.lists(st.integers(0, 12), min_size=1, max_size=150),
+    share=st.floats(0.01, 0.5),
+    seed=st.integers(0, 100),
+)
+@settings(deadline=None, max_examples=300)
+def test_whole_classes_or_some_images_of_each(labels: list[int], share: float, seed: int) -> None:
+    counts = Counter(labels)
+    array = np.array(labels)
+    apart = set_apart(array, share, seed, whole_classes=True)
+    taken = Counter(array[apart].tolist())
+    several = [name for name, count in counts.items() if count > 1]
+    wanted = max(2, round(share * len(counts)))
+    if len(several) - wanted >= 2:
+        assert len(taken) == wanted
+        assert all(taken[name] == counts[name] >= 2 for name in taken)
+    else:
+        assert np.array_equal(apart, set_apart(array, share, seed, whole_classes=False))
+    images = Counter(array[set_apart(array, share, seed, whole_classes=False)].tolist())
+    for name, count in counts.items():
+        part = max(2, round(share * count))
+        assert images[name] == (part if count - part >= 2 else 0)
+
+
+def test_the_seed_draws_them() -> None:
+    labels = np.repeat(np.arange(40), 5)
+    for whole in (True, False):
+        one, same, other = (set_apart(labels, 0.2, seed, whole_classes=whole) for seed in (3, 3, 4))
+        assert np.array_equal(one, same)
+        assert not np.array_equal(one, other)
+
+
+def test_all_classes_are_equally_likely() -> None:
+    labels = np.repeat(np.arange(10), 2)
+    drawn = Counter(
+        int(name)
+        for seed in range(400)
+        for name in np.unique(labels[set_apart(labels, 0.2, seed, whole_classes=True)])
+    )
+    assert all(50 < drawn[name] < 110 for name in range(10))  # 80 expected, with a deviation of 8
+
+
+# Sets
+
+
+def test_classes_of_the_training_where_the_test_has_others(tmp_path: Path) -> None:
+    sets = load_sets(tiny(make_pictures(tmp_path / "data"), validation=0.4), tmp_path / "cache")
+    assert sets.scored == "validation images"
+    assert (len(sets.learn), len(sets.score)) == (12, 6)
+    labels = sets.learn.source.labels
+    assert set(labels[sets.learn.rows].tolist()).isdisjoint(labels[sets.score.rows].tolist())
+    assert sets.learn.source.classes == tuple(f"class{k:02}" for k in range(6))
+
+
+def test_images_of_each_class_where_training_and_test_share_them() -> None:
+    sets = load_sets(make_recipe({"data": "digits", "validation": 0.2}))
+    assert len(sets.learn) + len(sets.score) == 1000
+    assert len(sets.score) == pytest.approx(200, abs=5)
+    for images in (sets.learn, sets.score):
+        assert len(images.source.labels[images.rows].unique()) == 10
+
+
+def test_one_array_and_no_test_images_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_pictures(tmp_path / "data")
+    decoded, original = [], decoding._decoded
+
+    def counted(file: Path, *args: Any) -> Any:
+        decoded.append(file)
+        return original(file, *args)
+
+    monkeypatch.setattr(decoding, "_decoded", counted)
+    sets = load_sets(tiny(root, validation=0.4), tmp_path / "cache")
+    assert sorted(decoded) == sorted(root.glob("class0[0-5]/*.png"))
+    assert sets.learn.source is sets.score.source
+    assert isinstance(sets.learn.source.pixels, np.memmap)
+    assert len(list((tmp_path / "cache").rglob("*.npy"))) == 1
+    data = PairData(sets, tiny(root))
+    data.trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        shared = loader.pixels if hasattr(loader, "pixels") else loader.images.pixels
+        assert np.shares_memory(shared, sets.learn.source.pixels)
+
+
+def test_without_validation_the_test_images_score(tmp_path: Path) -> None:
+    sets = load_sets(tiny(make_pictures(tmp_path / "data"), validation=0), tmp_path / "cache")
+    assert sets.scored == "test images"
+    assert (len(sets.learn), len(sets.score)) == (18, 18)
+    assert sets.score.source.classes[0] == "class06"
+
+
+def test_where_nothing_can_be_set_apart_it_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    root = make_pictures(tmp_path / "data", classes=6, each=2)
+    train(tiny(root), tmp_path / "run", cache=tmp_path / "cache", progress=False, report=said.append)
+    assert [line for line in said if line.startswith("no images can be set apart")] == said
+    assert len(said) == 1
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["choice"]["images"] == "test images"
+    assert Subject.of_run(tmp_path / "run", {}).chosen == "last weights"
+
+
+# A training
+
+
+class Spy(L.Callback):
+    """Notes the images of all training batches, and the network at each validation."""
+
+    def __init__(self) -> None:
+        self.seen: set[bytes] = set()
+        self.scores: list[dict[str, float]] = []
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.seen |= {image.numpy().tobytes() for image in batch[0]}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.scores.append({k: float(v) for k, v in trainer.callback_metrics.items() if k in ("R@1", "mAP")})
+
+
+def test_the_training_learns_from_the_others_and_is_scored_on_these(tmp_path: Path) -> None:
+    spy, recipe = Spy(), quick(epochs=2, validation=0.1)
+    module = train(recipe, tmp_path / "run", progress=False, callbacks=[spy])
+    sets = load_sets(recipe)
+    images = torch.from_numpy(sets.learn.source.pixels.copy()).permute(0, 3, 1, 2).float() / 255
+    apart = {images[row].numpy().tobytes() for row in sets.score.rows}
+    learned = {images[row].numpy().tobytes() for row in sets.learn.rows}
+    assert spy.seen == learned
+    assert not spy.seen & (apart - learned)
+    with torch.no_grad():
+        z = rm.embed(module.model.eval(), images[torch.from_numpy(sets.score.rows)])
+    expected = retrieval_scores(z, sets.learn.source.labels[sets.score.rows])
+    for name, value in spy.scores[-1].items():
+        assert value == pytest.approx(100 * expected[name], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("share", "images", "count"), [(0.1, "validation images", 100), (0, "test images", 797)]
+)
+def test_the_run_says_which_images_chose(share: float, images: str, count: int, tmp_path: Path) -> None:
+    spy = Spy()
+    train(quick(epochs=3, validation=share), tmp_path / "run", progress=False, callbacks=[spy])
+    choice = json.loads((tmp_path / "run" / "run.json").read_text())["choice"]
+    assert (choice["images"], choice["count"]) == (images, count)
+    scores = [score["R@1"] for score in spy.scores]
+    best = max(k for k, score in enumerate(scores) if score == max(scores))
+    assert choice["best"] == {"R@1": scores[best], "step": 2 * best + 2}
+    assert choice["last"] == {"R@1": scores[-1], "step": 6}
+
+
+def test_a_stopped_run_says_it_too(tmp_path: Path) -> None:
+    train(quick(epochs=1), tmp_path / "run", progress=False)
+
+    class Broken(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch == 2:
+                raise OSError("no power")
+
+    with pytest.raises(OSError, match="no power"):
+        train(quick(epochs=4), tmp_path / "run", resume=True, progress=False, callbacks=[Broken()])
+    choice = json.loads((tmp_path / "run" / "run.json").read_text())["choice"]
+    assert choice["last"]["step"] == 6
+
+    class Early(L.Callback):
+        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            raise OSError("no power yet")
+
+    with pytest.raises(OSError, match="no power yet"):
+        train(quick(epochs=4), tmp_path / "run", resume=True, progress=False, callbacks=[Early()])
+    assert "best" in json.loads((tmp_path / "run" / "run.json").read_text())["choice"]
+
+
+# What evaluate takes
+
+
+def make_run(folder: Path, *weights: str, about: str | None = None, validation: float = 0.1) -> Path:
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(f"data: digits\nmodel: c2f2\ndim: 16\nvalidation: {validation}\n")
+    for number, name in enumerate(weights):
+        torch.manual_seed(number)
+        rm.save_weights(rm.model("c2f2", size=8, dim=16), folder / f"{name}.safetensors")
+    if about is not None:
+        (folder / "run.json").write_text(about)
+    return folder
+
+
+ON_TEST, ON_VALIDATION = (
+    json.dumps({"choice": {"images": f"{which} images"}}) for which in ("test", "validation")
+)
+
+
+@pytest.mark.parametrize(
+    ("about", "share", "which", "taken", "chosen"),
+    [
+        (None, 0.1, None, "best", "chosen on validation images"),
+        (None, 0, None, "last", "last weights"),
+        (None, 0, "best", "best", "chosen on test images"),
+        (None, 0.1, "last", "last", "last weights"),
+        (ON_VALIDATION, 0.1, None, "best", "chosen on validation images"),
+        (ON_TEST, 0.1, None, "last", "last weights"),  # nothing could be set apart
+        (ON_TEST, 0.1, "best", "best", "chosen on test images"),
+        ('{"starts": []}', 0.1, None, "last", "last weights"),  # of a time without validation images
+        ("{", 0.1, None, "best", "chosen on validation images"),
+    ],
+)
+def test_weights_of_a_run(
+    about: str | None, share: float, which: Any, taken: str, chosen: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", "last", "best", about=about, validation=share)
+    subject = Subject.of_run(run, {}, which=which)
+    assert subject.weights == run / f"{taken}.safetensors"
+    assert subject.chosen == chosen
+    network = subject.network(like=pixels(subject.recipe, splits=["test"])[0])
+    wanted = load_file(run / f"{taken}.safetensors")
+    assert all(torch.equal(value, wanted[name]) for name, value in network.state_dict().items())
+
+
+def test_weights_that_are_given_are_of_unknown_choice(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "last", "best")
+    assert Subject.of_run(run, {}, run / "best.safetensors").chosen is None
+    assert Subject(make_recipe({})).chosen is None
+
+
+def test_best_weights_that_are_not_there(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "last")
+    assert Subject.of_run(run, {}).chosen == "last weights"
+    with pytest.raises(
+        FileNotFoundError, match=r"no weights .*best\.safetensors: the run has not been valid"
+    ):
+        Subject.of_run(run, {}, which="best")
