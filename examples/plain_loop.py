@@ -20,7 +20,7 @@ def scores(model: nn.Module, loader: ImageLoader) -> str:
     found = [(rm.embed(model, images), labels) for images, labels in loader]
     embeddings, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
     result = retrieval_scores(embeddings, labels)
-    return f"R@1 {result['R@1']:.4f}  mAP {result['mAP']:.4f}"
+    return f"R@1 {result['R@1']:.1f}  mAP {result['mAP']:.1f}"
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-CHANCE = 0.1  # ten digits, about equally common
+CHANCE = 10  # ten digits, about equally common
 
 
 @pytest.mark.parametrize("name", ["plain_loop.py", "lightning_trainer.py"])
@@ -29,9 +29,9 @@ def test_an_example_trains(name: str, tmp_path: Path) -> None:
     found = re.findall(r"R@1 ([\d.]+)  mAP ([\d.]+)", done.stdout)
     assert len(found) == 2, done.stdout
     (_, untrained), (recall, trained) = found
-    assert CHANCE < float(recall) <= 1
+    assert CHANCE < float(recall) <= 100
     # An untrained network finds most digits by their pixels; only mAP shows that this one has learned.
-    assert float(trained) > float(untrained) + 0.05
+    assert float(trained) > float(untrained) + 5
     assert list(tmp_path.iterdir()) == []
 
 

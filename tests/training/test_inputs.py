@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import robustmetric as rm
-from robustmetric.data import cache as decoding
+from robustmetric.data import decode as decoding
 from robustmetric.training.inputs import Subject, image_files, make_model, pixels
 from robustmetric.training.recipe import load_recipe, make_recipe
 
@@ -180,7 +180,7 @@ def test_all_images_of_files_with_their_classes_and_names(tmp_path: Path) -> Non
         decoded: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = {}
         for split in ("test", "train", "all"):
             (found,) = pixels(recipe, tmp_path / "cache", splits=[split], skip_broken=True)
-            names = image_files(recipe, split, found)
+            names = image_files(recipe, found)
             assert names is not None
             assert len(names) == len(set(names)) == len(found)
             for name, image, label in zip(names, found.pixels, found.labels.tolist(), strict=True):
@@ -197,13 +197,13 @@ def test_training_images_are_not_decoded_for_a_test(tmp_path: Path, monkeypatch:
     recipe = make_recipe({"data": "folder", "root": root, "resize": 8})
     for broken in (root / "ant" / "0.png", root / "bee" / "2.png"):
         broken.write_bytes(b"no image")
-    decoded, original = [], decoding._decoded
+    decoded, original = [], decoding.decoded
 
     def counted(file: Path, *args: object) -> object:
         decoded.append(file.parent.name)
-        return original(file, *args)  # type: ignore[arg-type]
+        return original(file, *args)
 
-    monkeypatch.setattr(decoding, "_decoded", counted)
+    monkeypatch.setattr(decoding, "decoded", counted)
     told: list[tuple[str, int, int]] = []
     (test,) = pixels(recipe, tmp_path / "cache", splits=["test"], watch=lambda *now: told.append(now))
     assert sorted(decoded) == ["cat"] * 3 + ["dog"] * 3

@@ -77,7 +77,7 @@ def test_with_pairs(tmp_path: Path) -> None:
             [rm.embed(module.model, batch.images) for batch in ImageLoader(*pixels_labels, batch=100)]
         )
     for name, value in retrieval_scores(z, pixels_labels[1]).items():
-        assert figures[name].item() == pytest.approx(100 * value, abs=1e-4)
+        assert figures[name].item() == pytest.approx(value, abs=1e-4)
 
 
 def test_with_a_plain_data_loader(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_the_training_learns_from_the_others_and_is_scored_on_these(tmp_path: Pa
         z = rm.embed(module.model.eval(), images[torch.from_numpy(sets.score.rows)])
     expected = retrieval_scores(z, sets.learn.source.labels[sets.score.rows])
     for name, value in spy.scores[-1].items():
-        assert value == pytest.approx(100 * expected[name], abs=1e-3)
+        assert value == pytest.approx(expected[name], abs=1e-3)
 
 
 @pytest.mark.parametrize(

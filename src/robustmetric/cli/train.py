@@ -211,11 +211,12 @@ def describe(
 ) -> None:
     """Show counts, classes and sizes of a data set, and some of its images."""
     from robustmetric.data import describe as about
-    from robustmetric.data import load
+    from robustmetric.data import load, own_validation
 
     console = Console()
-    for split in ("train", "test"):
-        console.print(about.show(about.describe(load(name, root, split))))
+    apart = own_validation(name, root)
+    for images in (load(name, root, "train"), *([] if apart is None else [apart]), load(name, root, "test")):
+        console.print(about.show(about.describe(images)))
     if sheet is not None:
         if sheet.suffix.lower() != ".png":
             raise ValueError(f"the contact sheet is a PNG: {sheet} must end in .png")

@@ -20,16 +20,14 @@ from torch import nn
 
 from robustmetric import data, models
 from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.cache import Channels, Pixels, _decoded, _fitted, _reason, _whole_images, cached
-from robustmetric.data.describe import describe
+from robustmetric.data.cache import Pixels, cached, first_readable
+from robustmetric.data.decode import Channels
+from robustmetric.data.describe import typical_size
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import embed
 from robustmetric.perturb import differentiate, frozen
 from robustmetric.training.folder import chosen_on
 from robustmetric.training.recipe import Recipe, load_recipe, sizes_for, usual_recipe
-
-Part = Split | Literal["all"]
-"""The training images, the test images, or all together."""
 
 Which = Literal["last", "best"]
 """The weights of a run: of its end, or of the validation with the highest R@1."""
@@ -254,13 +252,13 @@ def pixels(
     recipe: Recipe,
     cache: Path | None = None,
     *,
-    splits: Sequence[Part] = ("train", "test"),
+    splits: Sequence[Split] = ("train", "test"),
     skip_broken: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> list[Pixels]:
     """Load the recipe's training and test set, or some `splits`, as pixels, decoded once and kept in `cache`.
 
-    The split "all" is both together. Images that cannot be read are listed for all splits before anything
+    Images that cannot be read are listed for all splits before anything
     is raised. `watch` is told, while images are decoded, the split, how many are done and how many there are.
 
     >>> train_set, test_set = pixels(Recipe(data="digits"))
@@ -272,7 +270,7 @@ def pixels(
     folder = (cache or Path.home() / ".cache" / "robustmetric") / f"{recipe.data}-{key}"
     found, broken = [], []
     # All are listed before any is decoded.
-    for split, images in [(split, load_images(recipe, split)) for split in splits]:
+    for split, images in [(split, data.load(recipe.data, recipe.root, split)) for split in splits]:
         try:
             found.append(
                 cached(
@@ -292,28 +290,14 @@ def pixels(
     return found
 
 
-def first_image(recipe: Recipe, split: Part = "train") -> Pixels:
+def first_image(recipe: Recipe, split: Split = "train") -> Pixels:
     """Decode the first image of a split that can be read, to try a network on; nothing is kept on disk.
 
     >>> first_image(Recipe(data="digits")).pixels.shape
     (1, 8, 8, 1)
     """
-    images = load_images(recipe, split)
-    size, channels = _size(recipe), _channels_for(recipe, images)
-    if images.pixels is not None:
-        return Pixels(_fitted(images.pixels[:1], size, channels), images.labels[:1], images.classes)
-    reason = "there is none"
-    with _whole_images():
-        for row, file in enumerate(images.files or ()):
-            try:
-                image = _decoded(file, size, channels)
-            except MemoryError:
-                raise
-            except Exception as error:  # damaged files make Pillow's readers raise nearly anything
-                reason = f"{file}: {_reason(file, error)}"
-            else:
-                return Pixels(image[None], images.labels[row : row + 1], images.classes)
-    raise ValueError(f"no {split} image of {recipe.data} can be read; the last one tried: {reason}")
+    images = data.load(recipe.data, recipe.root, split)
+    return first_readable(images, size=_size(recipe), channels=_channels_for(recipe, images))
 
 
 def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
@@ -331,14 +315,10 @@ def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
     if recipe.freeze_bn and not recipe.model.startswith("resnet"):
         suited["freeze_bn"] = False
     if name == "images" and not changes.keys() & {"resize", "crop"}:
-        suited["resize"], suited["crop"] = sizes_for(_typical_size(load_images(recipe, "train")))
+        # Of all images: an evaluation may have no others than test images.
+        images = data.load(recipe.data, recipe.root, "all")
+        suited["resize"], suited["crop"] = sizes_for(typical_size(images))
     return load_recipe(name, {**suited, **changes})
-
-
-def _typical_size(images: ImageSet) -> int:
-    """Give the median of the images' shorter sides; 256 where none can be read."""
-    sides = [min(size) for size, count in describe(images).sizes.items() for _ in range(count)]
-    return int(np.median(sides)) if sides else 256
 
 
 def _size(recipe: Recipe) -> tuple[int, int] | None:
@@ -351,37 +331,14 @@ def _channels_for(recipe: Recipe, images: ImageSet) -> Channels:
     return 1 if grey else 3
 
 
-def load_images(recipe: Recipe, split: Part) -> ImageSet:
-    """List a recipe's images of a split, or all: classes of both splits are the same if their names are.
-
-    >>> everything = load_images(Recipe(data="digits"), "all")
-    >>> len(everything), len(everything.classes)
-    (1797, 10)
-    """
-    if split != "all":
-        return data.load(recipe.data, recipe.root, split)
-    first, second = (data.load(recipe.data, recipe.root, part) for part in ("train", "test"))
-    classes = tuple(sorted({*first.classes, *second.classes}))
-    place = {name: k for k, name in enumerate(classes)}
-    labels = torch.tensor([place[s.classes[k]] for s in (first, second) for k in s.labels.tolist()])
-    # The name keeps its decoded images apart from those of the splits.
-    name = f"{first.name}-all"
-    if first.files is not None and second.files is not None:
-        return ImageSet(name, "test", labels, classes, files=first.files + second.files)
-    assert first.pixels is not None and second.pixels is not None  # noqa: S101, PT018
-    return ImageSet(name, "test", labels, classes, pixels=np.concatenate([first.pixels, second.pixels]))
-
-
-def image_files(recipe: Recipe, split: Part, like: Pixels) -> list[str] | None:
+def image_files(recipe: Recipe, images: Pixels) -> list[str] | None:
     """Name the file of each decoded image, relative to the root; None where images are not from files.
 
-    >>> image_files(Recipe(data="digits"), "test", pixels(Recipe())[1]) is None
+    >>> image_files(Recipe(data="digits"), pixels(Recipe())[1]) is None
     True
     """
-    files = load_images(recipe, split).files
-    if files is None or recipe.root is None:
+    if images.files is None or recipe.root is None:
         return None
     root = recipe.root.expanduser()
     root = root if root.is_dir() else root.parent
-    kept = [file for file in files if file not in like.skipped]
-    return [str(file.relative_to(root) if file.is_relative_to(root) else file) for file in kept]
+    return [str(file.relative_to(root) if file.is_relative_to(root) else file) for file in images.files]

@@ -104,7 +104,7 @@ class MetricModule(L.LightningModule):
         self._found = []
         if self.trainer.sanity_checking:
             return
-        scores = {name: 100 * value for name, value in retrieval_scores(z, labels).items()}
+        scores = retrieval_scores(z, labels)
         self.log_dict({name: value for name, value in scores.items() if name != "R@1"}, rank_zero_only=True)
         self.log("R@1", scores["R@1"], prog_bar=True, rank_zero_only=True)
         self._log_step(self.global_step)

@@ -12,9 +12,10 @@ import lightning as L
 import numpy as np
 from numpy.typing import NDArray
 
+from robustmetric import data
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageLoader, PairLoader
-from robustmetric.training.inputs import load_images, pixels
+from robustmetric.training.inputs import pixels
 from robustmetric.training.recipe import Recipe
 
 
@@ -71,8 +72,10 @@ def load_sets(
     if not recipe.validation:
         train, test = decode(splits=["train", "test"])
         return Sets(Images.all_of(train), Images.all_of(test), "test images")
-    # Images that the data itself sets apart for validation go before those that are drawn here.
-    tested = load_images(recipe, "test").classes
+    if data.own_validation(recipe.data, recipe.root) is not None:
+        train, apart_already = decode(splits=["train", "validation"])
+        return Sets(Images.all_of(train), Images.all_of(apart_already), "validation images")
+    tested = data.load(recipe.data, recipe.root, "test").classes
     (train,) = decode(splits=["train"])
     apart = set_apart(
         train.labels.numpy(),
