@@ -46,3 +46,27 @@ def test_submodules_are_there_without_an_import_of_their_own(program: str) -> No
 def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="module 'robustmetric' has no attribute 'modle'"):
         rm.modle  # type: ignore[attr-defined]  # noqa: B018
+
+
+WITHOUT_TENSORBOARD = """
+import importlib, pkgutil, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorboard":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import robustmetric
+for module in pkgutil.walk_packages(robustmetric.__path__, "robustmetric."):
+    importlib.import_module(module.name)
+assert "lightning" in sys.modules
+"""
+
+
+def test_tensorboard_is_an_extra() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_TENSORBOARD], check=True, timeout=120)  # noqa: S603
+    stated = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    needed, _, extras = stated.partition("[project.optional-dependencies]")
+    assert "tensorboard" not in needed.partition("dependencies = [")[2]
+    assert 'tensorboard = ["tensorboard' in extras
