@@ -18,7 +18,8 @@ from robustmetric import cli
 from robustmetric.cli.app import COMMANDS, app
 from robustmetric.cli.demo import DEFENSES
 from robustmetric.robustness import load_record
-from robustmetric.training import Stopped
+from robustmetric.robustness.workers import WorkerError
+from robustmetric.training import CollapsedError, Stopped
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
 
@@ -121,6 +122,20 @@ def test_an_unknown_command_gets_the_nearest() -> None:
     done = CliRunner().invoke(cli.app, ["trian"])
     assert done.exit_code == 2
     assert "No such command 'trian'. Did you mean 'train'?" in done.output
+
+
+@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, CollapsedError, WorkerError])
+def test_what_a_person_can_mend_is_said_in_a_line(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise kind("the batch [of 8] is too small: take 16")
+
+    monkeypatch.setattr(sys.modules[cli.run.__module__], "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.run()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: the batch [of 8] is too small: take 16\n"
 
 
 def test_loggers_by_name(tmp_path: Path) -> None:
