@@ -220,7 +220,9 @@ def embed_roles(
         computed = perturbed.flatten(0, 1)
         where = torch.arange(len(computed), device=images.device).view_as(positions)
         z = network(computed, learn=True)
-        z_benign, place = network(images, learn=True) if benign else z, positions
+        # DistributedDataParallel saw a pass already; in another it would write over the BatchNorm's buffers,
+        # which the gradient of the first still needs. It waits for the gradients of both all the same.
+        z_benign, place = network(images) if benign else z, positions
     else:
         changed = torch.zeros_like(positions, dtype=torch.bool)
         changed[moved.rows] = (moved.images != images[positions[moved.rows]]).flatten(2).any(2)
