@@ -1,15 +1,25 @@
 """The command line as a user sees it."""
 
+import importlib
+import os
+import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+import typer.main
 from typer.testing import CliRunner
 
+import robustmetric as rm
 from robustmetric import cli
+from robustmetric.cli.app import COMMANDS, app
 from robustmetric.cli.demo import DEFENSES
 from robustmetric.robustness import load_record
-from robustmetric.training import Stopped
+from robustmetric.robustness.workers import WorkerError
+from robustmetric.training import CollapsedError, Stopped
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
 
@@ -55,10 +65,77 @@ def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
     assert second.partition(compared)[2] == first.partition(compared)[2]
 
 
+HEAVY = ("torch", "lightning", "sklearn", "pandas", "numpy", "pydantic")
+RUN = f"""
+import sys
+from robustmetric.cli import run
+try:
+    run()
+finally:
+    print("imported:", *(name for name in {HEAVY} if name in sys.modules))
+"""
+
+
+def start(*command: str) -> str:
+    """Give what a command prints in a process of its own, 160 columns wide."""
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    return done.stdout
+
+
+def test_the_help_lists_each_command_with_its_own_first_line() -> None:
+    shown = start("-c", RUN, "--help")
+    assert shown.endswith("imported:\n"), shown.splitlines()[-1]
+    listed = re.findall(r"^│ ([a-z]+) +(\S.*?) +│$", shown.partition("Commands")[2], re.MULTILINE)
+    for module in pkgutil.iter_modules(cli.__path__):
+        importlib.import_module(f"robustmetric.cli.{module.name}")
+    commands = typer.main.get_group(app).commands
+    assert listed == [(name, (command.help or "").partition("\n\n")[0]) for name, command in commands.items()]
+    modules = {name: command.callback.__module__ for name, command in commands.items() if command.callback}
+    assert modules == {name: f"robustmetric.cli.{place.module}" for name, place in COMMANDS.items()}
+
+
 def test_without_a_command_the_help_is_shown() -> None:
-    shown = CliRunner().invoke(cli.app, []).output
-    for name in ("demo", "train", "evaluate", "attack", "compare", "recipes", "data"):
-        assert name in shown
+    bare, asked = (CliRunner().invoke(cli.app, arguments).output for arguments in ([], ["--help"]))
+    assert bare.strip() == asked.strip() != ""
+
+
+def test_the_version_is_told_without_torch() -> None:
+    shown = start("-c", RUN, "--version")
+    assert shown == f"robustmetric {rm.__version__}\ntorch {torch.__version__}\nimported:\n"
+
+
+def test_the_package_is_a_program() -> None:
+    shown = start("-m", "robustmetric", "--help")
+    assert "Usage: python -m robustmetric [OPTIONS] COMMAND" in shown
+    assert set(re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)) == COMMANDS.keys()
+    assert "Usage: python -m robustmetric train [OPTIONS]" in start("-m", "robustmetric", "train", "--help")
+
+
+def test_an_unknown_command_gets_the_nearest() -> None:
+    done = CliRunner().invoke(cli.app, ["trian"])
+    assert done.exit_code == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in done.output
+
+
+@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, CollapsedError, WorkerError])
+def test_what_a_person_can_mend_is_said_in_a_line(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise kind("the batch [of 8] is too small: take 16")
+
+    monkeypatch.setattr(sys.modules[cli.run.__module__], "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.run()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: the batch [of 8] is too small: take 16\n"
 
 
 def test_loggers_by_name(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from robustmetric.triplets import (
     Triplets,
     check_classes,
     check_labels,
+    find_anchors,
 )
 
 LETTERS = "RMSDH"
@@ -356,6 +357,7 @@ def test_any_layout(batch: tuple[list[int], list[list[float]]], letter: str, see
     assert isinstance(drawn, Triplets)
     triplets = drawn.stack().tolist()
     assert [a for a, _, _ in triplets] == list(anchors_and_partners(labels))
+    assert find_anchors(torch.tensor(labels)).tolist() == list(anchors_and_partners(labels))
     for a, p, n in triplets:
         assert p != a
         assert labels[p] == labels[a]

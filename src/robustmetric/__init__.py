@@ -5,17 +5,23 @@
 >>> labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 >>> defense = rm.defense("HM[S,LGA]&ICS", eps=8/255, alpha=1/255, steps=8)
 >>> defense(model, images, labels).loss.backward()
+
+Each part is imported when it is first used, so that the command line starts without torch.
 """
 
-from robustmetric import data, training
-from robustmetric.attacks import attack
-from robustmetric.defenses import Defense, Step, defense
-from robustmetric.distance import cross_distance, embed, hardness
-from robustmetric.losses import triplet_loss
-from robustmetric.models import load_weights, model, save_weights
-from robustmetric.perturb import Budget
-from robustmetric.robustness import Record, ers, evaluate, load_record
-from robustmetric.triplets import Triplets
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from robustmetric import data, training
+    from robustmetric.attacks import attack
+    from robustmetric.defenses import Defense, Step, defense
+    from robustmetric.distance import cross_distance, embed, hardness
+    from robustmetric.losses import triplet_loss
+    from robustmetric.models import load_weights, model, save_weights
+    from robustmetric.perturb import Budget
+    from robustmetric.robustness import Record, ers, evaluate, load_record
+    from robustmetric.triplets import Triplets
 
 __version__ = "0.1.0"
 
@@ -41,3 +47,32 @@ __all__ = [
     "training",
     "triplet_loss",
 ]
+
+_FROM = {
+    "attacks": ("attack",),
+    "data": (),
+    "defenses": ("Defense", "Step", "defense"),
+    "distance": ("cross_distance", "embed", "hardness"),
+    "losses": ("triplet_loss",),
+    "models": ("load_weights", "model", "save_weights"),
+    "perturb": ("Budget",),
+    "retrieval": (),
+    "robustness": ("Record", "ers", "evaluate", "load_record"),
+    "training": (),
+    "triplets": ("Triplets",),
+}
+_MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
+
+# Hidden from type checkers, which would take any name for known.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in _FROM:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name in _MODULE_OF:
+            return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -103,6 +103,27 @@ def check_classes(labels: Tensor) -> None:
         )
 
 
+def find_anchors(labels: Tensor) -> Tensor:
+    """Return the positions (T,) of the anchors of a batch with labels (N,), ascending.
+
+    In a batch of pairs [a0, p0, a1, p1, …] they are the even ones; in any other layout, those of the images
+    that share their class with another.
+
+    >>> find_anchors(torch.tensor([4, 4, 0, 0])), find_anchors(torch.tensor([4, 0, 1, 4]))
+    (tensor([0, 2]), tensor([0, 3]))
+    """
+    if _in_pairs(labels):
+        return torch.arange(0, len(labels), 2, device=labels.device)
+    _, kind, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    has_mate: Tensor = sizes[kind] > 1
+    return has_mate.nonzero().squeeze(1)
+
+
+def _in_pairs(labels: Tensor) -> bool:
+    """Tell whether each even position and the one behind it are of one class."""
+    return len(labels) % 2 == 0 and torch.equal(labels[0::2], labels[1::2])
+
+
 def check_margin(margin: float) -> None:
     """Refuse a margin γ that no triplet of the unit sphere could keep.
 
@@ -260,10 +281,9 @@ def _rows(dist: Tensor, labels: Tensor, generator: torch.Generator) -> _Rows:
     same = labels[:, None] == labels
     other = ~same
     same.fill_diagonal_(False)
-    if len(labels) % 2 == 0 and torch.equal(labels[0::2], labels[1::2]):
-        anchor = torch.arange(0, len(labels), 2, device=dist.device)
+    anchor = find_anchors(labels)
+    if _in_pairs(labels):
         return _Rows(anchor, anchor + 1, dist[0::2], same[0::2], other[0::2])
-    anchor = same.any(1).nonzero().squeeze(1)
     same = same[anchor]
     return _Rows(anchor, _draw(same, generator), dist[anchor], same, other[anchor])
 

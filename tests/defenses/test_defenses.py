@@ -7,15 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytorch_metric_learning.losses import MultiSimilarityLoss, TripletMarginLoss
+from pytorch_metric_learning.reducers import MeanReducer
 from torch import Tensor, nn
 
 import robustmetric as rm
+from robustmetric.defenses import Regular
 from robustmetric.defenses.base import Network, mixes_images
 from robustmetric.defenses.est import shift
 from robustmetric.distance import cross_distance, embed
 from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
-from robustmetric.triplets import Softhard
+from robustmetric.triplets import Softhard, Triplets
 
 NAMES = [
     "N/A[R]",
@@ -47,6 +50,9 @@ class Watched(nn.Module):
         self.seen.append(x.detach().clone())
         z: Tensor = self.head(torch.tanh(self.norm(self.conv(x))).flatten(1))
         return z
+
+
+ANCHORS = {"pairs": [0, 2, 4, 6], "any": [0, 1, 2, 4, 5]}
 
 
 def batch(layout: str, channels: int, size: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
@@ -105,6 +111,7 @@ def test_every_defense_keeps_its_word(
     assert 0 <= step.logs["perturbed"] <= 1
     keys = {"loss/triplet", "hardness/source", "hardness/destination", "hardness/reached", "perturbed"}
     assert keys <= set(step.logs)
+    assert step.logs["triplets"] == step.logs["anchors"] == len(ANCHORS[layout])
     for key in ("source", "destination", "reached"):
         without = key == "destination" and name[:3] in ("EST", "ACT")
         assert without == math.isnan(step.logs[f"hardness/{key}"])
@@ -116,6 +123,96 @@ def test_every_defense_keeps_its_word(
     step.loss.backward()
     gradients = [p.grad is not None for p in model.parameters()]
     assert gradients == flags
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    layout=st.sampled_from(["pairs", "any"]),
+    mixing=st.booleans(),
+    eps=st.floats(0, 0.5),
+    seed=st.integers(0, 10_000),
+)
+@settings(deadline=None, max_examples=80)
+def test_the_batch_that_the_loss_saw(name: str, layout: str, mixing: bool, eps: float, seed: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Watched(1, 6, torch.float64)
+    model.norm.train(mixing)
+    images, labels = batch(layout, 1, 6, torch.float64, seed)
+    step = rm.defense(name, eps=eps, alpha=0.1, steps=3, seed=seed)(model, images, labels)
+    passes = len(model.seen)
+    a, p, n = step.triplets
+    assert not step.images.requires_grad
+    assert len(model.seen) == passes, "the network was asked once more"
+
+    # Also with a BatchNorm in training mode, for which the batch must be the very one.
+    torch.testing.assert_close(step.embeddings, embed(model, step.images), atol=1e-9, rtol=0)
+    loss = triplet_loss(step.embeddings[a], step.embeddings[p], step.embeddings[n])
+    assert loss.item() == pytest.approx(step.logs["loss/triplet"], abs=1e-9)
+    assert torch.equal(step.labels[a], step.labels[p])
+    assert (step.labels[a] != step.labels[n]).all()
+    # Each image is within ε of one that has its label; of the one in its place where places are kept.
+    away = (step.images[:, None] - images).abs().flatten(2).amax(2)
+    assert away.masked_fill(step.labels[:, None] != labels, torch.inf).amin(1).max() <= eps + 1e-9
+    if name[:3] in ("N/A", "EST"):
+        assert torch.equal(step.labels, labels)
+        assert away.diagonal().max() <= (eps + 1e-9 if name[:3] == "EST" else 0)
+    else:
+        assert torch.equal(torch.stack(tuple(step.triplets), 1).flatten(), torch.arange(len(step.labels)))
+        assert torch.equal(step.labels[a], labels[ANCHORS[layout]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_losses_learn_from_the_same_batch(
+    name: str, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
+) -> None:
+    step = rm.defense(name, eps=16 / 255, alpha=4 / 255, steps=3)(golden_network, *pairs)
+    same = TripletMarginLoss(margin=0.2, reducer=MeanReducer())
+    theirs = same(step.embeddings, step.labels, indices_tuple=tuple(step.triplets))
+    assert theirs.item() == pytest.approx(step.logs["loss/triplet"], abs=1e-5)
+
+    optimiser = torch.optim.SGD(golden_network.parameters(), lr=1e-3)
+    other = MultiSimilarityLoss()
+    before = other(step.embeddings, step.labels)
+    before.backward()
+    optimiser.step()
+    with torch.no_grad():
+        after = other(embed(golden_network, step.images), step.labels)
+    assert after < before
+
+
+class First:
+    """A sampler that gives one triplet whatever the number of anchors."""
+
+    def __call__(
+        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
+    ) -> Triplets:
+        return Triplets(*(role[:1] for role in Softhard()(dist, labels, generator=generator)))
+
+
+def test_triplets_and_anchors_are_counted_apart(pairs: tuple[Tensor, Tensor]) -> None:
+    defense = Regular(First(), budget=Budget(eps=0.1, alpha=0.1, steps=1))
+    logs = defense(nn.Flatten(), *pairs).logs
+    assert (logs["triplets"], logs["anchors"]) == (1, 32)
+
+
+@pytest.mark.parametrize("name", ["N/A[R]", "EST[R]", "ACT[S]", "HM[S,LGA]&ICS"])
+def test_a_batch_with_few_anchors_is_noticed_once(name: str, golden_network: nn.Sequential) -> None:
+    images = torch.rand(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    few, enough = torch.arange(12), torch.arange(12)
+    few[7], enough[[5, 7]] = 2, 2
+    defense = rm.defense(name, steps=1)
+    # Warnings are errors here: a quarter of the images, and pairs, are no reason for one.
+    assert defense(golden_network, images, enough).logs["anchors"] == 3
+    assert defense(golden_network, images, torch.arange(6).repeat_interleave(2)).logs["anchors"] == 6
+    with pytest.warns(UserWarning, match="draw pairs, as robustmetric.data.pairs.PairLoader does") as noted:
+        step = defense(golden_network, images, few)
+    assert "only 2 of the 12 images share their class with another of the batch" in str(noted[0].message)
+    assert noted[0].filename == __file__
+    assert step.logs["anchors"] == step.logs["triplets"] == 2
+    defense(golden_network, images, few)
+    with pytest.warns(UserWarning, match="only 2 of the 12"):
+        rm.defense(name, steps=1)(golden_network, images, few)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 WORKER = """
-import json, sys
+import copy, json, sys
 from datetime import timedelta
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 8))
 model = nn.parallel.DistributedDataParallel(net)
+passes = []
+model.register_forward_pre_hook(lambda *_: passes.append(1))
 optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
 defense = rm.defense(sys.argv[1], eps=0.2, alpha=0.03, steps=6, seed=rank)
 labels = torch.arange(6).repeat_interleave(2)
@@ -28,14 +30,20 @@ logs = []
 for i in range(6):
     generator = torch.Generator().manual_seed(100 * rank + i)
     images = torch.rand(12, 1, 8, 8, generator=generator)
+    alone, twin = copy.deepcopy(net), copy.deepcopy(defense)
     step = defense(model, images, labels)
     optimiser.zero_grad()
     step.loss.backward()
+    twin(alone, images, labels).loss.backward()
+    for p, q in zip(net.parameters(), alone.parameters()):
+        mean = q.grad.clone()
+        dist.all_reduce(mean)
+        torch.testing.assert_close(p.grad, mean / 2, atol=1e-6, rtol=1e-4)
     optimiser.step()
     logs.append((step.logs["loss/triplet"], step.logs["hardness/destination"], step.logs["images/forward"]))
 weights = [p.detach().flatten().tolist() for p in model.parameters()]
 with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
-    json.dump({"weights": weights, "logs": logs}, file)
+    json.dump({"weights": weights, "logs": logs, "passes": len(passes)}, file)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -52,6 +60,8 @@ def test_two_workers_train_one_network(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one["weights"] == two["weights"]
+    # Each step goes through DistributedDataParallel once, or it spoils the buffers of its own gradient.
+    assert one["passes"] == two["passes"] == 6
     # Unequal numbers of passes, which would have made the workers wait for each other for ever.
     assert [forward for _, _, forward in one["logs"]] != [forward for _, _, forward in two["logs"]]
     if name == "HM[S,LGA]&ICS":

@@ -241,12 +241,12 @@ def test_a_network_that_mixes_images_gets_whole_batches(kind: str, pairs: tuple[
 
     sizes: list[int] = []
     hook = network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
-    alone = embed_roles(Network(network), images, source, moved, ["a", "p"])
+    alone = embed_roles(Network(network), images, source, moved, ["a", "p"]).role
     rows = source.stack().tolist()
     once = {i for k, row in enumerate(rows) for i in (row[:2] if k == 3 else row)}
     assert sizes == [len(once) + 3]
     sizes.clear()
-    together = embed_roles(Network(network.train()), images, source, moved, ["a", "p"])
+    together = embed_roles(Network(network.train()), images, source, moved, ["a", "p"]).role
     assert sizes == [96, 64]
     hook.remove()
     assert set(alone) == set(together) == {"a", "p", "a~", "p~", "n~"}

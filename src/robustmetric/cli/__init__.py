@@ -1,6 +1,5 @@
-"""The command line."""
+"""The command line; a command's module is imported when the command is run."""
 
-from robustmetric.cli import demo, evaluate, train
 from robustmetric.cli.app import app, run
 
-__all__ = ["app", "demo", "evaluate", "run", "train"]
+__all__ = ["app", "run"]

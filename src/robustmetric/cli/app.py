@@ -2,38 +2,97 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
+import typer.core
+import typer.main
 import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 
-from robustmetric.robustness.workers import WorkerError
-from robustmetric.training import CollapsedError
+from robustmetric import __version__
+from robustmetric.validate import UserError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+class Place(NamedTuple):
+    """The module of `robustmetric.cli` that holds a command, and the command's line in the help."""
+
+    module: str
+    line: str
+
+
+COMMANDS = {
+    "demo": Place(
+        "demo", "Train a plain and a defended network on scikit-learn's digits, attack both, compare."
+    ),
+    "train": Place("train", "Train a network; Ctrl-C stops it so that --resume goes on from there."),
+    "evaluate": Place(
+        "evaluate", "Score how well a network ranks, and how well it keeps its ranking under attack."
+    ),
+    "attack": Place("evaluate", "Run one attack, and write the images before and after with their ranks."),
+    "compare": Place("evaluate", "Put records side by side."),
+    "recipes": Place("train", "List the recipes that come with the package."),
+    "data": Place("train", "Look at data sets."),
+}
+"""All commands, in the order of the help, which has to be shown without their modules: those take seconds."""
+
+
+class Commands(typer.core.TyperGroup):
+    """A group that imports a command's module when the command is run."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of the arguments."""
+        if args[0] in COMMANDS:
+            importlib.import_module(f"robustmetric.cli.{COMMANDS[args[0]].module}")
+            self.commands = typer.main.get_group(app).commands
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _elsewhere() -> None:
+    """Stand for a command in the help until its module is imported."""
+
+
+for name, place in COMMANDS.items():
+    app.command(name, help=place.line)(_elsewhere)
 
 
 def run() -> None:
     """Run the command line; what a person can mend is said in a line, without a traceback."""
     try:
         app()
-    except (ValueError, OSError, CollapsedError, WorkerError) as error:
+    except (ValueError, OSError, UserError) as error:
         Console(stderr=True).print(
             f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
         )
         sys.exit(1)
 
 
+def show_version(wanted: bool) -> None:
+    """Print the versions that decide about results, and exit."""
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"robustmetric {__version__}\ntorch {version('torch')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: bool = typer.Option(
+        False, "--version", callback=show_version, is_eager=True, help="Show the versions and exit."
+    ),
+) -> None:
     """Embedding networks that keep their ranking under adversarial perturbation."""
 
 

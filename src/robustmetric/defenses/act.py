@@ -37,10 +37,10 @@ class AntiCollapse(Defense):
                 return pair_distance(p, n)
 
             x[:, 1:] = pgd(x[:, 1:], apart, self.budget)
-        role = embed_roles(network, images, source, Moved(torch.arange(len(x), device=x.device), x))
-        reached = hardness(role["a~"], role["p~"], role["n~"])
+        seen = embed_roles(network, images, source, Moved(torch.arange(len(x), device=x.device), x))
+        reached = hardness(seen.role["a~"], seen.role["p~"], seen.role["n~"])
         loss = hinge(reached, self.margin)
-        return Step(
+        return seen.step(
             loss,
             {
                 "loss/triplet": loss.item(),
@@ -50,4 +50,6 @@ class AntiCollapse(Defense):
                 "perturbed": (x != images[source.stack()]).flatten(1).any(1).float().mean().item(),
                 "spread": spread(dist),
             },
+            source,
+            labels,
         )

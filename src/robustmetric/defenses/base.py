@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import ClassVar, NamedTuple
 
@@ -14,14 +17,39 @@ from robustmetric.destination import sampler_name
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget, check_images
 from robustmetric.registry import is_number
-from robustmetric.triplets import Sampler, Triplets, check_classes, check_labels, check_margin
+from robustmetric.triplets import Sampler, Triplets, check_classes, check_labels, check_margin, find_anchors
 
 
-class Step(NamedTuple):
-    """The loss of a batch, a scalar to call `backward` on, and figures of how it came about."""
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The loss of a batch, a scalar to call `backward` on, figures of how it came about, and what it saw.
+
+    What it saw is a batch again, to take any other loss on: `embeddings` (M, D) with their gradient, `labels`
+    (M,), `triplets` as positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM
+    and ACT it holds the anchor, positive and negative of one triplet behind the other, M = 3T; for EST the N
+    images of the batch, moved; for N/A those as they are.
+
+    >>> import robustmetric as rm
+    >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1])
+    >>> step = rm.defense("HM[S,LGA]", steps=2)(rm.model("c2f2", size=8, dim=16), images, labels)
+    >>> step.embeddings.shape, step.labels.tolist(), step.triplets.negative.tolist()
+    (torch.Size([6, 16]), [0, 0, 1, 1, 1, 0], [2, 5])
+    """
 
     loss: Tensor
     logs: dict[str, float]
+    embeddings: Tensor
+    labels: Tensor
+    triplets: Triplets
+    computed: Tensor
+    """The images (S, C, H, W) that the network computed for the loss, each once."""
+    rows: Tensor | None = None
+    """Which of them (M,) the embeddings are of; without, all in their order."""
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The images (M, C, H, W) of the embeddings; they are put together when first asked for."""
+        return self.computed if self.rows is None else self.computed[self.rows]
 
 
 class Network:
@@ -75,6 +103,7 @@ class Defense(nn.Module):
         self.margin = margin
         self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
+        self._warned = False
 
     @property
     def name(self) -> str:
@@ -86,18 +115,34 @@ class Defense(nn.Module):
 
         The logs hold means over the triplets (`hardness/source` and `hardness/destination` as mined,
         `hardness/reached` as the loss sees it; NaN where a defense has none), the parts of the loss
-        (`loss/…`), the share of triplets that were `perturbed` (of images for EST), and how many images went
-        forward and backward through the network (`images/forward`, `images/backward`), the loss's own
-        backward included. `spread` is one minus the mean cosine of the batch's embeddings, near 0 when the
-        network has collapsed. No gradient flows back into the images.
+        (`loss/…`), the share of triplets that were `perturbed` (of images for EST), how many `triplets` and
+        `anchors` the batch has, and how many images went forward and backward through the network
+        (`images/forward`, `images/backward`), the loss's own backward included. `spread` is one minus the
+        mean cosine of the batch's embeddings, near 0 when the network has collapsed. No gradient flows back
+        into the images. The first batch in which less than a quarter of the images can be anchors is warned
+        of.
         """
         check_images(images)
         check_labels(labels, len(images))
         check_classes(labels)
+        anchors = len(find_anchors(labels))
+        if 4 * anchors < len(labels) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"only {anchors} of the {len(labels)} images share their class with another of the batch; "
+                "the rest are no anchors: draw pairs, as robustmetric.data.pairs.PairLoader does, or larger "
+                "batches",
+                stacklevel=4,  # forward, two frames of nn.Module, and the caller
+            )
         network = Network(model)
-        loss, logs = self.step(network, images.detach(), labels.to(images.device))
-        passes = {"images/forward": float(network.forwards), "images/backward": float(network.backwards)}
-        return Step(loss, {**logs, **passes})
+        step = self.step(network, images.detach(), labels.to(images.device))
+        counts = {
+            "triplets": len(step.triplets.anchor),
+            "anchors": anchors,
+            "images/forward": network.forwards,
+            "images/backward": network.backwards,
+        }
+        return replace(step, logs={**step.logs, **{name: float(count) for name, count in counts.items()}})
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Compute the loss of a batch that was found valid."""
@@ -134,9 +179,34 @@ class Moved(NamedTuple):
     images: Tensor
 
 
+class Embedded(NamedTuple):
+    """What a loss on triplets sees.
+
+    The (T, D) embeddings of each role, the images (S, C, H, W) that the network computed for them, and at
+    which of these (T, 3) the perturbed triplets are.
+    """
+
+    role: dict[str, Tensor]
+    computed: Tensor
+    where: Tensor
+
+    def step(self, loss: Tensor, logs: dict[str, float], source: Triplets, labels: Tensor) -> Step:
+        """Make the step of a loss: its batch is the perturbed triplets, one behind the other."""
+        flat = torch.arange(self.where.numel(), device=self.where.device).view_as(self.where)
+        return Step(
+            loss,
+            logs,
+            torch.stack([self.role[name] for name in ("a~", "p~", "n~")], dim=1).flatten(0, 1),
+            labels[source.stack().flatten()],
+            Triplets(*flat.unbind(1)),
+            self.computed,
+            self.where.flatten(),
+        )
+
+
 def embed_roles(
     network: Network, images: Tensor, triplets: Triplets, moved: Moved, benign: Iterable[str] = ()
-) -> dict[str, Tensor]:
+) -> Embedded:
     """Embed triplets for the loss: (T, D) for each of a~, p~, n~ and for each `benign` role asked for.
 
     An image that stands in several places, or that was left as it is, is computed once, where the network
@@ -147,24 +217,26 @@ def embed_roles(
     if mixes_images(network.model):
         perturbed = images[positions]
         perturbed[moved.rows] = moved.images
-        z = network(perturbed.flatten(0, 1), learn=True)
-        where = torch.arange(len(z), device=z.device).view(-1, 3)
-        found = {f"{role}~": z.index_select(0, where[:, k]) for k, role in enumerate("apn")}
-        if benign:
-            z = network(images, learn=True)
-            found |= {role: z.index_select(0, positions[:, "apn".index(role)]) for role in benign}
-        return found
-    changed = torch.zeros_like(positions, dtype=torch.bool)
-    changed[moved.rows] = (moved.images != images[positions[moved.rows]]).flatten(2).any(2)
-    needed = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-    needed[positions[~changed]] = True
-    for role in benign:
-        needed[positions[:, "apn".index(role)]] = True
-    z = network(torch.cat([images[needed], moved.images[changed[moved.rows]]]), learn=True)
-    place = (needed.cumsum(0) - 1)[positions]
-    where = torch.where(changed, (changed.flatten().cumsum(0) - 1).view_as(changed) + needed.sum(), place)
+        computed = perturbed.flatten(0, 1)
+        where = torch.arange(len(computed), device=images.device).view_as(positions)
+        z = network(computed, learn=True)
+        # DistributedDataParallel saw a pass already; in another it would write over the BatchNorm's buffers,
+        # which the gradient of the first still needs. It waits for the gradients of both all the same.
+        z_benign, place = network(images) if benign else z, positions
+    else:
+        changed = torch.zeros_like(positions, dtype=torch.bool)
+        changed[moved.rows] = (moved.images != images[positions[moved.rows]]).flatten(2).any(2)
+        needed = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        needed[positions[~changed]] = True
+        for role in benign:
+            needed[positions[:, "apn".index(role)]] = True
+        computed = torch.cat([images[needed], moved.images[changed[moved.rows]]])
+        place = (needed.cumsum(0) - 1)[positions]
+        where = torch.where(changed, (changed.flatten().cumsum(0) - 1).view_as(changed) + needed.sum(), place)
+        z = z_benign = network(computed, learn=True)
     found = {f"{role}~": z.index_select(0, where[:, k]) for k, role in enumerate("apn")}
-    return found | {role: z.index_select(0, place[:, "apn".index(role)]) for role in benign}
+    found |= {role: z_benign.index_select(0, place[:, "apn".index(role)]) for role in benign}
+    return Embedded(found, computed, where)
 
 
 def mean_over_workers(value: Tensor) -> Tensor:

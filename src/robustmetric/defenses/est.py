@@ -45,6 +45,10 @@ class EmbeddingShifted(Defense):
                 "perturbed": (moved != images).flatten(1).any(1).float().mean().item(),
                 "spread": spread(dist),
             },
+            z,
+            labels,
+            triplets,
+            moved,
         )
 
 

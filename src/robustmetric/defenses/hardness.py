@@ -66,18 +66,18 @@ class HardnessManipulation(Defense):
                 raise ValueError(f"the destination {self.destination.name} holds NaN or infinity: {wanted}")
             found = source.hardness(dist)
             moved = manipulate(network, images, source, found, wanted, self.budget)
-        role = embed_roles(network, images, source, moved, self._benign)
-        reached = hardness(role["a~"], role["p~"], role["n~"])
+        seen = embed_roles(network, images, source, moved, self._benign)
+        reached = hardness(seen.role["a~"], seen.role["p~"], seen.role["n~"])
         loss = triplet = hinge(reached, self.margin)
         logs = {"loss/triplet": triplet.item()}
         for term in self.terms:
-            part = term(role, margin=self.margin)
+            part = term(seen.role, margin=self.margin)
             key = f"loss/{term.kind}"
             logs[key] = logs.get(key, 0.0) + part.item()
             loss = loss + part
         if self.training:
             self.destination.update(mean_over_workers(triplet.detach()))
-        return Step(
+        return seen.step(
             loss,
             {
                 **logs,
@@ -87,6 +87,8 @@ class HardnessManipulation(Defense):
                 "perturbed": len(moved.rows) / len(found),
                 "spread": spread(dist),
             },
+            source,
+            labels,
         )
 
 

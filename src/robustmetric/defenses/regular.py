@@ -37,4 +37,8 @@ class Regular(Defense):
                 "perturbed": 0.0,
                 "spread": spread(dist),
             },
+            z,
+            labels,
+            triplets,
+            images,
         )

@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import Any
 
+from robustmetric.validate import UserError
 
-class WorkerError(RuntimeError):
+
+class WorkerError(UserError):
     """A worker that ended without saying why."""
 
 

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, recipe_names
+from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile
@@ -30,7 +31,7 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
     """A training that stopped before its end, at a step from which it can be resumed."""
 
 
-class CollapsedError(RuntimeError):
+class CollapsedError(UserError):
     """A network whose embeddings all point the same way, or are no numbers any more."""
 
 

@@ -1,0 +1,72 @@
+"""The package's names: imported late, and all there."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import robustmetric as rm
+
+
+def test_each_name_is_what_type_checkers_see() -> None:
+    """The imports that only type checkers run say where each name is to come from."""
+    tree = ast.parse(Path(rm.__file__).read_text(encoding="utf-8"))
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
+    names = {"__version__"}
+    for node in checked.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            expected = getattr(importlib.import_module(str(node.module)), alias.name)
+            assert getattr(rm, alias.name) is expected
+            names.add(alias.name)
+    assert names == set(rm.__all__) <= set(dir(rm))
+
+
+def test_a_star_imports_all() -> None:
+    found: dict[str, object] = {}
+    exec("from robustmetric import *", found)  # noqa: S102
+    assert set(rm.__all__) <= found.keys()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import robustmetric as rm; rm.data.load('digits'); rm.training.load_recipe('digits')",
+        "from robustmetric import data, training; data.load; training.Recipe",
+        "import robustmetric as rm; rm.attacks, rm.defenses, rm.models, rm.retrieval, rm.robustness",
+    ],
+)
+def test_submodules_are_there_without_an_import_of_their_own(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)  # noqa: S603
+
+
+def test_an_unknown_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="module 'robustmetric' has no attribute 'modle'"):
+        rm.modle  # type: ignore[attr-defined]  # noqa: B018
+
+
+WITHOUT_TENSORBOARD = """
+import importlib, pkgutil, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorboard":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import robustmetric
+for module in pkgutil.walk_packages(robustmetric.__path__, "robustmetric."):
+    importlib.import_module(module.name)
+assert "lightning" in sys.modules
+"""
+
+
+def test_tensorboard_is_an_extra() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_TENSORBOARD], check=True, timeout=120)  # noqa: S603
+    stated = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    needed, _, extras = stated.partition("[project.optional-dependencies]")
+    assert "tensorboard" not in needed.partition("dependencies = [")[2]
+    assert 'tensorboard = ["tensorboard' in extras
