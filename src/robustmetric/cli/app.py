@@ -16,7 +16,6 @@ import typer.main
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, TaskID
 
 from robustmetric import __version__
 from robustmetric.validate import UserError
@@ -39,7 +38,7 @@ COMMANDS = {
     ),
     "attack": Place("evaluate", "Run one attack, and write the images before and after with their ranks."),
     "compare": Place("evaluate", "Put records side by side."),
-    "recipes": Place("train", "List the recipes that come with the package."),
+    "recipes": Place("train", "List the recipes that come with the package, with every entry."),
     "data": Place("train", "Look at data sets."),
 }
 """All commands, in the order of the help, which has to be shown without their modules: those take seconds."""
@@ -96,13 +95,6 @@ def main(
     """Embedding networks that keep their ranking under adversarial perturbation."""
 
 
-def bars(console: Console) -> list[Any]:
-    """Make Lightning's progress bar for a terminal."""
-    from lightning.pytorch.callbacks import RichProgressBar
-
-    return [RichProgressBar(leave=True)] if console.is_terminal else []
-
-
 def wide() -> Console:
     """Make a console on which a table of all scores fits, also where the output is no terminal."""
     console = Console()
@@ -152,20 +144,3 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
             raise ValueError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
         changes[key] = yaml.safe_load(value)
     return changes
-
-
-class Decoding:
-    """A progress bar for each split whose images are being decoded; it ends before that of the training."""
-
-    def __init__(self, console: Console) -> None:
-        self.bar = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console)
-        self.tasks: dict[str, TaskID] = {}
-
-    def __call__(self, split: str, done: int, total: int) -> None:
-        """Show how far a split is."""
-        if split not in self.tasks:
-            self.bar.start()
-            self.tasks[split] = self.bar.add_task(f"decode {split} images", total=total)
-        self.bar.update(self.tasks[split], completed=done)
-        if done == total:
-            self.bar.stop()

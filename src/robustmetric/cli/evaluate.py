@@ -24,9 +24,11 @@ from torch import Tensor
 from robustmetric.attacks import Search, Target, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
 from robustmetric.attacks.base import count_mates
-from robustmetric.cli.app import Decoding, app, read_changes, stoppable, wide
+from robustmetric.cli.app import app, read_changes, stoppable, wide
+from robustmetric.cli.progress import Decoding
 from robustmetric.cli.show import Watch, data_of, show_checks, show_scores
 from robustmetric.data import DATA as DATA_SETS
+from robustmetric.data.base import Split
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
 from robustmetric.files import write_atomically
@@ -38,10 +40,10 @@ from robustmetric.robustness.record import RECORD, show
 from robustmetric.robustness.run import CheckSet
 from robustmetric.robustness.workers import run_workers
 from robustmetric.training import load_recipe
-from robustmetric.training.inputs import Part, Subject, check_model, image_files, pixels
+from robustmetric.training.inputs import Subject, check_model, image_files, pixels
 from robustmetric.training.recipe import usual_recipe
 
-PARTS: dict[str, Part] = {"test": "test", "all": "all"}
+PARTS: dict[str, Split] = {"test": "test", "all": "all"}
 
 RUN = typer.Argument(None, help="Folder of a run; or give --model and --weights.")
 DATA = typer.Option(None, help="digits, mnist, fashion-mnist, cub, cars, sop, folder or csv.")
@@ -71,7 +73,7 @@ class Given:
     subject: Subject
     surrogate: Subject | None
     search: str
-    split: Part
+    split: Split
     cache: Path | None
     skip_broken: bool
     device: str
@@ -246,7 +248,7 @@ def attack(
                     )
                     done.append(replace(outcome, target=Target(outcome.target.index)))
                 watch(made.name, len(parts), len(parts))
-        files = image_files(given.subject.recipe, given.split, test)
+        files = image_files(given.subject.recipe, test)
         try:
             out.mkdir(parents=True, exist_ok=True)
             table = _write_attack(out, scene, evaluation.numbers, done, test.classes, files)
