@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,7 +200,7 @@ def test_training_images_are_not_decoded_for_a_test(tmp_path: Path, monkeypatch:
         broken.write_bytes(b"no image")
     decoded, original = [], decoding.decoded
 
-    def counted(file: Path, *args: object) -> object:
+    def counted(file: Path, *args: Any) -> object:
         decoded.append(file.parent.name)
         return original(file, *args)
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import robustmetric as rm
 from robustmetric import cli
-from robustmetric.data import cache as decoding
+from robustmetric.data import decode as decoding
 from robustmetric.data.cache import Pixels
 from robustmetric.training.inputs import first_image, suited_recipe, try_network
 from robustmetric.training.recipe import load_recipe, make_recipe
@@ -90,8 +90,8 @@ WRONG: list[tuple[list[object], str]] = [
     (["--model", "resnet19"], "unknown model 'resnet19' (did you mean 'resnet18'?)"),
     (["--model", "gone.py:net"], "there is no file gone.py"),
     (["--model", "NETS:other"], "has no function 'other'"),
-    (["--model", "NETS:narrow"], "the network failed on an image of shape (1, 3, 14, 14) (RuntimeError: "),
-    (["--model", "NETS:maps"], "the network returned a tensor of shape (1, 4, 12, 12)"),
+    (["--model", "NETS:narrow"], "the network failed on an image of shape (1, 3, 16, 16) (RuntimeError: "),
+    (["--model", "NETS:maps"], "the network returned a tensor of shape (1, 4, 14, 14)"),
     (["--model", "NETS:Blind"], "the embeddings do not depend on the images"),
     (["--weights", "gone.pth"], "there is no weights file gone.pth"),
     (["--weights", "NETS"], "is not plain weights: it was refused"),
@@ -241,7 +241,7 @@ def test_the_first_readable_image_is_decoded_alone(
     (pictures / "class00" / "1.png").write_bytes(b"no image")
     recipe = make_recipe({"data": "folder", "root": pictures, "resize": 12})
     found = first_image(recipe)
-    expected = decoding._decoded(pictures / "class00" / "2.png", (12, 12), 3)
+    expected = decoding.decoded(pictures / "class00" / "2.png", None, (12, 12), 3)
     assert np.array_equal(found.pixels, expected[None])
     assert found.labels.tolist() == [0]
     assert first_image(recipe, "test").classes[0] == "class06"
@@ -288,7 +288,7 @@ def test_trying_a_network_draws_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
-        ({}, (16, 14)),
+        ({}, (18, 16)),
         ({"resize": 40}, (40, 224)),
         ({"crop": 8}, (256, 8)),
         ({"resize": 30, "crop": 30}, (30, 30)),

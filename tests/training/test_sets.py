@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import robustmetric as rm
-from robustmetric.data import cache as decoding
+from robustmetric.data import decode as decoding
 from robustmetric.retrieval import retrieval_scores
 from robustmetric.training.inputs import Subject, pixels
 from robustmetric.training.recipe import Recipe, load_recipe, make_recipe
@@ -111,13 +111,13 @@ def test_images_of_each_class_where_training_and_test_share_them() -> None:
 
 def test_one_array_and_no_test_images_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_pictures(tmp_path / "data")
-    decoded, original = [], decoding._decoded
+    decoded, original = [], decoding.decoded
 
     def counted(file: Path, *args: Any) -> Any:
         decoded.append(file)
         return original(file, *args)
 
-    monkeypatch.setattr(decoding, "_decoded", counted)
+    monkeypatch.setattr(decoding, "decoded", counted)
     sets = load_sets(tiny(root, validation=0.4), tmp_path / "cache")
     assert sorted(decoded) == sorted(root.glob("class0[0-5]/*.png"))
     assert sets.learn.source is sets.score.source

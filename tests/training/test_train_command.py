@@ -93,9 +93,9 @@ def test_the_recipe_of_a_folder_looks_at_its_images(tmp_path: Path) -> None:
     options += ["--cache", tmp_path / "cache", "--eta", 1, "--epochs", 1, "--batch", 8]
     shown = works("train", *options, "--out", tmp_path / "looked")
     recipe = load_recipe(tmp_path / "looked" / "recipe.yaml")
-    assert (recipe.resize, recipe.crop, recipe.schedule) == (24, 21, "cosine")
+    assert (recipe.resize, recipe.crop, recipe.schedule) == (27, 24, "cosine")
     assert "recipe images: " in shown
-    assert "21×21 pixels" in shown
+    assert "24×24 pixels" in shown
     works("train", *options, "--recipe", "images", "--set", "crop=20", "--out", tmp_path / "told")
     assert load_recipe(tmp_path / "told" / "recipe.yaml").resize == 256
 
