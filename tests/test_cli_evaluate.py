@@ -604,7 +604,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--alpha", "0"], "--alpha must be in (0, 1], not 0.0"),
     (["evaluate", "RUN", "--alpha", "1/0"], "--alpha must be a number in (0, 1] such as"),
     (["evaluate", "RUN", "--eta", "0"], "--eta must be a whole number of at least 1, not 0"),
-    (["evaluate", "RUN", "--device", "nonsense"], "--device is auto, cpu or cuda, not 'nonsense'"),
+    (["evaluate", "RUN", "--device", "nonsense"], "--device is auto, cpu, cuda or mps, not 'nonsense'"),
     (["evaluate", "RUN", "--data", "cup", "--queries", "0"], "--queries must be a whole number of at least"),
     (["evaluate", "RUN", "--queries", "798"], "queries must be from 1 to the number of images, 797, not 798"),
     (["evaluate", "RUN", "--data", "cup", "--batch", "0"], "--batch must be a whole number of at least 1"),
@@ -628,7 +628,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--surrogate", "RUN"], "--surrogate"),
     (["evaluate", "RUN", "--search", "transfr", "--surrogate", "RUN"], "transfer"),
     (["evaluate", "RUN", "--search", "transfer(restarts=9)", "--surrogate", "RUN"], "search"),
-    (["evaluate", "RUN", "--out", "FILE"], "the folder FILE cannot be written to (Not a directory): give"),
+    (["evaluate", "RUN", "--out", "FILE"], "FILE is a file: give a folder for the record"),
     (["evaluate", "RUN", "--out", "FILE/x"], "the folder FILE/x cannot be written to (Not a dir"),
     (["evaluate", "RUN", "--split", "train"], "unknown split 'train'; known: all, test"),
     (["evaluate", "RUN", "--out", "LINK"], "LINK cannot be written to (a link that leads nowhere): give"),
@@ -707,11 +707,11 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
     ("function", "message"),
     [
         ("pair", "the network returned a tuple; it must return one (N, D) tensor of embeddings: wrap it"),
-        ("maps", "the network returned a tensor of shape (128, 4, 6, 6) for 128 images; it must return "
-                 "(128, D): flatten or pool its features"),
+        ("maps", "the network returned a tensor of shape (1, 4, 6, 6) for 1 images; it must return "
+                 "(1, D): flatten or pool its features"),
         ("needy", "mine.py:needy cannot be called without arguments (missing a required argument: 'k')"),
         ("broken", "mine.py:broken raised KeyError in line 33 of "),
-        ("narrow", "failed on images of shape (128, 3, 8, 8) and type float32 (RuntimeError: mat1"),
+        ("narrow", "the network failed on an image of shape (1, 3, 8, 8) (RuntimeError: mat1"),
         ("number", "returned a int; it must return a torch.nn.Module"),
         ("nothing", "has no function 'nothing'; write --model FILE.py:FUNCTION"),
     ],
@@ -730,7 +730,7 @@ def test_weights_of_nan(weights: Path, tmp_path: Path) -> None:
     broken["fc2.bias"][3] = torch.nan
     save_weights(broken, weights)
     said = refused("evaluate", "--model", "c2f2", *DIGITS, "--weights", weights, "--out", tmp_path / "out")
-    assert "128 of 128 embeddings hold NaN or infinity" in said
+    assert "1 of 1 embeddings hold NaN or infinity" in said
     assert "weights are damaged" in said
 
 

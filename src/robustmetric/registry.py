@@ -7,11 +7,13 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_SHOWN = 5  # of many items
 
 
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
@@ -105,3 +107,13 @@ def is_number(value: Any, kind: type = Real) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real) or not isinstance(value, kind):
         return False
     return math.isfinite(value)
+
+
+def shorten(items: Sequence[object]) -> str:
+    """Write the first few of many items.
+
+    >>> shorten([1, 2, 3]), shorten(range(12))
+    ('1, 2, 3', '0, 1, 2, 3, 4 and 7 more')
+    """
+    text = ", ".join(str(item) for item in items[:_SHOWN])
+    return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text

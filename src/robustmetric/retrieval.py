@@ -132,13 +132,13 @@ def rank(
     if query_labels is None:
         raise ValueError("queries have no query_labels: pass one class for each, to know what is relevant")
     check_labels(query_labels, len(queries))
-    _check_cameras(cameras, query_cameras, len(gallery), len(queries))
+    check_cameras(cameras, query_cameras, len(gallery), len(queries))
     if gallery.device.type == "mps":
         mutual = queries is gallery
         gallery = gallery.cpu()
         queries = gallery if mutual else queries.cpu()
     labels, query_labels = (x.to(gallery.device, torch.long).contiguous() for x in (labels, query_labels))
-    own = _check_own(own, len(queries), len(gallery)).to(gallery.device)
+    own = check_own(own, len(queries), len(gallery)).to(gallery.device)
 
     task = _Task.of(labels, query_labels, own, cameras, query_cameras)
     # The largest classes first: the queries of a chunk have about as many relevant images.
@@ -396,7 +396,12 @@ def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[in
     return rows, fixed + rows * each + 8 * side * (3 * side + dim) + 4 * images**2 <= memory
 
 
-def _check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
+def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
+    """Refuse positions in a gallery that cannot be; return them (Q,), −1 for each if there are none.
+
+    >>> check_own(None, 2, 5)
+    tensor([-1, -1])
+    """
     if own is None:
         return torch.full((queries,), -1)
     if own.is_floating_point() or own.shape != (queries,):
@@ -412,7 +417,14 @@ def _check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
     return own.long()
 
 
-def _check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
+def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
+    """Refuse cameras, of N images and of Q queries, that are not there for each.
+
+    >>> check_cameras(torch.tensor([0, 1]), None, 2, 2)
+    Traceback (most recent call last):
+    ...
+    ValueError: cameras are given and query_cameras are not: pass both, or none
+    """
     if (cameras is None) != (query_cameras is None):
         given, missing = (
             ("cameras", "query_cameras") if query_cameras is None else ("query_cameras", "cameras")

@@ -307,9 +307,9 @@ def test_each_worker_makes_its_share(tiny: Tiny, tmp_path: Path, monkeypatch: py
     made: list[tuple[int, str]] = []
     make = Evaluation._make
 
-    def noted(self: Evaluation, piece: str) -> dict[str, Tensor]:
+    def noted(self: Evaluation, piece: str, *more: Any) -> dict[str, Tensor]:
         made.append((threading.get_ident(), piece))
-        return make(self, piece)
+        return make(self, piece, *more)
 
     monkeypatch.setattr(Evaluation, "_make", noted)
     in_threads(tiny, tmp_path / "out", 2, steps=2, batch=4)

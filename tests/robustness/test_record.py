@@ -6,6 +6,7 @@ import math
 import platform
 import shutil
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,7 @@ def test_it_names_what_it_depends_on(tiny: Tiny, network: nn.Module, images: Ten
         "parameters": 36 * 32 + 32 + 32 * 16 + 16,
         "sha256": digest_of(network),
         "surrogate": None,
+        "weights": None,
     }
     assert record.data.name == "tiny"
     assert (record.data.images, record.data.classes, record.data.shape) == (40, 5, [1, 6, 6])
@@ -222,7 +224,7 @@ def test_it_names_what_it_depends_on(tiny: Tiny, network: nn.Module, images: Ten
         "batch": 16,
         "checks": "quick",
     }
-    assert record.versions["torch"] == torch.__version__
+    assert record.versions["torch"] == version("torch")
     assert record.versions["python"] == platform.python_version()
     assert {"robustmetric", "numpy", "scikit-learn"} <= set(record.versions)
     assert tiny(network, **FEW).run().network.name == "Sequential"

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_versions(finished: tuple[Path, MetricModule]) -> None:
     assert about["seed"] == 0
     assert about["skipped"] == []
     [start] = about["starts"]
-    assert start["torch"] == torch.__version__
+    assert start["torch"] == version("torch")
     assert start["lightning"] == L.__version__
     assert start["robustmetric"] == rm.__version__
     assert start["python"].count(".") == 2

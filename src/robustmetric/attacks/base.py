@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ Protocol = Literal["strict", "reference"]
 class Gallery:
     """The images that are ranked: (N, D) embeddings on the unit sphere and (N,) classes, N at least 5.
 
-    `chunk` images at a time are compared with the queries, which bounds the memory and changes no score.
+    `cameras` (N,) took the images: those of a query's class and camera do not count for it. `chunk` images
+    at a time are compared with the queries, which bounds the memory and changes no score.
 
     >>> len(Gallery(torch.eye(5), torch.tensor([0, 0, 1, 1, 1])))
     5
@@ -35,6 +36,7 @@ class Gallery:
     z: Tensor
     labels: Tensor
     chunk: int = 8192
+    cameras: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.z) < 5:
@@ -52,17 +54,38 @@ class Gallery:
         """Squared lengths (N,) of the embeddings: 1, but for rounding."""
         return self.z.square().sum(1)
 
+    def to(self, device: torch.device) -> Gallery:
+        """Move all to a device."""
+        return move(self, device)
+
     def blocks(self) -> Iterator[slice]:
         """Cut the gallery into slices of `chunk` images."""
         for begin in range(0, len(self), self.chunk):
             yield slice(begin, min(begin + self.chunk, len(self)))
 
 
+Held = TypeVar("Held", "Gallery", "Queries")
+
+
+def move(held: Held, device: torch.device) -> Held:
+    """Move the tensors of a gallery or of queries to a device; what is there already stays the same object.
+
+    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
+    >>> move(gallery, torch.device("cpu")) is gallery
+    True
+    """
+    if held.z.device == device:
+        return held
+    values = {f.name: getattr(held, f.name) for f in fields(held)}
+    moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if isinstance(v, Tensor)}
+    return replace(held, **moved)
+
+
 @dataclass(frozen=True, eq=False)
 class Queries:
     """The images that are perturbed: their benign (B, D) embeddings and (B,) classes.
 
-    `own` (B,) is each one's position in the gallery, −1 where it is not in there.
+    `own` (B,) is each one's position in the gallery, −1 where it is not in there; `cameras` (B,) took them.
 
     >>> queries = Queries(torch.eye(3), torch.tensor([0, 0, 1]), torch.arange(3))
     >>> queries[torch.tensor([2])].labels
@@ -72,12 +95,18 @@ class Queries:
     z: Tensor
     labels: Tensor
     own: Tensor
+    cameras: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.z)
 
     def __getitem__(self, rows: Tensor) -> Queries:
-        return Queries(self.z[rows], self.labels[rows], self.own[rows])
+        cameras = None if self.cameras is None else self.cameras[rows]
+        return Queries(self.z[rows], self.labels[rows], self.own[rows], cameras)
+
+    def to(self, device: torch.device) -> Queries:
+        """Move all to a device."""
+        return move(self, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +124,10 @@ class Target:
 
     def __getitem__(self, rows: Tensor) -> Target:
         return Target(self.index[rows], None if self.extra is None else self.extra[rows])
+
+    def to(self, device: torch.device) -> Target:
+        """Move all to a device."""
+        return Target(self.index.to(device), None if self.extra is None else self.extra.to(device))
 
 
 class Draws:
@@ -279,10 +312,12 @@ def nearest(
     *,
     without: Tensor | None = None,
     other_than: Tensor | None = None,
+    queries: Queries | None = None,
 ) -> Tensor:
     """Find the `count` gallery images nearest to each of `z` (B, D), nearest first: (B, count) positions.
 
-    Ties go to the lower position. `without` (B,) is left out, and so is the class `other_than` (B,).
+    Ties go to the lower position. `without` (B,) is left out, and so is the class `other_than` (B,), and
+    what does not count for the `queries` that the embeddings are of.
 
     >>> nearest(torch.eye(5)[:1], Gallery(torch.eye(5), torch.arange(5)), 2, without=torch.tensor([0]))
     tensor([[1, 2]])
@@ -295,6 +330,8 @@ def nearest(
             square.masked_fill_(gallery.labels[block] == other_than[:, None], torch.inf)
         if without is not None:
             put(square, rows, without, block, torch.inf)
+        if queries is not None and (seen := same_camera(queries, gallery, block)) is not None:
+            square.masked_fill_(seen, torch.inf)
         # The bits of a positive float are in the order of its value: distance first, then position.
         place = torch.arange(block.start, block.stop, device=z.device)
         keys = square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(place)
@@ -307,12 +344,34 @@ def nearest(
     return best.sort(dim=1).values & 0xFFFFFFFF
 
 
+def same_camera(queries: Queries, gallery: Gallery, block: slice) -> Tensor | None:
+    """Tell which of a block's n images do not count for the queries: of their class and camera, (B, n).
+
+    None where no cameras are known.
+
+    >>> z, zero = torch.eye(5), torch.zeros(5, dtype=torch.long)
+    >>> gallery = Gallery(z, zero, cameras=torch.tensor([0, 0, 1, 1, 1]))
+    >>> same_camera(Queries(z[:1], zero[:1], zero[:1], cameras=zero[:1]), gallery, slice(0, 5))
+    tensor([[ True,  True, False, False, False]])
+    """
+    if queries.cameras is None or gallery.cameras is None:
+        return None
+    mates = gallery.labels[block] == queries.labels[:, None]
+    return mates & (gallery.cameras[block] == queries.cameras[:, None])
+
+
 def count_nearer(
-    z: Tensor, level: Tensor, gallery: Gallery, without: Sequence[Tensor] = ()
+    z: Tensor,
+    level: Tensor,
+    gallery: Gallery,
+    without: Sequence[Tensor] = (),
+    *,
+    queries: Queries | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Count the gallery images whose squared distance to `z` (B, D) is below `level` (B,), and at it.
 
-    Each of `without` is a (B,) tensor of positions to leave out; −1 is none.
+    Each of `without` is a (B,) tensor of positions to leave out; −1 is none. What does not count for the
+    `queries` that the embeddings are of is left out as well.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> count_nearer(torch.eye(5)[:1], torch.tensor([2.0]), gallery)
@@ -325,6 +384,8 @@ def count_nearer(
         square = distances(z, gallery.z[block])
         for position in without:
             put(square, rows, position, block, torch.inf)
+        if queries is not None and (seen := same_camera(queries, gallery, block)) is not None:
+            square.masked_fill_(seen, torch.inf)
         nearer += (square < level[:, None]).sum(1)
         tied += (square == level[:, None]).sum(1)
     return nearer, tied
@@ -350,7 +411,7 @@ def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, stri
     >>> hit_at_1(z, Queries(z, labels, own), Gallery(z, labels), own, strict=True)
     tensor([100., 100., nan,   0.,   0.])
     """
-    found = nearest(z, gallery, 1, without=own)[:, 0]
+    found = nearest(z, gallery, 1, without=own, queries=queries)[:, 0]
     hit = 100.0 * (gallery.labels[found] == queries.labels)
     if not strict:
         return hit
@@ -358,7 +419,7 @@ def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, stri
 
 
 def count_mates(queries: Queries, gallery: Gallery, own: Tensor) -> Tensor:
-    """Count the gallery images of each query's class, but for `own` (B,), its position or −1: (B,).
+    """Count what each query can find: images of its class that count, but for `own` (B,), −1 for none: (B,).
 
     >>> z, labels, own = torch.eye(5), torch.tensor([0, 0, 1, 2, 2]), torch.arange(5)
     >>> count_mates(Queries(z, labels, own), Gallery(z, labels), own)
@@ -366,7 +427,15 @@ def count_mates(queries: Queries, gallery: Gallery, own: Tensor) -> Tensor:
     """
     classes, sizes = gallery.labels.unique(return_counts=True)
     place = torch.searchsorted(classes, queries.labels.contiguous()).clamp_max(len(classes) - 1)
-    return torch.where(classes[place] == queries.labels, sizes[place], 0) - (own >= 0).long()
+    mates = torch.where(classes[place] == queries.labels, sizes[place], 0) - (own >= 0).long()
+    if queries.cameras is None or gallery.cameras is None:
+        return mates
+    for block in gallery.blocks():
+        seen = same_camera(queries, gallery, block)
+        assert seen is not None  # noqa: S101
+        put(seen, torch.arange(len(own), device=own.device), own, block, False)
+        mates -= seen.sum(1)
+    return mates
 
 
 def distinct(uniform: Tensor, size: int) -> Tensor:

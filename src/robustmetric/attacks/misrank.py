@@ -21,6 +21,7 @@ from robustmetric.attacks.base import (
     hit_at_1,
     nearest,
     put,
+    same_camera,
 )
 from robustmetric.distance import pair_distance
 
@@ -59,6 +60,8 @@ class LearningToMisrank(RankingAttack):
                 product.masked_fill_(~same, -torch.inf)
                 if self.strict:
                     put(product, rows, queries.own, block, -torch.inf)
+                if (seen := same_camera(queries, gallery, block)) is not None:
+                    product.masked_fill_(seen, -torch.inf)
                 high, place = product.max(1)
                 positive = torch.where(high > near, place + block.start, positive)
                 near = torch.maximum(high, near)

@@ -45,7 +45,7 @@ class EmbeddingShift(RankingAttack):
         """Distance from the benign embedding, and whether the nearest image is still of the class."""
         own = self.myself(queries, gallery)
         return {
-            "ES:D": (pair_distance if self.strict else _shift)(z, queries.z),
+            "ES:D": (pair_distance if self.strict else _shift)(z.double(), queries.z.double()),
             "ES:R": hit_at_1(z, queries, gallery, own, strict=self.strict),
         }
 

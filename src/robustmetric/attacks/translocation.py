@@ -34,7 +34,7 @@ class GreedyTop1Translocation(RankingAttack):
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the first image of the ranking: (B, 1)."""
-        return nearest(queries.z, gallery, 1, without=self.myself(queries, gallery))
+        return nearest(queries.z, gallery, 1, without=self.myself(queries, gallery), queries=queries)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Mean over images x of max(0, d(x̃, x) − d(x̃, t))."""
@@ -45,5 +45,5 @@ class GreedyTop1Translocation(RankingAttack):
         first = target.index[:, 0]
         own = self.myself(queries, gallery)
         level = square_distance(z, gallery.z[first])
-        nearer, tied = count_nearer(z, level, gallery, [own, first])
+        nearer, tied = count_nearer(z, level, gallery, [own, first], queries=queries)
         return {self.name: 100.0 * (nearer + tied / 2 <= 3 if self.strict else nearer <= 3).double()}

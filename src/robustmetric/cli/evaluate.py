@@ -7,7 +7,7 @@ import io
 import os
 import re
 import shutil
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from robustmetric.attacks import Search, Target, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
@@ -29,28 +29,44 @@ from robustmetric.cli.progress import Decoding
 from robustmetric.cli.show import Watch, data_of, show_checks, show_scores
 from robustmetric.data import DATA as DATA_SETS
 from robustmetric.data.base import Split
-from robustmetric.data.cache import Pixels
-from robustmetric.data.pairs import ImageArray
+from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.files import write_atomically
-from robustmetric.perturb import Budget, frozen
+from robustmetric.perturb import Budget
 from robustmetric.registry import fraction, lookup
 from robustmetric.retrieval import rank
 from robustmetric.robustness import ERS_ATTACKS, Evaluation, Outcome, Record, Scene, load_record, run_attack
-from robustmetric.robustness.record import RECORD, show
-from robustmetric.robustness.run import CheckSet
+from robustmetric.robustness.record import RECORD, Settings, show
+from robustmetric.robustness.run import CheckSet, Origin, check_folder, descends_on
 from robustmetric.robustness.workers import run_workers
 from robustmetric.training import load_recipe
-from robustmetric.training.inputs import Subject, check_model, image_files, pixels
-from robustmetric.training.recipe import usual_recipe
+from robustmetric.training.folder import check_writable
+from robustmetric.training.inputs import (
+    Subject,
+    Which,
+    check_model,
+    first_image,
+    image_files,
+    pixels,
+    suited_recipe,
+    try_network,
+)
+from robustmetric.training.recipe import Recipe
 
 PARTS: dict[str, Split] = {"test": "test", "all": "all"}
 
 RUN = typer.Argument(None, help="Folder of a run; or give --model and --weights.")
-DATA = typer.Option(None, help="digits, mnist, fashion-mnist, cub, cars, sop, folder or csv.")
+DATA = typer.Option(None, help=f"{', '.join(DATA_SETS)}.")
 SPLIT = typer.Option("test", help="Which of its images: test, or all, training images included.")
 ROOT = typer.Option(None, help="Where its files are.")
 MODEL = typer.Option(None, help="c2f2, resnet18, resnet50, timm:NAME or file.py:function.")
-WEIGHTS = typer.Option(None, help="Its weights: safetensors or a torch file; a run's best ones by default.")
+WEIGHTS = typer.Option(
+    None,
+    help="Its weights: safetensors or a torch file; of a run, last or best. By default a run's best where "
+    "validation images chose them, else its last.",
+)
+GALLERY = typer.Option(None, help="Rank these instead: a folder, a CSV file or another root.")
+QUERIES_FROM = typer.Option(None, help="Query with these instead: a folder, a CSV file or another root.")
+SIZE = typer.Option(None, help="Size that images are brought to; resize and crop in one.")
 RECIPE = typer.Option("", help="A recipe's name or a YAML file, for image sizes; by default the data set's.")
 CHANGE = typer.Option([], "--set", help="KEY=VALUE: change any other entry of the recipe, such as dim.")
 PROTOCOL = typer.Option("strict", help="strict, or reference: what published figures were made with.")
@@ -63,7 +79,7 @@ SEED = typer.Option(0, help="Starts every random draw.")
 BATCH = typer.Option(128, help="Images that are perturbed together.")
 CACHE = typer.Option(None, help="Where decoded images are kept.")
 SKIP = typer.Option(False, "--skip-broken", help="Leave out images that cannot be read.")
-DEVICE = typer.Option("auto", help="auto, cpu or cuda.")
+DEVICE = typer.Option("auto", help="auto, cpu, cuda or mps.")
 
 
 @dataclass(frozen=True)
@@ -74,38 +90,83 @@ class Given:
     surrogate: Subject | None
     search: str
     split: Split
+    gallery: Path | None
+    queries_from: Path | None
     cache: Path | None
     skip_broken: bool
     device: str
     options: dict[str, Any]
 
-    def images(self, watch: Decoding | None = None) -> Pixels:
-        """Load the images."""
-        recipe, splits = self.subject.recipe, [self.split]
-        return pixels(recipe, self.cache, splits=splits, skip_broken=self.skip_broken, watch=watch)[0]
+    def settings(self) -> Settings:
+        """Say how scores are to be measured."""
+        inside = _inside_transfer(self.search)
+        search = make_search(inside or "pgd" if inside is not None else self.search).name
+        names = {key: self.options[key] for key in Settings.model_fields if key in self.options}
+        attacks = [make_attack(a, protocol=names["protocol"]).name for a in names.pop("attacks")]
+        return Settings(search=search if inside is None else f"transfer({search})", attacks=attacks, **names)
 
-    def how(self, test: Pixels, device: torch.device) -> Search:
-        """Make the search, with its surrogate."""
-        if self.surrogate is None:
-            return make_search(self.search)
-        try:
-            network = self.surrogate.network(like=test).to(device)
-            with frozen(network), torch.no_grad():
-                network(ImageArray(test.pixels, self.subject.recipe.crop)[:1].to(device))
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"the surrogate does not fit the images: {error}") from None
-        return Transfer(surrogate=network, search=make_search(_inside_transfer(self.search) or "pgd"))
+    def recipes(self) -> list[tuple[Recipe, Split]]:
+        """Name the images that query and, if they are others, those that are ranked, by recipe and split."""
+        own = (self.subject.recipe, self.split)
+        if self.gallery is None and self.queries_from is None:
+            return [own]
+        asked = (self.queries_from, self.gallery)
+        return [own if path is None else (_at(own[0], path), "all") for path in asked]
 
-    def evaluation(self, test: Pixels, share: int = 0, **more: Any) -> Evaluation:
-        """Put the evaluation together, on the `share`-th device."""
-        recipe, device = self.subject.recipe, _device(self.device, share)
+    def images(self, watch: Decoding | None = None) -> tuple[Sides, list[str]]:
+        """Load the images, and name those that cannot be read."""
+        named, found = self.recipes(), []
+        for recipe, split in named:
+            found += pixels(recipe, self.cache, splits=[split], skip_broken=self.skip_broken, watch=watch)
+        files = [image_files(recipe, images) for (recipe, _), images in zip(named, found, strict=True)]
+        skipped = [str(file) for images in found for file in images.skipped]
+        crop = self.subject.recipe.crop
+        if len(found) == 1:
+            return by_marks(found[0], crop, files[0]), skipped
+        return of_two(found[0], found[1], crop, files[0], files[1]), skipped
+
+    def networks(self, share: int = 0, *, tried: bool = False) -> tuple[nn.Module, Search]:
+        """Make the network and the search with its surrogate, on the `share`-th device, and try them."""
+        device = _device(self.device, share)
+        recipe, split = self.recipes()[0]
+        image, crop = first_image(recipe, split), self.subject.recipe.crop
+        network = self.subject.network(like=image).to(device)
+        inside = _inside_transfer(self.search)
+        search = make_search(inside or "pgd" if inside is not None else self.search)
+        if self.surrogate is not None:
+            try:
+                other = self.surrogate.network(like=image).to(device)
+                if not tried:
+                    try_network(other, image, crop, gradient=descends_on(search, other))
+            except ValueError as error:
+                raise ValueError(f"the surrogate does not fit the images: {error}") from None
+            search = Transfer(surrogate=other, search=search)
+        if not tried:
+            try_network(network, image, crop, gradient=descends_on(search, network))
+        return network, search
+
+    def evaluation(
+        self, made: tuple[nn.Module, Search], sides: Sides, skipped: list[str], **more: Any
+    ) -> Evaluation:
+        """Put the evaluation together."""
+        queries, gallery = sides.queries, sides.gallery
         return Evaluation(
-            self.subject.network(like=test).to(device),
-            ImageArray(test.pixels, recipe.crop),
-            test.labels,
-            search=self.how(test, device),
-            classes=test.classes,
+            made[0],
+            queries.images,
+            queries.labels,
+            search=made[1],
+            gallery=None if gallery is None else (gallery.images, gallery.labels),
+            own=sides.own,
+            cameras=queries.cameras,
+            gallery_cameras=None if gallery is None else gallery.cameras,
+            classes=sides.classes,
             train_classes=self.subject.train_classes(),
+            origin=Origin(
+                files=queries.files,
+                gallery_files=None if gallery is None else gallery.files,
+                skipped=skipped,
+                weights=self.subject.chosen,
+            ),
             **self.options,
             **more,
         )
@@ -117,8 +178,11 @@ def evaluate(
     data: str = DATA,
     root: Path = ROOT,
     split: str = SPLIT,
+    gallery: Path = GALLERY,
+    queries_from: Path = QUERIES_FROM,
     model: str = MODEL,
-    weights: Path = WEIGHTS,
+    weights: str = WEIGHTS,
+    size: int = SIZE,
     recipe: str = RECIPE,
     change: list[str] = CHANGE,
     protocol: str = PROTOCOL,
@@ -148,8 +212,8 @@ def evaluate(
     if devices < 1:
         raise ValueError(f"--devices must be at least 1, not {devices}")
     given = _given(
-        run, data, root, split, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken,
-        device,
+        run, data, root, split, gallery, queries_from, model, weights, size, recipe, change, eps, search,
+        surrogate, cache, skip_broken, device,
         {
             "alpha": _level("alpha", alpha, "(0, 1]"),
             "steps": eta,
@@ -165,15 +229,17 @@ def evaluate(
         if run is None:
             raise ValueError("say where the record goes: --out FOLDER")
         out = run / "evaluation"
+    check_folder(out, {"settings": given.settings().model_dump()})
     if not (out / RECORD).is_file():
-        _check_writable(out)
+        check_writable(out)
     given.options["out"] = out
     with stoppable(console, "what is finished is kept: the same command goes on from there"):
-        test = _images(given, console)
+        made = given.networks(tried=(out / RECORD).is_file())
+        images = _images(given, console)
         if given.subject.weights is None:
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
-            evaluation = given.evaluation(test, progress=watch)
+            evaluation = given.evaluation(made, *images, progress=watch)
             if devices > 1 and evaluation.begin() is None:
                 run_workers(_work, (given,), devices, evaluation.tell)
             record = evaluation.run()
@@ -193,8 +259,11 @@ def attack(
     data: str = DATA,
     root: Path = ROOT,
     split: str = SPLIT,
+    gallery: Path = GALLERY,
+    queries_from: Path = QUERIES_FROM,
     model: str = MODEL,
-    weights: Path = WEIGHTS,
+    weights: str = WEIGHTS,
+    size: int = SIZE,
     recipe: str = RECIPE,
     change: list[str] = CHANGE,
     protocol: str = PROTOCOL,
@@ -214,8 +283,8 @@ def attack(
     """Run one attack, and write the images before and after with their ranks."""
     console = wide()
     given = _given(
-        run, data, root, split, model, weights, recipe, change, eps, search, surrogate, cache, skip_broken,
-        device,
+        run, data, root, split, gallery, queries_from, model, weights, size, recipe, change, eps, search,
+        surrogate, cache, skip_broken, device,
         {
             "alpha": _level("alpha", alpha, "(0, 1]"),
             "steps": eta,
@@ -229,11 +298,12 @@ def attack(
     )  # fmt: skip
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty: give another --out")
-    _check_writable(out)
+    check_writable(out)
     with stoppable(console, "nothing was written: run the same command again"):
-        test = _images(given, console)
+        networks = given.networks()
+        sides, skipped = _images(given, console)
         with Watch(console) as watch:
-            evaluation = given.evaluation(test, progress=watch)
+            evaluation = given.evaluation(networks, sides, skipped, progress=watch)
             (made,) = evaluation.goals
             evaluation.probe()
             with evaluation.frozen():
@@ -248,10 +318,9 @@ def attack(
                     )
                     done.append(replace(outcome, target=Target(outcome.target.index)))
                 watch(made.name, len(parts), len(parts))
-        files = image_files(given.subject.recipe, test)
         try:
             out.mkdir(parents=True, exist_ok=True)
-            table = _write_attack(out, scene, evaluation.numbers, done, test.classes, files)
+            table = _write_attack(out, scene, evaluation.numbers, done, sides.classes, sides.queries.files)
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)  # it was empty
             raise
@@ -330,22 +399,30 @@ def split_names(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _images(given: Given, console: Console) -> Pixels:
+def _images(given: Given, console: Console) -> tuple[Sides, list[str]]:
     """Load the images, and say which could not be read."""
     decoding = Decoding(console)
     try:
-        test = given.images(decoding)
+        sides, skipped = given.images(decoding)
     finally:
         decoding.bar.stop()
-    for file in test.skipped:
+    for file in skipped:
         console.print(f"left out, not readable: {file}", markup=False)
-    return test
+    return sides, skipped
 
 
 def _work(given: Given, share: int, shares: int) -> None:
     """Do a worker's share."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // shares))
-    given.evaluation(given.images(), share).work(share, shares)
+    given.evaluation(given.networks(share, tried=True), *given.images()).work(share, shares)
+
+
+def _at(recipe: Recipe, path: Path) -> Recipe:
+    """Read other images as a recipe reads its own: a file as a table, a directory as its data set."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path} to take images from: give a folder or a CSV file")
+    kind = "csv" if path.is_file() else "folder" if recipe.data == "csv" else recipe.data
+    return recipe.model_copy(update={"data": kind, "root": path})
 
 
 def _given(
@@ -353,8 +430,11 @@ def _given(
     data: str | None,
     root: Path | None,
     split: str,
+    gallery: Path | None,
+    queries_from: Path | None,
     model: str | None,
-    weights: Path | None,
+    weights: str | None,
+    size: int | None,
     recipe: str,
     change: list[str],
     eps: str | None,
@@ -365,7 +445,9 @@ def _given(
     device: str,
     options: dict[str, Any],
 ) -> Given:
-    given = {"data": data, "root": root, "model": model}
+    if run is None and data is None and gallery is not None and queries_from is not None:
+        data, root = "csv" if queries_from.is_file() else "folder", queries_from
+    given = {"data": data, "root": root, "model": model, "resize": size, "crop": size}
     changes = {**{k: v for k, v in given.items() if v is not None}, **read_changes(change)}
     if run is not None:
         for option, value in (("--model", model), ("--recipe", recipe)):
@@ -374,7 +456,8 @@ def _given(
                     f"a run and {option} exclude each other, for a run has a recipe of its own: leave "
                     f"{option} out, or give no run instead of {run}"
                 )
-        subject = Subject.of_run(run, changes, weights)
+        which = next((w for w in get_args(Which) if w == weights), None)
+        subject = Subject.of_run(run, changes, Path(weights) if weights and not which else None, which)
         name = subject.name
     else:
         if model is None:
@@ -382,10 +465,11 @@ def _given(
         if not recipe and "data" not in changes:
             raise ValueError(f"which images? give --data ({', '.join(DATA_SETS)}) and --root")
         check_model(model)
-        if weights is not None and not weights.exists():
-            raise FileNotFoundError(f"there is no weights file {weights}: give another --weights")
-        subject = Subject(load_recipe(recipe or usual_recipe(changes["data"]), changes), weights)
-        name = model if weights is None else f"{model} {weights.name}"
+        file = None if weights is None else Path(weights)
+        if file is not None and not file.exists():
+            raise FileNotFoundError(f"there is no weights file {file}: give another --weights")
+        subject = Subject(load_recipe(recipe, changes) if recipe else suited_recipe(changes), file)
+        name = model if file is None else f"{model} {file.name}"
     level = subject.recipe.eps if eps is None else _level("eps", eps, "[0, 1]")
     part = lookup("split", split, PARTS)
     images = subject.recipe.data if part == "test" else f"{subject.recipe.data} ({part})"
@@ -396,7 +480,7 @@ def _given(
     _device(device, 0)
     others = {k: v for k, v in changes.items() if k in ("data", "root")}
     other = None if surrogate is None else Subject.of_run(surrogate, others)
-    return Given(subject, other, search, part, cache, skip_broken, device, options)
+    return Given(subject, other, search, part, gallery, queries_from, cache, skip_broken, device, options)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -434,20 +518,6 @@ def _check_search(search: str, surrogate: Path | None) -> None:
         )
 
 
-def _check_writable(out: Path) -> None:
-    """Refuse a folder that cannot be made or written to, without making it."""
-    try:
-        if out.is_symlink() and not out.exists():
-            raise FileNotFoundError(None, "a link that leads nowhere")
-        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"the folder {out} cannot be written to ({error.strerror or error}): give another --out"
-        ) from None
-
-
 def _inside_transfer(search: str) -> str | None:
     """Give the search in the brackets of transfer(…), "" if there is none; None for another search."""
     found = re.fullmatch(r"transfer(?:\((.*)\))?", search)
@@ -463,15 +533,14 @@ def _level(name: str, text: str, allowed: str) -> float:
 
 def _device(name: str, share: int) -> torch.device:
     """Choose a device by name; several workers get one GPU each, as long as there are some."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"--device is auto, cpu or cuda, not {name!r}")
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds none here; use --device cpu")
-    return torch.device("cuda", share % torch.cuda.device_count())
+        name = "cuda" if there["cuda"] else "cpu"
+    if name not in there:
+        raise ValueError(f"--device is auto, cpu, cuda or mps, not {name!r}")
+    if not there[name]:
+        raise ValueError(f"--device {name}: torch finds none here; use --device cpu")
+    return torch.device(name, share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
 
 
 def _write_attack(
@@ -480,7 +549,7 @@ def _write_attack(
     numbers: Tensor,
     done: list[Outcome],
     classes: tuple[str, ...],
-    files: list[str] | None,
+    files: Sequence[str] | None,
 ) -> Table:
     """Write images, arrays and ranks; give a table of the first ones."""
     rows = _ranks(scene, numbers, done, classes, files)
@@ -505,7 +574,7 @@ def _write_attack(
 
 
 def _ranks(
-    scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...], files: list[str] | None
+    scene: Scene, numbers: Tensor, done: list[Outcome], classes: tuple[str, ...], files: Sequence[str] | None
 ) -> list[dict[str, object]]:
     """List for each query its file, class, targets, values, and the rank of the first of its class."""
     gallery, queries = scene.gallery, scene.queries[numbers.to(scene.device)]

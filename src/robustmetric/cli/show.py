@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.robustness import COLUMNS, Record
 from robustmetric.robustness.record import show
 
@@ -74,7 +75,7 @@ def arrow(name: str) -> str:
 
 
 class Watch:
-    """Progress of an evaluation: a bar for each stage on a terminal, else a line when one is done.
+    """Progress of an evaluation: a bar for each stage on a terminal, else a line at least every minute.
 
     Tell it of all stages before they begin: then it says how long all attacks together will take, from the
     time that their blocks took so far. Blocks that were done when a stage was first told do not count.
@@ -91,8 +92,9 @@ class Watch:
             disable=not console.is_terminal,
         )
         self.tasks: dict[str, TaskID] = {}
-        self.counts: dict[str, tuple[int, int, int]] = {}  # done at first, done now, total
-        self.begun: tuple[float, int] | None = None  # when attacks began, and the blocks done by then
+        self.counts: dict[str, tuple[float, float, int]] = {}  # done at first, done now, total
+        self.begun: tuple[float, float] | None = None  # when attacks began, and the blocks done by then
+        self.spoke = clock()
 
     def __enter__(self) -> Watch:
         self.bar.start()
@@ -103,8 +105,8 @@ class Watch:
     ) -> None:
         self.bar.stop()
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage is; one without pieces is none."""
+    def __call__(self, stage: str, done: float, total: int) -> None:
+        """Show how far a stage is; one without pieces is none, and a piece counts by its share."""
         if total == 0:
             return
         if stage not in self.tasks:
@@ -114,8 +116,16 @@ class Watch:
         left = self._left()
         self.bar.update(self.tasks[stage], completed=done)
         self._show_left(left)
-        if done == total != before and not self.console.is_terminal:
-            self.console.print(", ".join(filter(None, (f"{stage}: done", left))), highlight=False)
+        if self.console.is_terminal:
+            return
+        told = ""
+        if done == total != before:
+            told = f"{stage}: done"
+        elif self.clock() - self.spoke >= SILENCE and done < total:
+            told = f"{stage}: {done:.1f} of {total}"
+        if told:
+            self.spoke = self.clock()
+            self.console.print(", ".join(filter(None, (told, left))), highlight=False)
 
     def _left(self) -> str:
         """Say how long the attacks will take, as soon as that is known."""
@@ -136,17 +146,6 @@ class Watch:
         open_ = [s for s, (_, done, total) in self.counts.items() if s not in _OTHER_STAGES and done < total]
         for stage, task in self.tasks.items():
             self.bar.update(task, left=left if open_ and stage == open_[0] else "")
-
-
-def duration(seconds: float) -> str:
-    """Write a time in the unit that suits it.
-
-    >>> duration(0.2), duration(80), duration(100), duration(5000), duration(8000)
-    ('1 s', '80 s', '2 min', '83 min', '2 h')
-    """
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{round(seconds / 3600)} h"
 
 
 def data_of(record: Record) -> str:
@@ -190,6 +189,12 @@ def _summary(row: str, record: Record) -> str:
         interval = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
         told = f"ERS {show('ERS', record['ERS'])} ({interval}) at R@1 {record['R@1']:.1f}; "
     text = f"{escape(row)}: {told}{asked}; {escape(data_of(record))}; {how}"
+    if record.network.weights is not None:
+        text += f"; {record.network.weights}"
+    if record.data.cameras:
+        text += "; images of a query's class and camera do not count"
+    if record.network.weights == "chosen on test images":
+        text += "\n  [yellow]careful:[/] these images chose the weights, so R@1 is better than on others"
     if record.ers is not None and not record.ers.valid:
         text += f"\n  [bold red]the ERS is not valid:[/] {escape(record.ers.why)}"
     return text

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
-from robustmetric.data.listing import check_distinct, find_root, half, listed, shorten
+from robustmetric.data.listing import check_distinct, find_root, half, listed
+from robustmetric.registry import shorten
 
 PUBLISHED = (
     "Cars-196 is published at https://ai.stanford.edu/~jkrause/cars/car_dataset.html: take car_ims.tgz and "

@@ -6,15 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from robustmetric.data.base import Half, ImageSet
-from robustmetric.data.listing import (
-    check_distinct,
-    find_root,
-    half,
-    integer,
-    listed,
-    read_fields,
-    shorten,
-)
+from robustmetric.data.listing import check_distinct, find_root, half, integer, listed, read_fields
+from robustmetric.registry import shorten
 
 PUBLISHED = "CUB-200-2011 is published at https://www.vision.caltech.edu/datasets/cub_200_2011/"
 

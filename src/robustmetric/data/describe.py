@@ -17,7 +17,7 @@ from rich.text import Text
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.decode import decoded, upright_size, whole_images
-from robustmetric.data.listing import shorten
+from robustmetric.registry import shorten
 
 Key = TypeVar("Key", str, tuple[int, int])
 

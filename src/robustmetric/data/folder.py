@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from robustmetric.data.base import ImageSet, Part
-from robustmetric.data.listing import check_root, half, listed, shorten, with_queries
+from robustmetric.data.listing import check_root, half, listed, with_queries
+from robustmetric.registry import shorten
 
 # Not .gif: it may be a film, of which only the first picture would be used.
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")

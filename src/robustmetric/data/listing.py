@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from robustmetric.data.base import Half, ImageSet, Part
+from robustmetric.registry import shorten
 
 Key = TypeVar("Key", int, str)
-
-SHOWN = 5
 
 
 def find_root(
@@ -206,13 +205,3 @@ def check_distinct(source: Path, paths: Iterable[str]) -> None:
     """
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise ValueError(f"{source} lists images more than once: {shorten(twice)}; list each image once")
-
-
-def shorten(items: Sequence[object]) -> str:
-    """Write the first few of many items.
-
-    >>> shorten([1, 2, 3]), shorten(range(12))
-    ('1, 2, 3', '0, 1, 2, 3, 4 and 7 more')
-    """
-    text = ", ".join(str(item) for item in items[:SHOWN])
-    return f"{text} and {len(items) - SHOWN} more" if len(items) > SHOWN else text

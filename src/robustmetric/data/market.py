@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from robustmetric.data.base import Half, ImageSet
-from robustmetric.data.listing import find_root, listed, shorten, with_queries
+from robustmetric.data.listing import find_root, listed, with_queries
+from robustmetric.registry import shorten
 
 PUBLISHED = (
     "Market-1501 is published with 'Scalable Person Re-identification: A Benchmark' at "

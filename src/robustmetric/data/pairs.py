@@ -179,25 +179,29 @@ class PairLoader:
 class ImageArray:
     """(N, H, W, C) pixels with 8 bits, indexed like a tensor (N, C, H, W) of images in [0, 1].
 
-    Images are cut to the middle `crop` × `crop`, and converted when they are asked for.
+    Images are cut to the middle `crop` × `crop`, and converted when they are asked for. `rows` (R,) are the
+    images to use, by default all.
 
     >>> images = ImageArray(np.full((5, 6, 6, 1), 255, np.uint8), crop=4)
     >>> len(images), images[torch.tensor([3, 1])].shape, float(images[torch.tensor([0])].max())
     (5, torch.Size([2, 1, 4, 4]), 1.0)
     """
 
-    def __init__(self, pixels: NDArray[np.uint8], crop: int | None = None) -> None:
+    def __init__(
+        self, pixels: NDArray[np.uint8], crop: int | None = None, rows: NDArray[np.int64] | None = None
+    ) -> None:
         _check_crop(pixels, crop)
+        self.rows = np.arange(len(pixels)) if rows is None else rows
         height, width = pixels.shape[1:3]
         size = (crop or height, crop or width)
         top, left = ((whole - part) // 2 for whole, part in zip((height, width), size, strict=True))
         self.pixels = pixels[:, top : top + size[0], left : left + size[1]]
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
-        return _floats(self.pixels[index if isinstance(index, slice) else index.numpy()])
+        return _floats(self.pixels[self.rows[index if isinstance(index, slice) else index.numpy()]])
 
 
 class ImageLoader:
@@ -219,14 +223,15 @@ class ImageLoader:
         rows: NDArray[np.int64] | None = None,
         crop: int | None = None,
     ) -> None:
-        self.images, self.labels, self.batch = ImageArray(pixels, crop), labels, batch
-        self.rows = torch.arange(len(pixels)) if rows is None else torch.from_numpy(rows)
+        self.images, self.batch = ImageArray(pixels, crop, rows), batch
+        self.labels = labels[torch.from_numpy(self.images.rows)]
 
     def __len__(self) -> int:
-        return -(-len(self.rows) // self.batch)
+        return -(-len(self.labels) // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
-        for part in self.rows.split(self.batch):
+        for begin in range(0, len(self.labels), self.batch):
+            part = slice(begin, begin + self.batch)
             yield Batch(self.images[part], self.labels[part])
 
 

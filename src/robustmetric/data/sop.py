@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from robustmetric.data.base import Half, ImageSet
-from robustmetric.data.listing import check_distinct, find_root, integer, listed, read_table, shorten
+from robustmetric.data.listing import check_distinct, find_root, integer, listed, read_table
+from robustmetric.registry import shorten
 
 PUBLISHED = (
     "Stanford Online Products is published with 'Deep Metric Learning via Lifted Structured Feature "

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from robustmetric.data.base import Box, ImageSet, Part
-from robustmetric.data.listing import half, listed, read_text, shorten
+from robustmetric.data.listing import half, listed, read_text
+from robustmetric.registry import shorten
 
 NEEDED = ("path", "label")
 BOX = ("x_1", "y_1", "x_2", "y_2")
@@ -82,7 +83,8 @@ def read_csv(root: Path | None, split: Part) -> ImageSet:
         cameras=torch.tensor(cameras, dtype=torch.long) if number else None,
         is_query=_marks(file, split, "is_query", [(row.line, row.is_query) for row in chosen]),
         is_gallery=_marks(file, split, "is_gallery", [(row.line, row.is_gallery) for row in chosen]),
-        columns={name: tuple(row.more[k] for row in chosen) for k, name in enumerate(further)},
+        columns={name: tuple(row.more[k] for row in chosen) for k, name in enumerate(further)}
+        | ({"camera": tuple(row.camera or "" for row in chosen)} if number else {}),
     )
 
 

@@ -14,6 +14,7 @@ from robustmetric.attacks import NES, PGD, SPSA, Draws, Queries, RankingAttack, 
 from robustmetric.attacks.base import count_mates
 from robustmetric.distance import BrokenEmbeddingsError, embed
 from robustmetric.perturb import Budget, differentiate
+from robustmetric.registry import shorten
 from robustmetric.robustness.ers import COLUMNS, points
 from robustmetric.robustness.record import Check
 from robustmetric.robustness.scene import Scene, embed_all, run_attack
@@ -26,7 +27,8 @@ class Lab:
     """What checks work with: the network and its data, how it was attacked, and what was found.
 
     `found` holds the per-query values of each attack in the order of `numbers`; `copies` are pairs of
-    positions of equal images in the gallery, `shared` pairs of a query and its copy in a gallery of its own.
+    positions of equal images in the gallery, `shared` pairs of a query and its copy in a gallery of its own;
+    `called` names an image by its number, `gallery=True` one of a gallery of its own.
     """
 
     scene: Scene
@@ -42,6 +44,7 @@ class Lab:
     recall: float
     copies: list[tuple[int, int]]
     shared: list[tuple[int, int]]
+    called: Callable[..., str]
     classes: Sequence[str] | None
     train_classes: Sequence[str] | None
 
@@ -78,15 +81,14 @@ class Lab:
                 surrogate=surrogate or (self.surrogate if search is None else None),
             )
             parts.append({**outcome.after, "objective": outcome.last})
-        return {name: torch.cat([p[name] for p in parts]).double().cpu() for name in parts[0]}
+        return {name: torch.cat([p[name] for p in parts]).cpu().double() for name in parts[0]}
 
     def aimed(self, a: RankingAttack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
         """Give the images of these numbers, what is known of them as queries, and what they aim at."""
         images, queries = self.scene.batch(numbers)
         draws = Draws(self.seed, a.name, numbers.tolist())
         with torch.no_grad():
-            index = a.select(queries, self.scene.gallery, draws=draws)
-            return images, queries, a.aim(index, queries, self.scene.gallery)
+            return images, queries, self.scene.aim(a, queries, draws)
 
     def measured(self, a: RankingAttack, positions: Tensor) -> dict[str, Tensor]:
         """Give what the evaluation found for some of the queries, in the form of `again`."""
@@ -124,13 +126,13 @@ def _check(name: str, level: int) -> Callable[[Callable[[Lab], _Result]], Callab
 
 @_check("collapse", 0)
 def _collapse(lab: Lab) -> _Result:
-    z, queries = lab.scene.gallery.z.double(), lab.scene.queries
+    z, queries = lab.scene.gallery.z.cpu().double(), lab.scene.queries
     count = len(z)
     # The mean over all pairs, from the length of the sum.
     cosine = float((z.sum(0).square().sum() - z.square().sum()) / (count * (count - 1)))
     mates = count_mates(queries, lab.scene.gallery, queries.own)
     # Of the queries that have an answer, as R@1 is.
-    chance = 100 * float((mates / (count - (queries.own >= 0).long()))[mates > 0].double().mean())
+    chance = 100 * float((mates / (count - (queries.own >= 0).long()))[mates > 0].mean())
     # With few classes five times chance is out of reach.
     least = min(5 * chance, (100 + chance) / 2)
     limit = f"mean cosine of pairs at most 0.95, R@1 at least {least:.1f} (chance is {chance:.1f})"
@@ -322,7 +324,7 @@ def _noise(lab: Lab) -> _Result:
             noisy = (images + lab.budget.eps * signs.to(images)).clamp(0, 1)
             with torch.no_grad():
                 z = embed(lab.scene.model, noisy)
-                noise.append(a.objective(z, target, queries, lab.scene.gallery).double().cpu())
+                noise.append(a.objective(z, target, queries, lab.scene.gallery).cpu().double())
         there = torch.cat(noise)
         shares[a.name] = float((there < reached - 1e-6).double().mean())
         if _beats(there, reached):
@@ -363,10 +365,17 @@ def _copies(lab: Lab) -> _Result:
     limit = "no copies in the gallery"
     if lab.shared:
         found = len(lab.shared)
-        says = f"{found} of {len(lab.scene.images)} queries are in the gallery as well, and find themselves"
+        says = f"{found} of {len(lab.scene.images)} queries are in the gallery as well, and find themselves: "
+        says += shorten([f"{lab.called(a)} = {lab.called(b, gallery=True)}" for a, b in lab.shared])
         most = 0.01 * len(lab.scene.images)
         return "warn" if found <= most else "fail", found, limit + ", of queries or of each other", says
     says = f"{len(lab.copies)} images are exact copies of another, {across} of another class"
+    if lab.copies:
+        apart = lab.scene.ranked is not None
+        # Those across classes first: they cannot be ranked rightly.
+        pairs = sorted(lab.copies, key=lambda pair: bool(labels[pair[0]] == labels[pair[1]]))
+        named = [f"{lab.called(b, gallery=apart)} = {lab.called(a, gallery=apart)}" for a, b in pairs]
+        says += f": {shorten(named)}"
     return "warn" if lab.copies else "pass", len(lab.copies), limit, says
 
 

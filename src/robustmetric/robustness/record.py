@@ -60,6 +60,7 @@ class Network(_Part):
     parameters: int
     sha256: str = Field(description="of all names, types, shapes and values of its state")
     surrogate: str | None = Field(None, description="the same digest of the network that attacks came from")
+    weights: str | None = Field(None, description="how its weights were chosen, as far as that is known")
 
 
 class Data(_Part):
@@ -71,6 +72,8 @@ class Data(_Part):
     classes: int
     shape: list[int] = Field(description="channels, height, width")
     sha256: str = Field(description="of all labels and of the pixels in single precision")
+    cameras: bool = Field(False, description="whether images of a query's class and camera do not count")
+    skipped: list[str] = Field([], description="files that were left out because they could not be read")
 
 
 class Queries(_Part):

@@ -37,7 +37,7 @@ from robustmetric.distance import embed
 from robustmetric.files import is_draft, write_atomically
 from robustmetric.perturb import Budget, check_images, differentiate, frozen
 from robustmetric.registry import is_number, lookup
-from robustmetric.retrieval import nmi, rank
+from robustmetric.retrieval import check_cameras, check_own, nmi, rank
 from robustmetric.robustness import record as records
 from robustmetric.robustness.checks import CHECKS, Lab
 from robustmetric.robustness.ers import ERS_ATTACKS, Interval, Values, intervals
@@ -47,9 +47,13 @@ from robustmetric.triplets import check_labels
 
 CheckSet = Literal["none", "quick", "full"]
 
-Progress = Callable[[str, int, int], None]
-"""Told the stage (embed, retrieval, an attack's name, checks), how much is done, and how much there is."""
+Progress = Callable[[str, float, int], None]
+"""Told the stage (embed, retrieval, an attack's name, checks), how many pieces are done, of how many.
 
+A piece in the making counts by its share.
+"""
+
+PLAN = "plan.json"
 _EMBEDDED = 1024  # images whose embeddings are kept together
 
 
@@ -66,6 +70,9 @@ def evaluate(
     attacks: Sequence[str | RankingAttack] = ERS_ATTACKS,
     queries: int | None = None,
     gallery: tuple[Images, Tensor] | None = None,
+    own: Tensor | None = None,
+    cameras: Tensor | None = None,
+    gallery_cameras: Tensor | None = None,
     seed: int = 0,
     batch: int = 128,
     checks: CheckSet = "quick",
@@ -79,7 +86,9 @@ def evaluate(
     """Measure how well a network ranks images, and how well it keeps that ranking under attack.
 
     `images` (N, C, H, W) in [0, 1] with `labels` (N,) each query all others, or the `gallery` (its images
-    and labels) if one is given. `model` is any module that maps images to vectors (N, D): it is held in
+    and labels) if one is given, but for their `own` (N,) position in it, −1 for none. With the `cameras` (N,)
+    that took the images, and those of the gallery, what is of a query's class and camera does not count for
+    it: the rule of re-identification. `model` is any module that maps images to vectors (N, D): it is held in
     evaluation mode, frozen, and comes back as it was. Every attack perturbs each query by at most `eps` a
     pixel; `queries` draws so many of them from the seed. The record has R@1, R@2, mAP, NMI, mAP@R, the scores
     under attack and, if all ten are there, the ERS, with 95 % intervals over the queries, and the checks of
@@ -107,6 +116,9 @@ def evaluate(
         attacks=attacks,
         queries=queries,
         gallery=gallery,
+        own=own,
+        cameras=cameras,
+        gallery_cameras=gallery_cameras,
         seed=seed,
         batch=batch,
         checks=checks,
@@ -117,6 +129,27 @@ def evaluate(
         out=out,
         progress=progress,
     ).run()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where images and weights come from, to be named: files, those left out, how weights were chosen.
+
+    >>> Origin(files=["a.png", "b.png"]).called(1), Origin().called(1)
+    ('b.png', 'image 1')
+    """
+
+    files: Sequence[str] | None = None
+    gallery_files: Sequence[str] | None = None
+    skipped: Sequence[str] = ()
+    weights: str | None = None
+
+    def called(self, number: int, gallery: bool = False) -> str:
+        """Name an image: its file, or its number; of a gallery of its own if so."""
+        names = self.gallery_files if gallery else self.files
+        if names is not None:
+            return names[number]
+        return f"{'gallery image' if gallery else 'image'} {number}"
 
 
 @dataclass(eq=False)
@@ -144,6 +177,9 @@ class Evaluation:
     attacks: Sequence[str | RankingAttack] = ERS_ATTACKS
     queries: int | None = None
     gallery: tuple[Images, Tensor] | None = None
+    own: Tensor | None = None
+    cameras: Tensor | None = None
+    gallery_cameras: Tensor | None = None
     seed: int = 0
     batch: int = 128
     checks: CheckSet = "quick"
@@ -153,6 +189,7 @@ class Evaluation:
     data: str = "images"
     out: str | Path | None = None
     progress: Progress | None = None
+    origin: Origin = Origin()
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -166,6 +203,9 @@ class Evaluation:
         self.goals = [attack(a, protocol=self.protocol) if isinstance(a, str) else a for a in self.attacks]
         self._check()
         self.batch, self.seed = int(self.batch), int(self.seed)
+        self.asked: dict[
+            str, int
+        ] = {}  # how often the search of a stage's last piece asked for the objective
         self.queries = None if self.queries is None else int(self.queries)
         self.store = Store(None if self.out is None else Path(self.out))
         self.numbers = torch.arange(len(self.images))
@@ -276,6 +316,17 @@ class Evaluation:
             raise ValueError(f"an attack cannot be called {', '.join(taken)}: give it another name")
         if twice := {n for n in names if names.count(n) > 1}:
             raise ValueError(f"an attack was given twice: {', '.join(sorted(twice))}")
+        if self.gallery is None and (self.own is not None or self.gallery_cameras is not None):
+            raise ValueError(
+                "own and gallery_cameras describe a gallery, and none is given: pass gallery too"
+            )
+        ranked = self.cameras if self.gallery is None else self.gallery_cameras
+        check_cameras(ranked, self.cameras, len(images), len(self.images))
+        self.places = check_own(self.own, len(self.images), len(images))
+        if self.cameras is not None and self.protocol == "reference":
+            raise ValueError(
+                "the reference protocol knows no cameras: use the strict protocol, or leave the cameras out"
+            )
         if self.gallery is not None and self.protocol == "reference":
             raise ValueError(
                 "the reference protocol takes the nearest image for the query itself, so its queries must be "
@@ -298,7 +349,7 @@ class Evaluation:
                 with frozen(model):
                     with torch.no_grad():
                         embed(model, images.to(device_of(model)))
-                    if _descends_on(self.how, model):
+                    if descends_on(self.how, model):
                         _try_gradient(model, images[:2].to(device_of(model)))
             except (ValueError, OSError):
                 raise
@@ -321,6 +372,7 @@ class Evaluation:
             "network": digest_of(self.model),
             "surrogate": None if self.how.network is None else digest_of(self.how.network),
             "data": self.look.sha256,
+            "rules": [_digest_of(t) for t in (self.own, self.cameras, self.gallery_cameras)],
             "names": [self.name, self.data],
             "classes": [_digest(self.classes), _digest(self.train_classes)],
             "versions": versions(),
@@ -329,40 +381,21 @@ class Evaluation:
         if folder is None:
             self.probe()
             return None
-        file = folder / "plan.json"
-        text = json.dumps(plan, indent=1, ensure_ascii=False) + "\n"
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is a file: give a folder for the record")
-        if file.exists():
-            try:
-                before = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ValueError(
-                    f"{file} is damaged ({error}): give another --out folder, or remove this one"
-                ) from None
-            now = json.loads(text)
-            options = [plan.pop("options", None) for plan in (before, now)]
-            if differing := [*_differences(before, now)] or [*_differences(*options)]:
-                raise ValueError(
-                    f"{folder} holds another evaluation: {'; '.join(differing)}; give another --out "
-                    "folder, or remove this one"
-                )
+        if check_folder(folder, plan):
             if (folder / records.RECORD).exists():
                 self.store.tidy()
                 return records.load_record(folder)
         else:
-            others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
-            if others and not file.exists():
-                raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
             self.probe()
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, lambda f: f.write(text.encode()))
+            text = json.dumps(plan, indent=1, ensure_ascii=False) + "\n"
+            write_atomically(folder / PLAN, lambda f: f.write(text.encode()))
         return None
 
     @cached_property
     def look(self) -> Look:
         """What a first pass over the images finds."""
-        return Look.at(self.images, self.labels, self.gallery)
+        return Look.at(self.images, self.labels, self.gallery, self.places)
 
     def frozen(self) -> ExitStack:
         """Hold all networks of the evaluation in evaluation mode, frozen."""
@@ -382,7 +415,9 @@ class Evaluation:
                 names = stages[stage]
                 for name in names:
                     if turn % shares == share and not self.store.has(name):
-                        self.store.keep(name, self._make(name))
+                        ticks = _Ticks(self, stage, names)
+                        self.store.keep(name, self._make(name, ticks))
+                        self.asked[stage] = ticks.asked
                         self._tell(stage, names)
                     turn += 1
             if not self.store.wait([name for stage in phase for name in stages[stage]]):
@@ -402,16 +437,16 @@ class Evaluation:
         for stage, names in self.pieces().items():
             self._tell(stage, names)
 
-    def _tell(self, stage: str, names: Sequence[str]) -> None:
+    def _tell(self, stage: str, names: Sequence[str], part: float = 0.0) -> None:
         if self.progress is not None:
-            self.progress(stage, sum(map(self.store.has, names)), len(names))
+            self.progress(stage, sum(map(self.store.has, names)) + part, len(names))
 
     @property
     def _embedded(self) -> int:
         """The number of images to embed: queries first, then a gallery of its own."""
         return len(self.images) + (len(self.gallery[0]) if self.gallery else 0)
 
-    def _make(self, piece: str) -> dict[str, Tensor]:
+    def _make(self, piece: str, tick: Callable[[], None] | None = None) -> dict[str, Tensor]:
         kind, _, place = piece.partition("-")
         if kind in ("embed", "surrogate"):
             model = self.model if kind == "embed" else self.how.network
@@ -424,7 +459,7 @@ class Evaluation:
         if kind == "attack":
             number, block = (int(n) for n in place.split("-"))
             begin = block * self.batch
-            return self._attacked(self.goals[number], self.numbers[begin : begin + self.batch])
+            return self._attacked(self.goals[number], self.numbers[begin : begin + self.batch], tick)
         check = CHECKS[place](self.lab)
         text = json.dumps(check.model_dump(mode="json"), ensure_ascii=False).encode()
         return {"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
@@ -449,57 +484,78 @@ class Evaluation:
         z = torch.cat([self.store.get(n)["z"] for n in names]).to(device_of(model))
         labels = self.labels.to(z.device)
         count = len(self.images)
+        cameras, theirs = (
+            None if c is None else c.to(z.device) for c in (self.cameras, self.gallery_cameras)
+        )
         if self.gallery is None:
-            own, gallery = torch.arange(count, device=z.device), Gallery(z, labels)
+            own, gallery = torch.arange(count, device=z.device), Gallery(z, labels, cameras=cameras)
         else:
-            own = torch.full((count,), -1, device=z.device)
-            gallery = Gallery(z[count:], self.gallery[1].to(z.device))
+            own = self.places.to(z.device)
+            gallery = Gallery(z[count:], self.gallery[1].to(z.device), cameras=theirs)
         ranked = None if self.gallery is None else self.gallery[0]
-        return Scene(model, self.images, Queries(z[:count], labels, own), gallery, ranked)
+        return Scene(model, self.images, Queries(z[:count], labels, own, cameras), gallery, ranked)
 
     def _retrieval(self) -> dict[str, Tensor]:
         """Rank without attacks: per-query values, and the NMI of the gallery."""
         queries, gallery = self.scene.queries, self.scene.gallery
         if self.gallery is None:
-            found = rank(gallery.z, gallery.labels)
+            found = rank(gallery.z, gallery.labels, cameras=gallery.cameras)
         else:
-            found = rank(gallery.z, gallery.labels, queries.z, queries.labels)
+            found = rank(
+                gallery.z,
+                gallery.labels,
+                queries.z,
+                queries.labels,
+                own=queries.own,
+                cameras=gallery.cameras,
+                query_cameras=queries.cameras,
+            )
         return {
             "query": found.query.cpu(),
-            "R@1": 100.0 * (found.first <= 1).double().cpu(),
-            "R@2": 100.0 * (found.first <= 2).double().cpu(),
-            "mAP": 100.0 * found.average_precision.double().cpu(),
-            "mAP@R": 100.0 * found.average_precision_at_r.double().cpu(),
+            "R@1": 100.0 * (found.first <= 1).cpu().double(),
+            "R@2": 100.0 * (found.first <= 2).cpu().double(),
+            "mAP": 100.0 * found.average_precision.cpu(),
+            "mAP@R": 100.0 * found.average_precision_at_r.cpu(),
             "NMI": torch.tensor([100.0 * nmi(gallery.z, gallery.labels)], dtype=torch.float64),
             "left_out": torch.tensor([found.left_out]),
         }
 
-    def _attacked(self, a: RankingAttack, numbers: Tensor) -> dict[str, Tensor]:
+    def _attacked(
+        self, a: RankingAttack, numbers: Tensor, tick: Callable[[], None] | None = None
+    ) -> dict[str, Tensor]:
         """Attack a block of queries, and note what the checks will ask for."""
         outcome = run_attack(
-            self.scene, a, numbers, self.budget, self.how, seed=self.seed, surrogate=self.surrogate
+            self.scene,
+            a,
+            numbers,
+            self.budget,
+            self.how,
+            seed=self.seed,
+            surrogate=self.surrogate,
+            tick=tick,
         )
         images, queries = self.scene.batch(numbers)
         with torch.no_grad():
             rounded = embed(self.model, (outcome.images * 255).round() / 255)
-            after_rounding = a.measure(rounded, outcome.target, queries, self.scene.gallery)
+            after_rounding = self.scene.measure(a, rounded, outcome.target, queries)
         change = (outcome.images - images).flatten(1).abs().amax(1)
         low, high = (f(outcome.images.flatten(1), 1) for f in (torch.amin, torch.amax))
         found = {
             "number": numbers,
             "target": outcome.target.index,
-            "objective/first": outcome.first.double(),
-            "objective/last": outcome.last.double(),
-            "objective/best": outcome.best.double(),
-            "change": change.double(),
-            "outside": torch.maximum(-low, high - 1).double(),
+            "objective/first": outcome.first,
+            "objective/last": outcome.last,
+            "objective/best": outcome.best,
+            "change": change,
+            "outside": torch.maximum(-low, high - 1),
         }
         for when, values in (("before", outcome.before), ("after", outcome.after), ("8-bit", after_rounding)):
-            found |= {f"{when}/{name}": value.double() for name, value in values.items()}
+            found |= {f"{when}/{name}": value for name, value in values.items()}
         # Copies, because safetensors refuses two names for one tensor.
-        return {
+        kept = {
             name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in found.items()
         }
+        return {n: v.double() if v.is_floating_point() else v for n, v in kept.items()}
 
     def found(self, a: RankingAttack) -> dict[str, Tensor]:
         """Give the per-query values of an attack, over all its blocks."""
@@ -529,6 +585,7 @@ class Evaluation:
             recall=float(retrieval["R@1"].mean()),
             copies=self.look.copies,
             shared=self.look.shared,
+            called=self.origin.called,
             classes=self.classes,
             train_classes=self.train_classes,
         )
@@ -569,6 +626,7 @@ class Evaluation:
                 "parameters": sum(p.numel() for p in self.model.parameters()),
                 "sha256": digest_of(self.model),
                 "surrogate": None if self.how.network is None else digest_of(self.how.network),
+                "weights": self.origin.weights,
             },
             "data": {
                 "name": self.data,
@@ -577,6 +635,8 @@ class Evaluation:
                 "classes": len(self.labels.unique()),
                 "shape": self.look.shape,
                 "sha256": self.look.sha256,
+                "cameras": self.cameras is not None,
+                "skipped": list(self.origin.skipped),
             },
             "settings": self.settings,
             "queries": {
@@ -601,6 +661,41 @@ class Evaluation:
         return self.store.finish(made, arrays)
 
 
+def check_folder(folder: Path, plan: dict[str, Any]) -> bool:
+    """Refuse a folder with anything else than this evaluation in it; tell whether that has begun there.
+
+    A `plan` may name some of what an evaluation depends on: the rest is not compared.
+
+    >>> check_folder(Path("nowhere"), {})
+    False
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give a folder for the record")
+    file = folder / PLAN
+    if not file.exists():
+        others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
+        if others and not file.exists():
+            raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
+        return False
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise ValueError(f"it holds a {type(before).__name__}")
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is damaged ({error}): give another --out folder, or remove this one"
+        ) from None
+    now = json.loads(json.dumps(plan))
+    before = {key: before.get(key) for key in now}
+    options = [plan.pop("options", None) for plan in (before, now)]
+    if differing := [*_differences(before, now)] or [*_differences(*options)]:
+        raise ValueError(
+            f"{folder} holds another evaluation: {'; '.join(differing)}; give another --out "
+            "folder, or remove this one"
+        )
+    return True
+
+
 @dataclass(frozen=True)
 class Look:
     """What a first pass over the images finds: their shape, a digest, and which are copies of another.
@@ -614,8 +709,8 @@ class Look:
     shared: list[tuple[int, int]]
 
     @classmethod
-    def at(cls, images: Images, labels: Tensor, separate: tuple[Images, Tensor] | None) -> Look:
-        """Look at all images once, and refuse those that are not in [0, 1]."""
+    def at(cls, images: Images, labels: Tensor, separate: tuple[Images, Tensor] | None, own: Tensor) -> Look:
+        """Look at all images once, and refuse those that are not in [0, 1]; `own` is where queries may be."""
         whole = hashlib.sha256()
         shape: list[int] = []
         keys: list[list[bytes]] = []
@@ -634,8 +729,27 @@ class Look:
         copies = [
             (first[key], place) for place, key in enumerate(keys[-1]) if first.setdefault(key, place) != place
         ]
-        shared = [(n, first[key]) for n, key in enumerate(keys[0]) if separate and key in first]
+        shared = [
+            (n, first[key])
+            for n, (key, place) in enumerate(zip(keys[0], own.tolist(), strict=True))
+            if separate and first.get(key, place) != place
+        ]
         return cls(shape, whole.hexdigest(), copies, shared)
+
+
+class _Ticks:
+    """Tells of a piece in the making: by how often its search has asked, of how often the last one did."""
+
+    def __init__(self, evaluation: Evaluation, stage: str, names: Sequence[str]) -> None:
+        self.evaluation, self.stage, self.names = evaluation, stage, names
+        self.asked, self.told = 0, time.monotonic()
+
+    def __call__(self) -> None:
+        self.asked += 1
+        expected = self.evaluation.asked.get(self.stage, self.evaluation.budget.steps)
+        if time.monotonic() - self.told > 0.5:
+            self.told = time.monotonic()
+            self.evaluation._tell(self.stage, self.names, min(self.asked / expected, 0.99))
 
 
 class _Joined:
@@ -749,8 +863,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _descends_on(search: Search, model: nn.Module) -> bool:
-    """Tell whether a search follows gradients of this network."""
+def descends_on(search: Search, model: nn.Module) -> bool:
+    """Tell whether a search follows gradients of this network.
+
+    >>> descends_on(PGD(), nn.Flatten()), descends_on(Transfer(surrogate=nn.Flatten()), nn.Flatten())
+    (True, False)
+    """
     if isinstance(search, Transfer):
         return model is search.surrogate and isinstance(search.search, PGD)
     return isinstance(search, PGD)
@@ -770,6 +888,10 @@ def _options(thing: object) -> dict[str, Any]:
         elif isinstance(value, str | int | float | tuple | list | None):
             found[name] = repr(value)
     return found
+
+
+def _digest_of(numbers: Tensor | None) -> str | None:
+    return None if numbers is None else hashlib.sha256(numbers.cpu().long().numpy().tobytes()).hexdigest()
 
 
 def _digest(names: Sequence[str] | None) -> str | None:

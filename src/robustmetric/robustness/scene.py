@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -54,6 +55,24 @@ class Scene:
     def device(self) -> torch.device:
         """Where the network is."""
         return device_of(self.model)
+
+    @cached_property
+    def judged(self) -> Gallery:
+        """The gallery where ranks are counted: on the CPU for Apple's GPUs, which lack double precision."""
+        return self.gallery.to(torch.device("cpu") if self.device.type == "mps" else self.gallery.z.device)
+
+    def aim(self, attack: RankingAttack, queries: Queries, draws: Draws) -> Target:
+        """Choose what B queries aim at, and prepare it for the objective."""
+        where = self.judged.z.device
+        index = attack.select(queries.to(where), self.judged, draws=draws)
+        return attack.aim(index.to(queries.z.device), queries, self.gallery)
+
+    def measure(
+        self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries
+    ) -> dict[str, Tensor]:
+        """Measure what became of B queries with embeddings (B, D): (B,) values by name."""
+        where = self.judged.z.device
+        return attack.measure(z.to(where), target.to(where), queries.to(where), self.judged)
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
         """Give the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
@@ -120,11 +139,12 @@ def run_attack(
     *,
     seed: int = 0,
     surrogate: Scene | None = None,
+    tick: Callable[[], None] | None = None,
 ) -> Outcome:
     """Attack the queries of these numbers (B,); call it inside `frozen(model)`.
 
     Targets are those of the network under attack. With a surrogate, its embeddings of the same images are
-    what the search sees.
+    what the search sees. `tick` is called each time that the search asks for the objective.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
@@ -140,14 +160,15 @@ def run_attack(
     ground = surrogate or scene
     seen = queries if surrogate is None else surrogate.queries[numbers.to(surrogate.device)]
     with torch.no_grad():
-        index = attack.select(queries, scene.gallery, draws=Draws(seed, attack.name, listed))
-        target = attack.aim(index, queries, scene.gallery)
-        goal = target if surrogate is None else attack.aim(index, seen, surrogate.gallery)
+        target = scene.aim(attack, queries, Draws(seed, attack.name, listed))
+        goal = target if surrogate is None else attack.aim(target.index, seen, surrogate.gallery)
         first = attack.objective(queries.z, target, queries, scene.gallery)
     draws = Draws(seed, f"{attack.name}/search", listed)
     best, early = first.clone(), seen.z.clone()
 
     def objective(x: Tensor, rows: Tensor) -> Tensor:
+        if tick is not None:
+            tick()
         z = embed(ground.model, x)
         all_rows = len(rows) == len(seen)
         value = attack.objective(
@@ -162,12 +183,12 @@ def run_attack(
     with torch.no_grad():
         z = embed(scene.model, moved)
         last = attack.objective(z, target, queries, scene.gallery)
-        after = attack.measure(z, target, queries, scene.gallery)
+        after = scene.measure(attack, z, target, queries)
         # Where the end of one descent counts: of several, or of trials, the point before is not known.
         plain = isinstance(search, PGD) and search.restarts == 1 and not search.best
         if attack.read_early and surrogate is None and plain:
-            sooner = attack.measure(early, target, queries, scene.gallery)
+            sooner = scene.measure(attack, early, target, queries)
             after |= {name: sooner[name] for name in attack.read_early}
-        before = attack.measure(queries.z, target, queries, scene.gallery)
+        before = scene.measure(attack, queries.z, target, queries)
     best = torch.minimum(best, last) if surrogate is None else last
     return Outcome(moved, z, target, before, after, first, last, best)

@@ -180,10 +180,10 @@ def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
         raise ValueError(str(error)) from error
 
 
-def try_network(model: nn.Module, images: Pixels, crop: int | None = None) -> None:
+def try_network(model: nn.Module, images: Pixels, crop: int | None = None, *, gradient: bool = True) -> None:
     """Embed the first image and differentiate by it, as a defense will; what fails is said in a sentence.
 
-    The network comes back as it was.
+    Without `gradient` it is embedded alone. The network comes back as it was.
 
     >>> grey = Pixels(np.zeros((1, 8, 8, 1), np.uint8), torch.tensor([0]), ("zero",))
     >>> try_network(nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), grey)
@@ -194,8 +194,10 @@ def try_network(model: nn.Module, images: Pixels, crop: int | None = None) -> No
     image = ImageArray(images.pixels, crop)[:1]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
-        with frozen(model):
-            differentiate(lambda x, _: embed(model, x).sum(1), image.to(device), torch.arange(1))
+        with frozen(model), torch.no_grad():
+            embed(model, image.to(device))
+            if gradient:
+                differentiate(lambda x, _: embed(model, x).sum(1), image.to(device), torch.arange(1))
     except (ValueError, OSError):
         raise
     except Exception as error:
