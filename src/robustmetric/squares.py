@@ -108,7 +108,7 @@ class Squares:
         longest = float(self.gallery_lengths.max())
         # To a power of two, which parts of a gallery on the unit sphere agree on, however they are rounded.
         self.least = SAME * 2.0 ** round(math.log2(longest)) if longest else 0.0
-        middle = gallery.mean(0).double()
+        middle = gallery[:: max(1, images // 256)].mean(0).double()  # of some: any point will do
         if 0.5 * longest < float(middle.square().sum()) < math.inf:
             self.centre = middle
             self.gallery_lengths = self.lengths(gallery, "the gallery")
@@ -181,7 +181,10 @@ class Squares:
         if mutual:
             for end in (out, high):
                 end.fill_diagonal_(0)
-        row, column = (out != high).nonzero(as_tuple=True)
+        # Few rows have anything that is not settled: only those are searched.
+        some = high.sub_(out).amax(1).nonzero()[:, 0]
+        row, column = high[some].nonzero(as_tuple=True)
+        row = some[row]
         for part in torch.arange(len(row), device=row.device).split(max(1, _AGAIN // dim)):
             i, j = row[part], column[part]
             out[i, j] = (_sum_of_squares(queries[i], images[j]) * scale).float()
