@@ -1,5 +1,6 @@
-"""Shared by all tests: one thread a process, the golden figures, real images."""
+"""Shared by all tests: the number of threads, the golden figures, real images."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 DATA = Path(__file__).parent / "data"
 
 # The tests run in two processes; more threads than cores would only get in each other's way.
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The reference's figures on a fixed tiny network: what its protocol must give, with its targets and without.
 
-PGD follows signs of gradients: where a pixel's gradient is all rounding, two correct programs part, and so do
-two processors. `PART` says how many of the 64 queries end up elsewhere than the reference's, as seen under
-the kernels that `make kernels` runs (AVX-512, AVX2, SSE4.1 with MKL's compatible mode); twice as many may.
-Where none does, a score is the reference's but for its own rounding.
+PGD follows signs of gradients: where a pixel's gradient is all rounding, two correct programs part, and so
+do two processors. `PART` says how many of the 64 queries were ever seen to end up elsewhere than the
+reference's: with the kernels and threads of `make kernels`, and with the network's channels in 60 other
+orders, which is the same network and rounds as one more processor would. Twice as many may, and one more.
 """
 
 import json
@@ -25,7 +25,8 @@ from robustmetric.perturb import Budget, frozen
 Golden = dict[str, NDArray[Any]]
 FIGURES = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
 ONE_QUERY = 100 / 64
-PART = {"CA+": 0, "CA-": 0, "QA+": 6, "QA-": 1, "TMA": 1, "ES": 0, "LTM": 4, "GTM": 1, "GTT": 0}
+PART = {"CA+": 0, "CA-": 0, "QA+": 7, "QA-": 1, "TMA": 2, "ES": 1, "LTM": 4, "GTM": 2, "GTT": 0}
+MAY_PART = {name: 2 * seen + 1 for name, seen in PART.items()}
 NAMES = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
 DRAWN = ["CA+", "CA-", "QA+", "QA-", "TMA"]
 
@@ -47,14 +48,34 @@ class Outcome(NamedTuple):
     z: Tensor
 
 
+def reorder(network: nn.Module, seed: int) -> None:
+    """Put the channels in another order: the same network, which rounds otherwise."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.randperm(count, generator=generator) for count in (16, 32))
+    state = network.state_dict()
+    state["0.weight"], state["0.bias"] = state["0.weight"][first], state["0.bias"][first]
+    state["2.weight"], state["2.bias"] = state["2.weight"][second][:, first], state["2.bias"][second]
+    state["5.weight"] = state["5.weight"].view(64, 32, 49)[:, second].flatten(1)
+    network.load_state_dict(state)
+
+
 @pytest.fixture
-def world(golden: Golden, golden_network: nn.Sequential) -> Iterator[World]:
+def order() -> int:
+    """The order of the network's channels: as the reference has them."""
+    return 0
+
+
+@pytest.fixture
+def world(golden: Golden, golden_network: nn.Sequential, order: int) -> Iterator[World]:
+    if order:
+        reorder(golden_network, order)
     images = torch.tensor(golden["gallery/images"]) / 255
     labels = torch.tensor(golden["gallery/labels"])
     with frozen(golden_network):
         with torch.no_grad():
             z = embed(golden_network, images)
-        np.testing.assert_allclose(z, golden["gallery/embedding"], atol=1e-5)
+        # Rounding: 2.1e-7 at most was seen in a coordinate.
+        np.testing.assert_allclose(z, golden["gallery/embedding"], rtol=0, atol=1e-6)
         queries = Queries(z[:64], labels[:64], torch.arange(64))
         yield World(golden_network, images[:64], Gallery(z, labels), queries)
 
@@ -101,21 +122,22 @@ def run(which: RankingAttack, target: Target, world: World, *, steps: int = 32) 
 def expected(name: str, when: str) -> dict[str, tuple[float, float]]:
     """The reference's scores by this project's names, and how far off one may be.
 
-    A query that parts from the reference's may be a hit instead of a miss; in a ranking of 400 images it was
-    seen to move by two places at most, and its cosine by 0.004. Before the attack, an image and its perturbed
-    self are equally far: for the reference, rounding decides which of them comes first.
+    A query that parts was seen to move by one place among 400 images, its cosine by 2e-5 and its distance by
+    5e-5: two places and 1e-4 are allowed. None was seen to become a hit or a miss: one may. Before an attack,
+    an image and its perturbed self are equally far: for the reference, rounding decides which comes first.
     """
-    found, parted = FIGURES[name][when], 2 * PART[name] if when == "after" else 0
+    found, parted = FIGURES[name][when], MAY_PART[name] if when == "after" else 0
+    moved, hits = 1e-6 + parted * 1e-4 / 64, min(parted, 1) * ONE_QUERY
     if name in ("CA+", "CA-", "QA+", "QA-"):
         places = 64 if when == "before" else 2 * parted
-        return {name: (100 * found[f"{name}:prank"], 0.01 + places * ONE_QUERY / 400)}
+        return {name: (100 * found[f"{name}:prank"], places * ONE_QUERY / 400)}
     if name == "TMA":
-        return {name: (found["Cosine-SIM"], 1e-5 + parted * 0.004 / 64)}
+        return {name: (found["Cosine-SIM"], moved)}
     if name == "ES":
         shift = found.get("embshift", 8e-6)  # 1e-6 in each of 64 coordinates
-        return {"ES:D": (shift, 1e-5), "ES:R": (found["r@1"], parted * ONE_QUERY)}
+        return {"ES:D": (shift, moved), "ES:R": (found["r@1"], hits)}
     key = "retain@4" if name == "GTT" else "r@1"
-    return {name: (100 * found[key], parted * ONE_QUERY)}
+    return {name: (100 * found[key], hits)}
 
 
 def test_every_score_every_loss_and_ers(golden: Golden, world: World) -> None:
@@ -130,11 +152,12 @@ def test_every_score_every_loss_and_ers(golden: Golden, world: World) -> None:
                 assert found[key].mean().item() == pytest.approx(value, abs=slack + 1e-6), (key, when)
         if "loss" in FIGURES[name]["after"]:
             # The reference's loss of ES is a sum; its first step, which is compared with another point, comes
-            # after the loss that it reports.
+            # after the loss that it reports: 1e-7 in 64 coordinates of 64 queries, 5.1e-5. Queries that part
+            # were seen to change the sum by 4.4e-5 and another's mean by 6e-6.
             total = 64.0 if name == "ES" else 1.0
             wanted_loss = FIGURES[name]["before"]["loss"], FIGURES[name]["after"]["loss"]
-            assert total * outcome.loss_before.mean().item() == pytest.approx(wanted_loss[0], abs=1e-4)
-            assert total * outcome.loss.mean().item() == pytest.approx(wanted_loss[1], abs=1e-3)
+            assert total * outcome.loss_before.mean().item() == pytest.approx(wanted_loss[0], abs=6e-5)
+            assert total * outcome.loss.mean().item() == pytest.approx(wanted_loss[1], abs=3e-4)
         score |= {key: value.mean().item() for key, value in outcome.after.items()}
     terms = [
         2 * score["CA+"],
@@ -148,16 +171,21 @@ def test_every_score_every_loss_and_ers(golden: Golden, world: World) -> None:
         score["GTM"],
         score["GTT"],
     ]
-    assert sum(terms) / 10 == pytest.approx(FIGURES["ERS"], abs=0.5)
+    # Off by 0.0008 at most was seen; a hit more or less in four of the terms is 0.16 each.
+    assert sum(terms) / 10 == pytest.approx(FIGURES["ERS"], abs=4 * ONE_QUERY / 10)
 
 
+@pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_search_ends_where_the_reference_s_does(name: str, golden: Golden, world: World) -> None:
+def test_a_search_ends_where_the_reference_s_does(
+    name: str, order: int, golden: Golden, world: World
+) -> None:
     which = attack(name, protocol="reference")
     z = run(which, golden_target(name, golden, which, world), world).z
     off = (z - torch.tensor(golden[f"{name}/adv_embedding"])).norm(dim=1)
+    # Rounding was seen to move an embedding by 2.6e-7, another sign in PGD by 2e-4 or more.
     assert off.median() < 1e-6
-    assert int((off > 1e-5).sum()) <= 2 * PART[name]
+    assert int((off > 1e-5).sum()) <= MAY_PART[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,13 +198,14 @@ def test_measures_of_the_reference_s_own_perturbed_embeddings(
     target = golden_target(name, golden, which, world)
     found = which.measure(z, target, world.queries, world.gallery)
     for key, (value, _) in expected(name, "after").items():
-        # ES:D is read one step before the last, and rounding may move a rank by an image or two.
-        slack = 1e-3 if key in ("ES:D", "TMA") else 0.02
+        # ES:D is read one step before the last, which moves it by 9.6e-5. The others were seen off by 7e-8;
+        # should rounding decide between two images, a place of 400 is 0.004 in the mean of 64 queries.
+        slack = {"ES:D": 2e-4, "TMA": 1e-6}.get(key, 0.01)
         assert found[key].mean().item() == pytest.approx(value, abs=slack), key
     loss = which.objective(z, target, world.queries, world.gallery)
     if "loss" in FIGURES[name]["after"]:
         total = loss.sum() if name == "ES" else loss.mean()
-        assert total.item() == pytest.approx(FIGURES[name]["after"]["loss"], rel=1e-4)
+        assert total.item() == pytest.approx(FIGURES[name]["after"]["loss"], rel=1e-5)  # 2.8e-6 was seen
 
 
 @pytest.mark.parametrize("name", ["GTM", "GTT"])

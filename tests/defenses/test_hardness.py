@@ -76,19 +76,25 @@ def test_reaches_the_hardness_of_the_reference(
     dist = benign(golden_network, images)
     source = defense.source(dist, labels, generator=defense.generator)
     found = source.hardness(dist)
-    np.testing.assert_allclose(found, golden["HM/hardness_before"], atol=1e-5)
+    # The reference adds 1e-6 to each of the 64 coordinates of a difference: up to 8e-6 a distance, of which
+    # hardness takes two.
+    np.testing.assert_allclose(found, golden["HM/hardness_before"], rtol=0, atol=1.6e-5)
     wanted = defense.destination(dist, labels, source, sampler=defense.source, generator=defense.generator)
     with frozen(golden_network):
         moved = manipulate(Network(golden_network), images, source, found, wanted, BUDGET)
     after = reached(golden_network, all_images(images, source, moved)).numpy()
     gap = np.abs(after - golden[f"HM/{kind}/hardness_after"])
-    assert (gap < 0.02).mean() > 0.95, f"largest differences {np.sort(gap)[-5:]}"
+    # Enough for another sign in PGD: 2 to 4 of 32 triplets part, by 0.019 at most and 0.0009 in the mean, the
+    # same with all that `make kernels` runs and with the network's channels in 60 orders. Twice that may be.
+    assert (gap > 1e-4).sum() <= 8, f"largest differences {np.sort(gap)[-9:]}"
+    assert gap.max() < 0.04
 
     step = defense(golden_network, images, labels)
     figures = FIGURES[f"HM/{kind}"]
     assert step.logs["hardness/reached"] == pytest.approx(figures["mean_H"], abs=0.002)
-    assert step.logs["loss/triplet"] == pytest.approx(figures["loss"], abs=0.001)
-    assert step.logs["loss/ICS"] == pytest.approx(0.5 * figures["ics"], abs=0.001)
+    # The losses follow the hardness and the distances: 0.0002 and 0.0001 were seen.
+    assert step.logs["loss/triplet"] == pytest.approx(figures["loss"], abs=5e-4)
+    assert step.logs["loss/ICS"] == pytest.approx(0.5 * figures["ics"], abs=2e-4)
     assert step.loss.item() == pytest.approx(step.logs["loss/triplet"] + step.logs["loss/ICS"])
 
 
