@@ -292,7 +292,7 @@ def test_cameras_that_all_differ_change_nothing(kind: str, monkeypatch: pytest.M
     seen = paths(monkeypatch)
     assert same(rank(z, labels, cameras=torch.arange(count)), rank(z, labels))
     assert set(seen) == {"write_mutual"}
-    more = {"cameras": torch.arange(count), "query_cameras": torch.arange(count, count + 40)}
+    more: dict[str, Any] = {"cameras": torch.arange(count), "query_cameras": torch.arange(count, count + 40)}
     assert same(
         rank(z, labels, z[:40] + 0.1, labels[:40], **more), rank(z, labels, z[:40] + 0.1, labels[:40])
     )
@@ -313,7 +313,7 @@ def test_the_budget_does_not_change_the_ranking_by_cameras(
     seen = paths(monkeypatch)
     check(rank(z, labels, cameras=cameras, memory=smallest(z, labels, cameras=cameras)), expected, count)
     assert set(seen) == {"write"}
-    more = {"own": torch.arange(count), "cameras": cameras, "query_cameras": cameras}
+    more: dict[str, Any] = {"own": torch.arange(count), "cameras": cameras, "query_cameras": cameras}
     check(rank(z, labels, z.clone(), labels, **more), expected, count)
 
     def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
@@ -507,13 +507,17 @@ for case in sys.argv[1:]:
     if os.fork():  # a peak for each case, and one import for all
         os.wait()
         continue
-    count, dim, queries, memory, half = (int(x) for x in case.split(","))
+    count, dim, queries, memory, half, seen = (int(x) for x in case.split(","))
     z = torch.empty(count, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(count) % 100
     if half:
         labels[::2] = 100
     few = (z[:queries], labels[:queries]) if queries else ()
     more = {"own": torch.arange(queries)} if queries else {}
+    if seen:
+        labels //= 50
+        cameras = (torch.arange(count) >= 40).long()
+        more = {"cameras": cameras, "query_cameras": torch.ones(queries, dtype=torch.long)}
     before = peak()
     rank(z, labels, *few, **more, memory=memory)
     print(1024 * (peak() - before), flush=True)
@@ -523,20 +527,22 @@ for case in sys.argv[1:]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_stays_within_the_budget() -> None:
-    # Images, dimensions, queries (0 for all), budget, whether half are in one class.
+    # Images, dimensions, queries (0 for all), budget, whether half are in one class, and whether a query's
+    # own camera took nearly all of its class.
     cases = [
-        (20_000, 64, 600, 60 * 10**6, 0),
-        (20_000, 64, 600, 100 * 10**6, 1),
-        (5_000, 2048, 600, 10**8, 0),
-        (4_000, 8, 0, 60 * 10**6, 0),
-        (4_000, 8, 0, 220 * 10**6, 1),
+        (20_000, 16, 600, 100 * 10**6, 0, 1),
+        (20_000, 64, 600, 60 * 10**6, 0, 0),
+        (20_000, 64, 600, 100 * 10**6, 1, 0),
+        (5_000, 2048, 600, 10**8, 0, 0),
+        (4_000, 8, 0, 60 * 10**6, 0, 0),
+        (4_000, 8, 0, 220 * 10**6, 1, 0),
     ]
     options = [",".join(map(str, case)) for case in cases]
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", PEAK, *options], capture_output=True, text=True, timeout=300, check=True
     )
     peaks = [int(line) for line in done.stdout.split()]
-    for (*_, budget, _), found in zip(cases, peaks, strict=True):
+    for (*_, budget, _, _), found in zip(cases, peaks, strict=True):
         assert 0 < found < budget, peaks
     # All squares of 4,000 images are 64 MB: they fit only into the last budget.
     assert peaks[-1] > 4 * 4_000**2
