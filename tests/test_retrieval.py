@@ -627,6 +627,16 @@ EYE, FOUR = torch.eye(4), torch.tensor([0, 0, 1, 1])
             {"cameras": FOUR, "query_cameras": FOUR[:2].float()},
             r"^query_cameras are torch.float32 of shape \(2,\); they must be integers of shape \(2,\)",
         ),
+        (
+            (EYE, FOUR, EYE[:1], FOUR[:1] + 9),
+            {"cameras": FOUR, "query_cameras": FOUR[2:3]},
+            "none of the 1 queries has an image of its class in the gallery",
+        ),
+        (
+            (EYE, FOUR, EYE[:1], FOUR[:1]),
+            {"cameras": FOUR, "query_cameras": FOUR[:1]},
+            "none of the 1 queries has an image of its class in the gallery",
+        ),
         ((EYE, FOUR), {"memory": 1000}, "memory=1000 bytes cannot rank 4 images for 4 queries; it takes at"),
         ((EYE, FOUR), {"memory": "2 GB"}, "memory='2 GB' bytes cannot rank 4 images"),
     ],

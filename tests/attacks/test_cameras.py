@@ -27,9 +27,13 @@ def square(x: Vector, y: Vector) -> float:
 
 @pytest.fixture(scope="module")
 def seen(gallery: Gallery) -> Gallery:
-    """The gallery, taken by three cameras with numbers of any kind; one took all of class 3."""
+    """The gallery, taken by three cameras with numbers of any kind; one took all of class 3.
+
+    Copies in one class are of one camera.
+    """
     cameras = torch.tensor([-7, 0, 10**12])[torch.arange(40) * 7 % 3]
     cameras[gallery.labels == 3] = 4
+    cameras[[21, 25]] = cameras[[20, 24]]
     return Gallery(gallery.z, gallery.labels, cameras=cameras)
 
 
@@ -73,6 +77,8 @@ def test_the_rule_leaves_something_to_be_seen(asked: Queries, seen: Gallery) -> 
     ]
     assert 0 in mates
     assert max(mates) > 3
+    blind = Queries(asked.z, asked.labels, asked.own)
+    assert sum(aimed("GTT", asked, seen)[:, 0] != aimed("GTT", blind, seen)[:, 0]) > 2
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 8192])
