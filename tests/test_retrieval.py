@@ -36,13 +36,20 @@ class Plain:
 
 
 def by_loop(
-    gallery: Tensor, labels: list[int], queries: Tensor, query_labels: list[int], own: list[int]
+    gallery: Tensor,
+    labels: list[int],
+    queries: Tensor,
+    query_labels: list[int],
+    own: list[int],
+    cameras: tuple[list[int], list[int]] | None = None,
 ) -> dict[int, Plain]:
-    """Sort the whole gallery for each query, and walk down the ranking."""
+    """Sort the whole gallery for each query, and walk down the ranking; cameras of gallery and queries."""
     found = {}
     for q, label in enumerate(query_labels):
         square = [float(x) for x in distances(queries[q : q + 1], gallery)[0]]
         others = [i for i in range(len(labels)) if i != own[q]]
+        if cameras is not None:
+            others = [i for i in others if labels[i] != label or cameras[0][i] != cameras[1][q]]
         hits = [labels[i] == label for i in sorted(others, key=lambda i: (square[i], i))]
         if not any(hits):
             continue
@@ -211,6 +218,109 @@ def test_few_queries_with_an_answer_are_computed_alone(monkeypatch: pytest.Monke
     labels[20:] = torch.arange(100, 130)
     rank(z, labels)
     assert seen == ["write_mutual", "write"]
+
+
+cameras_of = st.sampled_from([-3, 0, 1, 7, 10**12])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), cameras_of), min_size=4, max_size=40), st.integers(0, 2**31), kinds
+)
+@settings(deadline=None, max_examples=60)
+def test_cameras_leave_out_what_a_loop_leaves_out(
+    images: list[tuple[int, int]], seed: int, kind: str
+) -> None:
+    # A class seen by two cameras at least, an image alone in its class, and a class with one camera.
+    images = [*images, (images[0][0], images[0][1] + 1), (77, 0), (78, 5), (78, 5)]
+    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
+    z = embeddings(len(labels), seed, kind)
+    expected = by_loop(z, labels, z, labels, list(range(len(labels))), (cameras, cameras))
+    assert not {len(labels) - 1, len(labels) - 2, len(labels) - 3} & {*expected}
+    found = rank(z, torch.tensor(labels), cameras=torch.tensor(cameras))
+    check(found, expected, len(labels))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), cameras_of), min_size=2, max_size=30),
+    st.lists(st.tuples(st.integers(0, 6), cameras_of, st.integers(-1, 29)), min_size=1, max_size=30),
+    st.integers(0, 2**31),
+    kinds,
+)
+@settings(deadline=None, max_examples=60)
+def test_cameras_of_queries_and_gallery_are_those_of_a_loop(
+    images: list[tuple[int, int]], asked: list[tuple[int, int, int]], seed: int, kind: str
+) -> None:
+    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
+    # The first query has an answer, and a camera that took no image of the gallery.
+    query_labels = [labels[0], *(label for label, _, _ in asked)]
+    query_cameras = [99, *(camera for _, camera, _ in asked)]
+    own = [-1, *(min(place, len(labels) - 1) for _, _, place in asked)]
+    z = embeddings(len(labels) + len(own), seed, kind)
+    gallery, queries = z[: len(labels)], z[len(labels) :]
+    for places in (own, [-1] * len(own)):
+        found = rank(
+            gallery,
+            torch.tensor(labels),
+            queries,
+            torch.tensor(query_labels),
+            own=None if max(places) < 0 else torch.tensor(places),
+            cameras=torch.tensor(cameras),
+            query_cameras=torch.tensor(query_cameras),
+        )
+        expected = by_loop(gallery, labels, queries, query_labels, places, (cameras, query_cameras))
+        check(found, expected, len(own))
+
+
+def test_an_image_of_the_query_s_class_and_camera_is_neither_right_nor_wrong() -> None:
+    # From the query at 0: one of its class and camera, another class of its camera, its class elsewhere.
+    gallery, labels = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0])
+    query: tuple[Tensor, Tensor] = (torch.zeros(1, 1), torch.tensor([0]))
+    assert rank(gallery, labels, *query).first.tolist() == [1]
+    cameras, camera = torch.tensor([4, 4, 5]), torch.tensor([4])
+    found = rank(gallery, labels, *query, cameras=cameras, query_cameras=camera)
+    assert (found.first.tolist(), found.average_precision.tolist()) == ([2], [0.5])
+    # A query all of whose class its own camera took has no answer, and is counted.
+    both = (torch.zeros(2, 1), torch.tensor([0, 1]))
+    found = rank(gallery, labels, *both, cameras=cameras, query_cameras=torch.tensor([4, 4]))
+    assert (found.query.tolist(), found.left_out) == ([0], 1)
+
+
+@pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
+def test_cameras_that_all_differ_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 200
+    z, labels = embeddings(count, 0, kind), torch.arange(count) % 9
+    seen = paths(monkeypatch)
+    assert same(rank(z, labels, cameras=torch.arange(count)), rank(z, labels))
+    assert set(seen) == {"write_mutual"}
+    more: dict[str, Any] = {"cameras": torch.arange(count), "query_cameras": torch.arange(count, count + 40)}
+    assert same(
+        rank(z, labels, z[:40] + 0.1, labels[:40], **more), rank(z, labels, z[:40] + 0.1, labels[:40])
+    )
+
+
+@pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
+def test_the_budget_does_not_change_the_ranking_by_cameras(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 300
+    labels = torch.where(torch.arange(count) % 2 == 0, 0, torch.arange(count) % 90)
+    cameras = torch.arange(count) // 7 % 3
+    z = embeddings(count, 0, kind)
+    expected = by_loop(
+        z, labels.tolist(), z, labels.tolist(), list(range(count)), (cameras.tolist(), cameras.tolist())
+    )
+    check(rank(z, labels, cameras=cameras), expected, count)
+    seen = paths(monkeypatch)
+    check(rank(z, labels, cameras=cameras, memory=smallest(z, labels, cameras=cameras)), expected, count)
+    assert set(seen) == {"write"}
+    more: dict[str, Any] = {"own": torch.arange(count), "cameras": cameras, "query_cameras": cameras}
+    check(rank(z, labels, z.clone(), labels, **more), expected, count)
+
+    def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
+        return retrieval._places_by_keys(near[row], wanted)[:, : int(relevant.max())]
+
+    monkeypatch.setattr(retrieval, "_places", by_keys)  # what another device does instead
+    check(rank(z, labels, cameras=cameras), expected, count)
 
 
 @pytest.mark.parametrize("relevant", [8, 12])  # counted, and sorted
@@ -397,13 +507,17 @@ for case in sys.argv[1:]:
     if os.fork():  # a peak for each case, and one import for all
         os.wait()
         continue
-    count, dim, queries, memory, half = (int(x) for x in case.split(","))
+    count, dim, queries, memory, half, seen = (int(x) for x in case.split(","))
     z = torch.empty(count, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(count) % 100
     if half:
         labels[::2] = 100
     few = (z[:queries], labels[:queries]) if queries else ()
     more = {"own": torch.arange(queries)} if queries else {}
+    if seen:
+        labels //= 50
+        cameras = (torch.arange(count) >= 40).long()
+        more = {"cameras": cameras, "query_cameras": torch.ones(queries, dtype=torch.long)}
     before = peak()
     rank(z, labels, *few, **more, memory=memory)
     print(1024 * (peak() - before), flush=True)
@@ -413,20 +527,22 @@ for case in sys.argv[1:]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_stays_within_the_budget() -> None:
-    # Images, dimensions, queries (0 for all), budget, whether half are in one class.
+    # Images, dimensions, queries (0 for all), budget, whether half are in one class, and whether a query's
+    # own camera took nearly all of its class.
     cases = [
-        (20_000, 64, 600, 60 * 10**6, 0),
-        (20_000, 64, 600, 100 * 10**6, 1),
-        (5_000, 2048, 600, 10**8, 0),
-        (4_000, 8, 0, 60 * 10**6, 0),
-        (4_000, 8, 0, 220 * 10**6, 1),
+        (20_000, 16, 600, 100 * 10**6, 0, 1),
+        (20_000, 64, 600, 60 * 10**6, 0, 0),
+        (20_000, 64, 600, 100 * 10**6, 1, 0),
+        (5_000, 2048, 600, 10**8, 0, 0),
+        (4_000, 8, 0, 60 * 10**6, 0, 0),
+        (4_000, 8, 0, 220 * 10**6, 1, 0),
     ]
     options = [",".join(map(str, case)) for case in cases]
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", PEAK, *options], capture_output=True, text=True, timeout=300, check=True
     )
     peaks = [int(line) for line in done.stdout.split()]
-    for (*_, budget, _), found in zip(cases, peaks, strict=True):
+    for (*_, budget, _, _), found in zip(cases, peaks, strict=True):
         assert 0 < found < budget, peaks
     # All squares of 4,000 images are 64 MB: they fit only into the last budget.
     assert peaks[-1] > 4 * 4_000**2
@@ -490,6 +606,37 @@ EYE, FOUR = torch.eye(4), torch.tensor([0, 0, 1, 1])
         ),
         ((EYE, FOUR, EYE, FOUR), {"own": FOUR + 3}, "own holds 4; positions in a gallery of 4 are 0 to 3"),
         ((EYE, FOUR, EYE, FOUR), {"own": FOUR - 2}, "own holds -2; positions in a gallery of 4 are 0 to 3"),
+        ((EYE, FOUR), {"query_cameras": FOUR}, "query_cameras describe queries, and none are given"),
+        (
+            (EYE, FOUR, EYE, FOUR),
+            {"cameras": FOUR},
+            "^cameras are given and query_cameras are not: pass both, or none",
+        ),
+        (
+            (EYE, FOUR, EYE, FOUR),
+            {"query_cameras": FOUR},
+            "^query_cameras are given and cameras are not: pass both, or none",
+        ),
+        (
+            (EYE, FOUR),
+            {"cameras": FOUR[:3]},
+            r"^cameras are torch.int64 of shape \(3,\); they must be integers of shape \(4,\), a camera",
+        ),
+        (
+            (EYE, FOUR, EYE[:2], FOUR[:2]),
+            {"cameras": FOUR, "query_cameras": FOUR[:2].float()},
+            r"^query_cameras are torch.float32 of shape \(2,\); they must be integers of shape \(2,\)",
+        ),
+        (
+            (EYE, FOUR, EYE[:1], FOUR[:1] + 9),
+            {"cameras": FOUR, "query_cameras": FOUR[2:3]},
+            "none of the 1 queries has an image of its class in the gallery",
+        ),
+        (
+            (EYE, FOUR, EYE[:1], FOUR[:1]),
+            {"cameras": FOUR, "query_cameras": FOUR[:1]},
+            "none of the 1 queries has an image of its class in the gallery",
+        ),
         ((EYE, FOUR), {"memory": 1000}, "memory=1000 bytes cannot rank 4 images for 4 queries; it takes at"),
         ((EYE, FOUR), {"memory": "2 GB"}, "memory='2 GB' bytes cannot rank 4 images"),
     ],

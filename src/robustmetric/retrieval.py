@@ -144,7 +144,7 @@ def rank(
     # The largest classes first: the queries of a chunk have about as many relevant images.
     order = task.relevant.argsort(descending=True, stable=True)
     order = order[: int((task.relevant > 0).sum())]
-    rows, whole = _plan(len(queries), gallery, int(task.relevant.max()), memory)
+    rows, whole = _plan(len(queries), gallery, int(task.size.max()), memory)
     # Two images that query each other are as far apart both ways: half of the product gives all squares.
     mutual = whole and queries is gallery and 2 * len(order) > len(gallery)
     squares = Squares(gallery, _side(*gallery.shape) if mutual else rows)

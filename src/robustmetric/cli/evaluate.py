@@ -582,7 +582,15 @@ def _ranks(
     first: dict[str, dict[int, int]] = {"before": {}, "after": {}}
     if (count_mates(queries, gallery, queries.own) > 0).any():
         for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
-            found = rank(gallery.z, gallery.labels, z, queries.labels, own=queries.own)
+            found = rank(
+                gallery.z,
+                gallery.labels,
+                z,
+                queries.labels,
+                own=queries.own,
+                cameras=gallery.cameras,
+                query_cameras=queries.cameras,
+            )
             first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))
     values = {
         f"{name} {when}": [show(name, v) for o in done for v in getattr(o, when)[name].tolist()]

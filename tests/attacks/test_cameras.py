@@ -1,0 +1,275 @@
+"""Attacks by the rule of cameras against plain loops, and single precision where they search."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from robustmetric import distance
+from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
+from robustmetric.attacks.base import count_mates, count_nearer, same_camera
+
+Vector = list[float]
+SEEN = ("ES", "LTM", "GTM", "GTT")  # which rank by the rule
+BLIND = [name for name in ATTACKS if name not in SEEN]
+
+
+def square(x: Vector, y: Vector) -> float:
+    """Squared distance; what differs by less than a billionth is tied."""
+    return round(sum((a - b) ** 2 for a, b in zip(x, y, strict=True)), 9)
+
+
+@pytest.fixture(scope="module")
+def seen(gallery: Gallery) -> Gallery:
+    """The gallery, taken by three cameras with numbers of any kind; one took all of class 3.
+
+    Copies in one class are of one camera.
+    """
+    cameras = torch.tensor([-7, 0, 10**12])[torch.arange(40) * 7 % 3]
+    cameras[gallery.labels == 3] = 4
+    cameras[[21, 25]] = cameras[[20, 24]]
+    return Gallery(gallery.z, gallery.labels, cameras=cameras)
+
+
+@pytest.fixture(scope="module")
+def asked(queries: Queries, seen: Gallery) -> Queries:
+    """The queries with their cameras: those of the gallery their own, of the others one that is not there."""
+    assert seen.cameras is not None
+    inside = queries.own >= 0
+    cameras = torch.where(inside, seen.cameras[queries.own], torch.tensor([0, 4, 99, -7, 0, 0]).repeat(3))
+    return Queries(queries.z, queries.labels, queries.own, cameras)
+
+
+def counted(row: int, q: Queries, g: Gallery) -> list[int]:
+    """List what counts for a query: not itself, and nothing of its class from its camera."""
+    assert q.cameras is not None
+    assert g.cameras is not None
+    own, label, camera = int(q.own[row]), int(q.labels[row]), int(q.cameras[row])
+    found = []
+    for place, (other, lens) in enumerate(zip(g.labels.tolist(), g.cameras.tolist(), strict=True)):
+        if place != own and not (other == label and lens == camera):
+            found.append(place)
+    return found
+
+
+def cut(g: Gallery, chunk: int) -> Gallery:
+    return Gallery(g.z, g.labels, chunk=chunk, cameras=g.cameras)
+
+
+def aimed(name: str, q: Queries, g: Gallery) -> Tensor:
+    which = attack(name)
+    return which.select(q, g, draws=Draws(0, which.name, range(len(q))))
+
+
+def test_the_rule_leaves_something_to_be_seen(asked: Queries, seen: Gallery) -> None:
+    """The other tests say something only if there are queries of each kind."""
+    left = [len(counted(i, asked, seen)) for i in range(18)]
+    plain = [40 - int(own >= 0) for own in asked.own.tolist()]
+    assert sum(a < b for a, b in zip(left, plain, strict=True)) > 9
+    mates = [
+        sum(int(seen.labels[p]) == int(asked.labels[i]) for p in counted(i, asked, seen)) for i in range(18)
+    ]
+    assert 0 in mates
+    assert max(mates) > 3
+    blind = Queries(asked.z, asked.labels, asked.own)
+    assert sum(aimed("GTT", asked, seen)[:, 0] != aimed("GTT", blind, seen)[:, 0]) > 2
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 8192])
+def test_same_camera_and_mates(chunk: int, asked: Queries, seen: Gallery) -> None:
+    pieces = cut(seen, chunk)
+    masks = [same_camera(asked, pieces, block) for block in pieces.blocks()]
+    found = torch.cat([mask for mask in masks if mask is not None], dim=1)
+    assert found.shape == (18, 40)
+    mates = count_mates(asked, pieces, asked.own)
+    free = count_mates(asked, pieces, torch.full((18,), -1))
+    assert asked.cameras is not None
+    assert seen.cameras is not None
+    for i in range(18):
+        own, label, camera = (int(t[i]) for t in (asked.own, asked.labels, asked.cameras))
+        mine = [int(seen.labels[p]) == label and int(seen.cameras[p]) == camera for p in range(40)]
+        assert found[i].tolist() == mine
+        others = [p for p in counted(i, asked, seen) if int(seen.labels[p]) == label]
+        assert int(mates[i]) == len(others)
+        # A query that is not known to be in the gallery is left out of it by its camera all the same.
+        assert int(free[i]) == len(others) + int(own >= 0 and not mine[own])
+    assert same_camera(Queries(asked.z, asked.labels, asked.own), pieces, slice(0, 5)) is None
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 8192])
+@pytest.mark.parametrize("where", ["moved", "tied", "benign"])
+def test_the_nearest_that_count(
+    chunk: int, where: str, asked: Queries, seen: Gallery, moved: Tensor, tied: Tensor
+) -> None:
+    z = {"moved": moved, "tied": tied, "benign": asked.z}[where]
+    pieces = cut(seen, chunk)
+    found = nearest(z, pieces, 5, without=asked.own, queries=asked)
+    level = torch.full((18,), 1.0)
+    nearer, level_with = count_nearer(z, level, pieces, [asked.own], queries=asked)
+    hits = hit_at_1(z, asked, pieces, asked.own, strict=True)
+    for i in range(18):
+        far = sorted((square(z[i].tolist(), seen.z[p].tolist()), p) for p in counted(i, asked, seen))
+        assert found[i].tolist() == [p for _, p in far[:5]]
+        assert (int(nearer[i]), int(level_with[i])) == (
+            sum(f < 1 for f, _ in far),
+            sum(f == 1 for f, _ in far),
+        )
+        labels = [int(seen.labels[p]) == int(asked.labels[i]) for _, p in far]
+        wanted = 100.0 * labels[0] if any(labels) else math.nan
+        assert float(hits[i]) == pytest.approx(wanted, nan_ok=True)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 8192])
+@pytest.mark.parametrize("name", ["ES", "LTM", "GTM"])
+def test_r_at_1_under_attack_is_that_of_a_loop(
+    name: str, chunk: int, asked: Queries, seen: Gallery, tied: Tensor
+) -> None:
+    which, pieces = attack(name), cut(seen, chunk)
+    target = which.aim(aimed(name, asked, pieces), asked, pieces)
+    found = which.measure(tied, target, asked, pieces)["ES:R" if name == "ES" else name]
+    blind = which.measure(tied, target, Queries(asked.z, asked.labels, asked.own), pieces)
+    assert not torch.equal(found, blind["ES:R" if name == "ES" else name])
+    for i in range(18):
+        far = sorted((square(tied[i].tolist(), seen.z[p].tolist()), p) for p in counted(i, asked, seen))
+        labels = [int(seen.labels[p]) == int(asked.labels[i]) for _, p in far]
+        wanted = 100.0 * labels[0] if any(labels) else math.nan
+        assert float(found[i]) == pytest.approx(wanted, nan_ok=True)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 8192])
+def test_ltm_s_positives_are_those_that_count(
+    chunk: int, asked: Queries, seen: Gallery, moved: Tensor
+) -> None:
+    ltm, pieces = attack("LTM"), cut(seen, chunk)
+    target = ltm.aim(aimed("LTM", asked, pieces), asked, pieces)
+    found = ltm.objective(moved, target, asked, pieces)
+    for i in range(18):
+        label, z = int(asked.labels[i]), moved[i].tolist()
+        away = [math.dist(z, seen.z[p].tolist()) for p in range(40) if int(seen.labels[p]) != label]
+        near = [
+            math.dist(z, seen.z[p].tolist()) for p in counted(i, asked, seen) if int(seen.labels[p]) == label
+        ]
+        wanted = max(0.0, max(away) - min(near)) if near else 0.0
+        assert float(found[i]) == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 8192])
+@pytest.mark.parametrize("where", ["moved", "tied"])
+def test_gtt_drives_out_the_first_that_counts(
+    where: str, chunk: int, asked: Queries, seen: Gallery, moved: Tensor, tied: Tensor
+) -> None:
+    z = {"moved": moved, "tied": tied}[where]
+    gtt, pieces = attack("GTT"), cut(seen, chunk)
+    index = aimed("GTT", asked, pieces)
+    found = gtt.measure(z, gtt.aim(index, asked, pieces), asked, pieces)["GTT"]
+    for i in range(18):
+        mine = counted(i, asked, seen)
+        first = min((square(asked.z[i].tolist(), seen.z[p].tolist()), p) for p in mine)[1]
+        assert index[i].tolist() == [first]
+        level = square(z[i].tolist(), seen.z[first].tolist())
+        far = [square(z[i].tolist(), seen.z[p].tolist()) for p in mine if p != first]
+        ahead = sum(f < level for f in far) + sum(f == level for f in far) / 2
+        assert float(found[i]) == 100.0 * (ahead <= 3)
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_the_others_rank_the_whole_gallery(
+    name: str, asked: Queries, seen: Gallery, gallery: Gallery, queries: Queries, tied: Tensor
+) -> None:
+    which = attack(name)
+    index = aimed(name, asked, seen)
+    assert torch.equal(index, aimed(name, queries, gallery))
+    with_, without = (which.aim(index, q, g) for q, g in ((asked, seen), (queries, gallery)))
+    assert torch.equal(
+        which.objective(tied, with_, asked, seen), which.objective(tied, without, queries, gallery)
+    )
+    found = which.measure(tied, with_, asked, seen)
+    for key, value in which.measure(tied, without, queries, gallery).items():
+        assert torch.equal(found[key], value)
+
+
+@pytest.mark.parametrize("name", [*ATTACKS])
+def test_cameras_that_took_nothing_else_change_nothing(
+    name: str, gallery: Gallery, queries: Queries, tied: Tensor
+) -> None:
+    lone = Gallery(gallery.z, gallery.labels, cameras=torch.arange(40))
+    alone = Queries(queries.z, queries.labels, queries.own, torch.arange(40, 58))
+    which, found = attack(name), []
+    for q, g in ((alone, lone), (queries, gallery)):
+        target = which.aim(aimed(name, q, g), q, g)
+        values = [which.objective(tied, target, q, g), *which.measure(tied, target, q, g).values()]
+        found.append(torch.stack(values))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_some_of_the_queries_keep_their_cameras(asked: Queries, seen: Gallery, tied: Tensor) -> None:
+    rows = torch.tensor([17, 2, 8, 0])
+    whole = hit_at_1(tied, asked, seen, asked.own, strict=True)
+    some = hit_at_1(tied[rows], asked[rows], seen, asked.own[rows], strict=True)
+    torch.testing.assert_close(some, whole[rows], rtol=0, atol=0, equal_nan=True)
+
+
+# Single precision
+
+
+class NoDouble(TorchDispatchMode):
+    """Refuses whatever makes numbers in double precision, as Apple's GPUs do."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor) and leaf.dtype in (torch.float64, torch.complex128):
+                raise TypeError(f"{func} makes double precision")
+        return found
+
+
+def test_double_precision_is_noticed() -> None:
+    with pytest.raises(TypeError, match="double precision"), NoDouble():
+        distance.cross_distance(torch.eye(2))
+    z = torch.eye(2).requires_grad_()
+    value = z.double().float().sum()
+    with pytest.raises(TypeError, match="double precision"), NoDouble():
+        torch.autograd.grad(value, z)
+
+
+@pytest.mark.parametrize("with_cameras", [False, True])
+@pytest.mark.parametrize(
+    "name", [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3)", "SP-QA-(m=3)"]
+)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_a_search_needs_no_double_precision(
+    name: str,
+    protocol: str,
+    with_cameras: bool,
+    asked: Queries,
+    seen: Gallery,
+    moved: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Objective, gradient and what is prepared for them run on a device without it, where z is."""
+    which = attack(name, protocol=protocol)
+    g = Gallery(seen.z.float(), seen.labels, chunk=7, cameras=seen.cameras if with_cameras else None)
+    q = Queries(asked.z.float(), asked.labels, asked.own, asked.cameras if with_cameras else None)
+    index = which.select(q, g, draws=Draws(0, which.name, range(18)))
+    wanted = which.objective(moved.float(), which.aim(index, q, g), q, g)
+    monkeypatch.setattr(distance, "wide_dtype", lambda _: torch.float32)
+    z = moved.float().requires_grad_()
+    with NoDouble():
+        value = which.objective(z, which.aim(index, q, g), q, g)
+        (slope,) = torch.autograd.grad(value.sum(), z)
+        images = torch.rand(18, 1, 4, 4)
+        start = which.start(images, draws=Draws(0, which.name, range(18)))
+    assert (value.dtype, slope.dtype) == (torch.float32, torch.float32)
+    assert start is None or start.dtype == torch.float32
+    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-3)
+    assert slope.isfinite().all()
+    assert slope.any()
