@@ -174,6 +174,11 @@ APART = (torch.rand(10, 1, 6, 6), torch.arange(10) % 5)
         ),
         ({"cameras": torch.arange(39)}, r"^cameras are torch.int64 of shape \(39,\); they must be integers"),
         ({"cameras": torch.zeros(40)}, r"^cameras are torch.float32 of shape \(40,\); they must be integers"),
+        ({"cameras": torch.zeros(40).long()}, "^no query has an image of its class from another camera"),
+        (
+            {"gallery": APART, "cameras": torch.zeros(40).long(), "gallery_cameras": torch.zeros(10).long()},
+            "^no query has an image of its class from another camera",
+        ),
         (
             {"cameras": torch.arange(40), "protocol": "reference"},
             "^the reference protocol knows no cameras: use the strict protocol, or leave the cameras out",

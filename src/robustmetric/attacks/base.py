@@ -427,7 +427,8 @@ def count_mates(queries: Queries, gallery: Gallery, own: Tensor) -> Tensor:
     """
     classes, sizes = gallery.labels.unique(return_counts=True)
     place = torch.searchsorted(classes, queries.labels.contiguous()).clamp_max(len(classes) - 1)
-    mates = torch.where(classes[place] == queries.labels, sizes[place], 0) - (own >= 0).long()
+    inside = (own >= 0) & (gallery.labels[own] == queries.labels)
+    mates = torch.where(classes[place] == queries.labels, sizes[place], 0) - inside.long()
     if queries.cameras is None or gallery.cameras is None:
         return mates
     for block in gallery.blocks():

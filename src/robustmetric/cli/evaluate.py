@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -64,8 +65,8 @@ WEIGHTS = typer.Option(
     help="Its weights: safetensors or a torch file; of a run, last or best. By default a run's best where "
     "validation images chose them, else its last.",
 )
-GALLERY = typer.Option(None, help="Rank these instead: a folder, a CSV file or another root.")
-QUERIES_FROM = typer.Option(None, help="Query with these instead: a folder, a CSV file or another root.")
+GALLERY = typer.Option(None, help="Rank these instead: a folder of classes or a CSV file.")
+QUERIES_FROM = typer.Option(None, help="Query with these instead: a folder of classes or a CSV file.")
 SIZE = typer.Option(None, help="Size that images are brought to; resize and crop in one.")
 RECIPE = typer.Option("", help="A recipe's name or a YAML file, for image sizes; by default the data set's.")
 CHANGE = typer.Option([], "--set", help="KEY=VALUE: change any other entry of the recipe, such as dim.")
@@ -104,6 +105,14 @@ class Given:
         names = {key: self.options[key] for key in Settings.model_fields if key in self.options}
         attacks = [make_attack(a, protocol=names["protocol"]).name for a in names.pop("attacks")]
         return Settings(search=search if inside is None else f"transfer({search})", attacks=attacks, **names)
+
+    def _chosen(self) -> str | None:
+        """Say how the weights were chosen, and whether on other images than these."""
+        here, trained = self.subject.recipe, self.subject.trained
+        same = trained is not None and (here.data, here.root) == (trained.data, trained.root)
+        other = self.gallery is not None or self.queries_from is not None or not same
+        chosen = self.subject.chosen
+        return f"{chosen} of its run" if chosen == "chosen on test images" and other else chosen
 
     def recipes(self) -> list[tuple[Recipe, Split]]:
         """Name the images that query and, if they are others, those that are ranked, by recipe and split."""
@@ -165,7 +174,7 @@ class Given:
                 files=queries.files,
                 gallery_files=None if gallery is None else gallery.files,
                 skipped=skipped,
-                weights=self.subject.chosen,
+                weights=self._chosen(),
             ),
             **self.options,
             **more,
@@ -313,8 +322,20 @@ def attack(
                 parts = evaluation.numbers.split(batch)
                 for part in parts:
                     watch(made.name, len(done), len(parts))
+                    asked = itertools.count(1)
+
+                    def tick(asked: Iterator[int] = asked, finished: int = len(done)) -> None:
+                        watch(made.name, finished + min(next(asked) / eta, 0.99), len(parts))
+
                     outcome = run_attack(
-                        scene, made, part, evaluation.budget, evaluation.how, seed=seed, surrogate=other
+                        scene,
+                        made,
+                        part,
+                        evaluation.budget,
+                        evaluation.how,
+                        seed=seed,
+                        surrogate=other,
+                        tick=tick,
                     )
                     done.append(replace(outcome, target=Target(outcome.target.index)))
                 watch(made.name, len(parts), len(parts))
@@ -418,11 +439,10 @@ def _work(given: Given, share: int, shares: int) -> None:
 
 
 def _at(recipe: Recipe, path: Path) -> Recipe:
-    """Read other images as a recipe reads its own: a file as a table, a directory as its data set."""
+    """Read other images at the size of a recipe's: a file as a table, a directory as a folder of classes."""
     if not path.exists():
         raise FileNotFoundError(f"there is no {path} to take images from: give a folder or a CSV file")
-    kind = "csv" if path.is_file() else "folder" if recipe.data == "csv" else recipe.data
-    return recipe.model_copy(update={"data": kind, "root": path})
+    return recipe.model_copy(update={"data": "csv" if path.is_file() else "folder", "root": path})
 
 
 def _given(

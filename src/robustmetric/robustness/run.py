@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from pathlib import Path
@@ -33,6 +33,7 @@ from robustmetric.attacks import (
     attack,
     make_search,
 )
+from robustmetric.attacks.base import count_mates
 from robustmetric.distance import embed
 from robustmetric.files import is_draft, write_atomically
 from robustmetric.perturb import Budget, check_images, differentiate, frozen
@@ -321,8 +322,24 @@ class Evaluation:
                 "own and gallery_cameras describe a gallery, and none is given: pass gallery too"
             )
         ranked = self.cameras if self.gallery is None else self.gallery_cameras
+        if (ranked is None) != (self.cameras is None):
+            known, missing = (
+                ("gallery_cameras", "cameras") if ranked is not None else ("cameras", "gallery_cameras")
+            )
+            raise ValueError(f"{known} are given and {missing} are not: pass both, or none")
         check_cameras(ranked, self.cameras, len(images), len(self.images))
         self.places = check_own(self.own, len(self.images), len(images))
+        if self.cameras is not None:
+            own = torch.arange(len(images)) if self.gallery is None else self.places
+            asked = Queries(torch.empty(len(self.images), 0), self.labels.cpu(), own, self.cameras.cpu())
+            seen = Gallery(
+                torch.empty(len(images), 0), labels.cpu(), cameras=None if ranked is None else ranked.cpu()
+            )
+            if not (count_mates(asked, seen, own) > 0).any():
+                raise ValueError(
+                    "no query has an image of its class from another camera, so none has an answer to find: "
+                    "look at the cameras, or leave them out"
+                )
         if self.cameras is not None and self.protocol == "reference":
             raise ValueError(
                 "the reference protocol knows no cameras: use the strict protocol, or leave the cameras out"
@@ -446,14 +463,15 @@ class Evaluation:
         """The number of images to embed: queries first, then a gallery of its own."""
         return len(self.images) + (len(self.gallery[0]) if self.gallery else 0)
 
-    def _make(self, piece: str, tick: Callable[[], None] | None = None) -> dict[str, Tensor]:
+    def _make(self, piece: str, tick: _Ticks | None = None) -> dict[str, Tensor]:
         kind, _, place = piece.partition("-")
         if kind in ("embed", "surrogate"):
             model = self.model if kind == "embed" else self.how.network
             assert model is not None  # noqa: S101
             begin = int(place) * _EMBEDDED
             part = torch.arange(begin, min(begin + _EMBEDDED, self._embedded))
-            return {"z": embed_all(model, self._all, part, self.batch).cpu()}
+            done = None if tick is None else partial(tick, of=len(part))
+            return {"z": embed_all(model, self._all, part, self.batch, done).cpu()}
         if kind == "retrieval":
             return self._retrieval()
         if kind == "attack":
@@ -729,10 +747,11 @@ class Look:
         copies = [
             (first[key], place) for place, key in enumerate(keys[-1]) if first.setdefault(key, place) != place
         ]
+        # Those that are known to be in there do not find themselves; copies of them are the gallery's.
         shared = [
             (n, first[key])
             for n, (key, place) in enumerate(zip(keys[0], own.tolist(), strict=True))
-            if separate and first.get(key, place) != place
+            if separate and place < 0 and key in first
         ]
         return cls(shape, whole.hexdigest(), copies, shared)
 
@@ -744,9 +763,9 @@ class _Ticks:
         self.evaluation, self.stage, self.names = evaluation, stage, names
         self.asked, self.told = 0, time.monotonic()
 
-    def __call__(self) -> None:
-        self.asked += 1
-        expected = self.evaluation.asked.get(self.stage, self.evaluation.budget.steps)
+    def __call__(self, count: int = 1, of: int | None = None) -> None:
+        self.asked += count
+        expected = of or self.evaluation.asked.get(self.stage, self.evaluation.budget.steps)
         if time.monotonic() - self.told > 0.5:
             self.told = time.monotonic()
             self.evaluation._tell(self.stage, self.names, min(self.asked / expected, 0.99))
