@@ -412,8 +412,8 @@ def test_which_weights_of_a_run(
     record = load_record(tmp_path / "out")
     assert record.network.weights == chosen
     assert record.network.sha256 == digest_in(folder / f"{file}.safetensors")
-    for sentence in ("last weights", "chosen on validation images", "chosen on test images"):
-        assert (f"pgd; {sentence}" in printed) == (sentence == chosen)
+    for sentence in ("last weights", "weights chosen on validation images", "weights chosen on test images"):
+        assert (f"pgd; {sentence}" in printed) == (chosen is not None and sentence.endswith(chosen))
     assert (CAREFUL in printed) == (chosen == "chosen on test images")
     # A finished evaluation says it again.
     assert (CAREFUL in one_line(works("evaluate", folder, *given, *ONE, "--out", tmp_path / "out"))) == (

@@ -111,7 +111,7 @@ class Given:
         here, trained = self.subject.recipe, self.subject.trained
         same = trained is not None and (here.data, here.root) == (trained.data, trained.root)
         other = self.gallery is not None or self.queries_from is not None or not same
-        chosen = self.subject.chosen
+        chosen = self.subject.chosen if self.subject.weights else "no weights were given"
         return f"{chosen} of its run" if chosen == "chosen on test images" and other else chosen
 
     def recipes(self) -> list[tuple[Recipe, Split]]:

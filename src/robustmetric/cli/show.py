@@ -40,7 +40,7 @@ def show_scores(console: Console, records: Sequence[Record], rows: Sequence[str]
         console.print(_table(rows, records, whole[:count]))
         whole = whole[count:]
     for row, record in zip(rows, records, strict=True):
-        console.print(_summary(row, record), highlight=False)
+        console.print(_summary(row, record), highlight=False, soft_wrap=True)
 
 
 def show_checks(console: Console, record: Record) -> None:
@@ -189,8 +189,14 @@ def _summary(row: str, record: Record) -> str:
         interval = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
         told = f"ERS {show('ERS', record['ERS'])} ({interval}) at R@1 {record['R@1']:.1f}; "
     text = f"{escape(row)}: {told}{asked}; {escape(data_of(record))}; {how}"
-    if record.network.weights is not None:
-        text += f"; {record.network.weights}"
+    if record.data.gallery is not None:
+        text += f"; searched in {record.data.gallery} images"
+    if record.queries.left_out:
+        text += (
+            f"; {record.queries.left_out} queries have no image of their class to find: not in R@1, R@2, mAP"
+        )
+    if (weights := record.network.weights) is not None:
+        text += f"; weights {weights}" if weights.startswith("chosen") else f"; {weights}"
     if record.data.cameras:
         text += "; images of a query's class and camera do not count"
     if record.network.weights == "chosen on test images":

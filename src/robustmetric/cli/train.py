@@ -106,7 +106,13 @@ def train(
     changes |= read_changes(change)
     if after_collapse not in ("stop", "continue"):
         raise ValueError(f"--after-collapse is stop or continue, not {after_collapse!r}")
+    for key in ("root", "weights"):
+        # A run is not tied to the folder that it was started in.
+        if changes.get(key) is not None:
+            changes[key] = Path(str(changes[key])).expanduser().absolute()
     kept = out / "recipe.yaml"
+    if resume and not kept.exists() and not changes and not recipe:
+        raise ValueError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
     if resume and kept.exists():
         title, made = f"the recipe of {out}", load_recipe(kept, changes)
     else:
@@ -154,7 +160,7 @@ def train(
     finally:
         decoding.bar.stop()
         shown.stop()
-    for line in _end_lines(out):
+    for line in _end_lines(out, cache):
         say(line)
 
 
@@ -179,7 +185,7 @@ def _command(out: Path, again: dict[str, Any]) -> str:
     return shlex.join(parts)
 
 
-def _end_lines(out: Path) -> list[str]:
+def _end_lines(out: Path, cache: Path | None) -> list[str]:
     """Say how well a finished run ranks, where its weights are, and what comes next."""
     from robustmetric.training.folder import read_run
 
@@ -190,7 +196,8 @@ def _end_lines(out: Path) -> list[str]:
         lines.append(f"R@1 of the {choice['count']:,} {choice['images']}: best {best}, last {last}")
     kept = {file.stem: file for file in (out / "best.safetensors", out / "last.safetensors") if file.exists()}
     told = " and ".join(f"{name} in {file}" for name, file in kept.items())
-    return [*lines, f"weights: {told}", f"next: {shlex.join(['robustmetric', 'evaluate', str(out)])}"]
+    following = ["robustmetric", "evaluate", str(out), *([] if cache is None else ["--cache", str(cache)])]
+    return [*lines, f"weights: {told}", f"next: {shlex.join(following)}"]
 
 
 sets = typer.Typer(no_args_is_help=True, help="Look at data sets.")

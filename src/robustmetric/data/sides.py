@@ -80,7 +80,8 @@ def of_two(
 ) -> Sides:
     """Let images query others: classes are the same if their names are, and so are cameras.
 
-    `files` and `gallery_files` name the images.
+    Where the data marks queries and gallery, those alone ask and are ranked. `files` and `gallery_files` name
+    the images.
 
     >>> import numpy as np
     >>> grey = np.zeros((2, 8, 8, 1), np.uint8)
@@ -100,11 +101,20 @@ def of_two(
     names = sorted({*queries.columns.get("camera", ()), *gallery.columns.get("camera", ())})
     number = {name: k for k, name in enumerate(names)}
 
-    def side(images: Pixels, files: Sequence[str] | None) -> Side:
+    def side(images: Pixels, marked: Tensor | None, files: Sequence[str] | None) -> Side:
         cameras = images.cameras
         if cameras is not None and (texts := images.columns.get("camera")):
             cameras = torch.tensor([number[text] for text in texts])
         labels = torch.tensor([place[name] for name in images.classes])[images.labels]
-        return Side(ImageArray(images.pixels, crop), labels, cameras, files)
+        rows = torch.arange(len(images)) if marked is None else marked.nonzero()[:, 0]
+        if len(rows) == 0:
+            raise ValueError(f"none of {len(images)} images is marked (is_query, is_gallery): mark some")
+        return Side(
+            ImageArray(images.pixels, crop, rows.numpy()),
+            labels[rows],
+            None if cameras is None else cameras[rows],
+            None if files is None else [files[row] for row in rows.tolist()],
+        )
 
-    return Sides(side(queries, files), classes, side(gallery, gallery_files))
+    asks, ranked = side(queries, queries.is_query, files), side(gallery, gallery.is_gallery, gallery_files)
+    return Sides(asks, classes, ranked)

@@ -305,8 +305,8 @@ def first_image(recipe: Recipe, split: Split = "train") -> Pixels:
 def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
     """Take the usual recipe of a data set, changed, and suit it to the images and to the network.
 
-    The recipe of images of one's own looks at their sizes, unless `resize` or `crop` is given. BatchNorm is
-    frozen where the recipe says so and the network is one of the ResNets, which can do that.
+    The recipe of images of one's own looks at their sizes, as far as `resize` and `crop` are not given.
+    BatchNorm is frozen where the recipe says so and the network is one of the ResNets, which can do that.
 
     >>> suited_recipe({"data": "digits", "eta": 2}).eta
     2
@@ -316,10 +316,10 @@ def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
     suited: dict[str, Any] = {}
     if recipe.freeze_bn and not recipe.model.startswith("resnet"):
         suited["freeze_bn"] = False
-    if name == "images" and not changes.keys() & {"resize", "crop"}:
+    if name == "images" and not {"resize", "crop"} <= changes.keys():
         # Of all images: an evaluation may have no others than test images.
-        images = data.load(recipe.data, recipe.root, "all")
-        suited["resize"], suited["crop"] = sizes_for(typical_size(images))
+        typical = changes.get("resize") or typical_size(data.load(recipe.data, recipe.root, "all"))
+        suited["resize"], suited["crop"] = sizes_for(typical)
     return load_recipe(name, {**suited, **changes})
 
 

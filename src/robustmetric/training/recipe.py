@@ -42,11 +42,17 @@ class Recipe(BaseModel):
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="the learning rate after the warm-up: constant, or cosine down to 0"
     )
-    warmup: int = Field(0, ge=0, description="steps in which the learning rate rises to lr")
+    warmup: int = Field(
+        0, ge=0, description="steps in which the learning rate rises to lr, a quarter of all at most"
+    )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient, null for any")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
-    resize: int | None = Field(None, ge=4, description="size that images are brought to, before cropping")
-    crop: int | None = Field(None, ge=4, description="size of a random crop in training, central in tests")
+    resize: int | None = Field(
+        None, ge=4, le=4096, description="size that images are brought to, before cropping"
+    )
+    crop: int | None = Field(
+        None, ge=4, le=4096, description="size of a random crop in training, central in tests"
+    )
     flip: bool = Field(False, description="mirror half of the training images")
     validation: float = Field(
         0.1, ge=0, le=0.5, description="share of the training images that choose the weights, 0 for none"

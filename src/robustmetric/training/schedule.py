@@ -31,11 +31,14 @@ def scheduler(
 ) -> Callable[[Optimizer], LambdaLR] | None:
     """Make what `MetricModule` takes as its scheduler; None where the learning rate never changes.
 
+    A warm-up takes a quarter of a short training at most.
+
     >>> scheduler(steps=10, warmup=0, schedule="constant") is None
     True
     """
     if schedule == "constant" and warmup == 0:
         return None
+    warmup = min(warmup, steps // 4)
     # A function, whose settings are not kept in checkpoints: a longer training gets a later end.
     return lambda optimizer: LambdaLR(
         optimizer, lambda step: factor(step, steps=steps, warmup=warmup, schedule=schedule)
