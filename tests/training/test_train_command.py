@@ -164,6 +164,6 @@ def test_the_way_to_go_on_repeats_what_is_not_in_the_recipe(
 
 
 def test_a_mistyped_folder_is_not_resumed_with_another_training(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "typo"), "--resume"])
+    result = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "typo"), "--resume"])
     assert f"there is no run in {tmp_path / 'typo'} to go on with" in str(result.exception)
     assert not (tmp_path / "typo").exists()
