@@ -188,6 +188,17 @@ def test_a_search_ends_where_the_reference_s_does(
     assert int((off > 1e-5).sum()) <= MAY_PART[name]
 
 
+def test_es_begins_alike_however_the_gallery_was_embedded(golden: Golden, world: World) -> None:
+    """Batches of one round otherwise than a batch of 64, by as much as decides the first step."""
+    with torch.no_grad():
+        z = torch.cat([embed(world.network, image[None]) for image in world.images])
+    alone = world._replace(queries=Queries(z, world.queries.labels, world.queries.own))
+    which = attack("ES", protocol="reference")
+    found = run(which, golden_target("ES", golden, which, alone), alone).z
+    off = (found - torch.tensor(golden["ES/adv_embedding"])).norm(dim=1)
+    assert int((off > 1e-5).sum()) <= MAY_PART["ES"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_measures_of_the_reference_s_own_perturbed_embeddings(
     name: str, golden: Golden, world: World

@@ -38,8 +38,9 @@ class EmbeddingShift(RankingAttack):
         """−d(φ(x̃), φ(x)); the reference's distance, and its other end in the first step, see `_shift`."""
         if self.strict:
             return -pair_distance(z, queries.z)
-        # Before its first step an embedding is where it was.
-        return -_shift(z, queries.z + 1e-7 * at(z, queries.z)[:, None])
+        # Before its first step an embedding is where it was, however a batch of another size had rounded it.
+        benign = torch.where(at(z, queries.z)[:, None], z.detach() + 1e-7, queries.z)
+        return -_shift(z, benign)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Distance from the benign embedding, and whether the nearest image is still of the class."""
