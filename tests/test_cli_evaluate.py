@@ -273,8 +273,8 @@ def test_other_settings_do_not_go_into_the_same_folder(run: Path, whole: tuple[P
 
 def shown(record: Record, width: int) -> str:
     text = io.StringIO()
-    show_scores(Console(width=width, file=text), [record])
-    return text.getvalue()
+    show_scores(Console(width=width, file=text, force_terminal=True, color_system=None), [record])
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
 
 
 @pytest.mark.parametrize(("width", "count"), [(160, 1), (110, 2)])

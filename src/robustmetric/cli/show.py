@@ -40,7 +40,7 @@ def show_scores(console: Console, records: Sequence[Record], rows: Sequence[str]
         console.print(_table(rows, records, whole[:count]))
         whole = whole[count:]
     for row, record in zip(rows, records, strict=True):
-        console.print(_summary(row, record), highlight=False, soft_wrap=True)
+        console.print(_summary(row, record), highlight=False, soft_wrap=not console.is_terminal)
 
 
 def show_checks(console: Console, record: Record) -> None:
