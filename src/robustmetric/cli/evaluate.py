@@ -34,7 +34,6 @@ from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.files import write_atomically
 from robustmetric.perturb import Budget
 from robustmetric.registry import fraction, lookup
-from robustmetric.retrieval import rank
 from robustmetric.robustness import ERS_ATTACKS, Evaluation, Outcome, Record, Scene, load_record, run_attack
 from robustmetric.robustness.record import RECORD, Settings, show
 from robustmetric.robustness.run import CheckSet, Origin, check_folder, descends_on
@@ -602,15 +601,7 @@ def _ranks(
     first: dict[str, dict[int, int]] = {"before": {}, "after": {}}
     if (count_mates(queries, gallery, queries.own) > 0).any():
         for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
-            found = rank(
-                gallery.z,
-                gallery.labels,
-                z,
-                queries.labels,
-                own=queries.own,
-                cameras=gallery.cameras,
-                query_cameras=queries.cameras,
-            )
+            found = scene.rank(z, queries)
             first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))
     values = {
         f"{name} {when}": [show(name, v) for o in done for v in getattr(o, when)[name].tolist()]

@@ -519,15 +519,7 @@ class Evaluation:
         if self.gallery is None:
             found = rank(gallery.z, gallery.labels, cameras=gallery.cameras)
         else:
-            found = rank(
-                gallery.z,
-                gallery.labels,
-                queries.z,
-                queries.labels,
-                own=queries.own,
-                cameras=gallery.cameras,
-                query_cameras=queries.cameras,
-            )
+            found = self.scene.rank(queries.z, queries)
         return {
             "query": found.query.cpu(),
             "R@1": 100.0 * (found.first <= 1).cpu().double(),

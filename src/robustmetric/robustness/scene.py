@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Search, Target
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget
+from robustmetric.retrieval import Ranking, rank
 
 
 class Images(Protocol):
@@ -73,6 +74,19 @@ class Scene:
         """Measure what became of B queries with embeddings (B, D): (B,) values by name."""
         where = self.judged.z.device
         return attack.measure(z.to(where), target.to(where), queries.to(where), self.judged)
+
+    def rank(self, z: Tensor, queries: Queries) -> Ranking:
+        """Rank the gallery for B queries with embeddings (B, D)."""
+        gallery = self.gallery
+        return rank(
+            gallery.z,
+            gallery.labels,
+            z,
+            queries.labels,
+            own=queries.own,
+            cameras=gallery.cameras,
+            query_cameras=queries.cameras,
+        )
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
         """Give the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
