@@ -6,7 +6,7 @@ BIN := .venv/bin
 # start processes with settings of their own.
 NUMERIC := tests/attacks tests/models $(addprefix tests/, \
 	defenses/test_defenses.py defenses/test_hardness.py \
-	robustness/test_checks.py robustness/test_ers.py robustness/test_evaluate.py robustness/test_record.py \
+	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_record.py \
 	test_destination.py test_distance.py test_losses.py test_perturb.py test_retrieval.py test_squares.py \
 	test_triplets.py training/test_module.py) \
 	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \

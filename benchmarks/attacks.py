@@ -23,9 +23,9 @@ import robustmetric as rm
 from robustmetric.attacks import PGD, Gallery, Queries, RankingAttack
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import pair_distance
+from robustmetric.evaluation import ERS_ATTACKS, Outcome, Scene, run_attack
+from robustmetric.evaluation.scene import embed_all
 from robustmetric.perturb import Budget, frozen
-from robustmetric.robustness import ERS_ATTACKS, Outcome, Scene, run_attack
-from robustmetric.robustness.scene import embed_all
 
 BUDGET = Budget(eps=77 / 255, alpha=3 / 255, steps=32)
 

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--defense", default="HM[S,LGA]&ICS")
     parser.add_argument("--eps", type=float, default=0.2, help="the largest change of a pixel in [0, 1]")
-    parser.add_argument("--eta", type=int, default=8, help="steps of the perturbation")
+    parser.add_argument("--steps", type=int, default=8, help="steps of the perturbation")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -41,7 +41,7 @@ def main() -> None:
     lightning.seed_everything(args.seed, verbose=False)
     module = MetricModule(
         rm.model("c2f2", size=args.size, dim=128),  # or any nn.Module: images in [0, 1] to vectors
-        rm.defense(args.defense, eps=args.eps, alpha=args.eps / 4, steps=args.eta),
+        rm.defense(args.defense, eps=args.eps, alpha=args.eps / 4, steps=args.steps),
         lr=args.lr,
         seed=args.seed,
     )

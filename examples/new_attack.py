@@ -50,12 +50,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--defense", default="HM[S,LGA]&ICS")
     parser.add_argument("--eps", type=float, default=0.2, help="the largest change of a pixel in [0, 1]")
-    parser.add_argument("--eta", type=int, default=8, help="steps of the perturbation, in both")
+    parser.add_argument("--steps", type=int, default=8, help="steps of the perturbation, in both")
     parser.add_argument("--queries", type=int, default=128, help="how many test images to attack")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    names = ("epochs", "batch", "lr", "defense", "eps", "eta", "seed")
+    names = ("epochs", "batch", "lr", "defense", "eps", "steps", "seed")
     recipe = load_recipe("digits", {name: getattr(args, name) for name in names})
     with tempfile.TemporaryDirectory() as folder:
         model = train(recipe, Path(folder, "run"), progress=False).model
@@ -67,8 +67,8 @@ def main() -> None:
         images,
         test.labels,
         eps=args.eps,
-        alpha=2 * args.eps / args.eta,
-        steps=args.eta,
+        alpha=2 * args.eps / args.steps,
+        steps=args.steps,
         attacks=["ES", "LTM", AwayFromClass()],
         queries=args.queries,
         seed=args.seed,

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--defense", default="HM[S,LGA]&ICS")
     parser.add_argument("--eps", type=float, default=0.2, help="the largest change of a pixel in [0, 1]")
-    parser.add_argument("--eta", type=int, default=8, help="steps of the perturbation")
+    parser.add_argument("--steps", type=int, default=8, help="steps of the perturbation")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -43,7 +43,7 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     model = rm.model("c2f2", size=8, dim=128)  # or any nn.Module: images in [0, 1] to vectors
-    defense = rm.defense(args.defense, eps=args.eps, alpha=args.eps / 4, steps=args.eta, seed=args.seed)
+    defense = rm.defense(args.defense, eps=args.eps, alpha=args.eps / 4, steps=args.steps, seed=args.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=args.lr)
 
     print(f"untrained  {scores(model, tests)}")

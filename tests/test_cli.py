@@ -17,8 +17,8 @@ import robustmetric as rm
 from robustmetric import cli
 from robustmetric.cli.app import COMMANDS, app
 from robustmetric.cli.demo import DEFENSES
-from robustmetric.robustness import load_record
-from robustmetric.robustness.workers import WorkerError
+from robustmetric.evaluation import load_record
+from robustmetric.evaluation.workers import WorkerError
 from robustmetric.training import CollapsedError, Stopped
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
@@ -139,7 +139,7 @@ def test_what_a_person_can_mend_is_said_in_a_line(
 
 
 def test_loggers_by_name(tmp_path: Path) -> None:
-    options = ["--epochs", "1", "--eta", "1", "--logger", "tensorboard", "--logger", "csv"]
+    options = ["--epochs", "1", "--steps", "1", "--logger", "tensorboard", "--logger", "csv"]
     done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run"), *options])
     assert done.exit_code == 0, (done.output, done.exception)
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))

@@ -33,19 +33,19 @@ from torch import Tensor, nn
 
 from robustmetric import attack, cli, load_record, model, save_weights
 from robustmetric.cli.show import Watch, arrow, show_scores
+from robustmetric.evaluation import COLUMNS, Record
+from robustmetric.evaluation.checks import CHECKS
+from robustmetric.evaluation.record import load_arrays, show
+from robustmetric.evaluation.run import Store
+from robustmetric.evaluation.workers import WorkerError
 from robustmetric.models.c2f2 import C2F2
-from robustmetric.robustness import COLUMNS, Record
-from robustmetric.robustness.checks import CHECKS
-from robustmetric.robustness.record import load_arrays, show
-from robustmetric.robustness.run import Store
-from robustmetric.robustness.workers import WorkerError
 from robustmetric.training import load_recipe
 from robustmetric.training.inputs import Subject, pixels
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
-SMALL = ("--queries", "12", "--eta", "3", "--batch", "5")
+SMALL = ("--queries", "12", "--steps", "3", "--batch", "5")
 DIGITS = ("--data", "digits")
-ONE = ("--queries", "6", "--eta", "2", "--checks", "none", "--attacks", "CA+")
+ONE = ("--queries", "6", "--steps", "2", "--checks", "none", "--attacks", "CA+")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch on digits."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    works("train", "--epochs", 1, "--eta", 1, "--defense", "N/A[S]", "--set", "dim=16", "--out", folder)
+    works("train", "--epochs", 1, "--steps", 1, "--defense", "N/A[S]", "--set", "dim=16", "--out", folder)
     return folder
 
 
@@ -437,7 +437,7 @@ def test_a_network_by_name_takes_entries_of_its_recipe(run: Path, tmp_path: Path
     [
         (["--protocol", "reference"], {"protocol": "reference"}),
         (["--eps", "8/255", "--alpha", "1/255"], {"eps": 8 / 255, "alpha": 1 / 255, "steps": 2}),
-        (["--eta", "3"], {"eps": 0.2, "steps": 3}),
+        (["--steps", "3"], {"eps": 0.2, "steps": 3}),
         (["--eps", "0.05"], {"eps": 0.05, "alpha": 3 / 255}),
         ([], {"eps": 0.2, "protocol": "strict", "search": "pgd"}),
         (["--search", "pgd(restarts=2)"], {"search": "pgd(restarts=2)"}),
@@ -492,7 +492,7 @@ def test_other_seeds_draw_other_targets(run: Path, tmp_path: Path) -> None:
     found: list[Path] = []
     for seed in (0, 0, 1):
         out = tmp_path / f"{len(found)}"
-        works("evaluate", run, "--out", out, *ONE, "--queries", 40, "--eta", 1, "--seed", seed)
+        works("evaluate", run, "--out", out, *ONE, "--queries", 40, "--steps", 1, "--seed", seed)
         found.append(out)
     assert contents(found[0]) == contents(found[1])
     first, other = (load_arrays(found[k]) for k in (0, 2))
@@ -603,7 +603,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--eps", "-1"], "--eps must be a number in [0, 1] such as 8/255 or 0.03, not '-1'"),
     (["evaluate", "RUN", "--alpha", "0"], "--alpha must be in (0, 1], not 0.0"),
     (["evaluate", "RUN", "--alpha", "1/0"], "--alpha must be a number in (0, 1] such as"),
-    (["evaluate", "RUN", "--eta", "0"], "--eta must be a whole number of at least 1, not 0"),
+    (["evaluate", "RUN", "--steps", "0"], "--steps must be a whole number of at least 1, not 0"),
     (["evaluate", "RUN", "--device", "nonsense"], "--device is auto, cpu, cuda or mps, not 'nonsense'"),
     (["evaluate", "RUN", "--data", "cup", "--queries", "0"], "--queries must be a whole number of at least"),
     (["evaluate", "RUN", "--queries", "798"], "queries must be from 1 to the number of images, 797, not 798"),
@@ -753,7 +753,7 @@ def test_brackets_in_a_path_are_printed(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run[bold]1"
     assert f"the record is in {out}" in works("evaluate", run, "--out", out, *ONE)
     out = tmp_path / "images[bold]1"
-    printed = works("attack", run, "--attack", "ES", "--queries", 2, "--eta", 1, "--out", out)
+    printed = works("attack", run, "--attack", "ES", "--queries", 2, "--steps", 1, "--out", out)
     assert f"are in {out}" in printed
 
 
@@ -832,7 +832,7 @@ def test_an_attack_leaves_images_arrays_and_ranks(
     embedded, gallery, labels = seen
     kept = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
     out, eps = tmp_path / "images", 0.1
-    options = ["--queries", 2, "--eta", 3, "--eps", eps, "--alpha", 0.05, "--seed", 2, "--batch", 1]
+    options = ["--queries", 2, "--steps", 3, "--eps", eps, "--alpha", 0.05, "--seed", 2, "--batch", 1]
     printed = works("attack", run, "--attack", kind, "--out", out, *options)
     assert f"images, arrays and ranks of 2 queries are in {out}" in printed.replace("\n", " ")
     assert {file: file.read_bytes() for file in run.iterdir() if file.is_file()} == kept
@@ -885,7 +885,7 @@ def test_an_attack_leaves_images_arrays_and_ranks(
 def test_an_attack_wants_an_empty_folder(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "images"
     out.mkdir()
-    options = ["--attack", "ES", "--out", out, "--queries", 2, "--eta", 1]
+    options = ["--attack", "ES", "--out", out, "--queries", 2, "--steps", 1]
     works("attack", run, *options)
     before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
     assert f"{out} is not empty: give another --out" in refused("attack", run, *options)
@@ -905,7 +905,7 @@ def test_images_of_files_are_named(split: str, tmp_path: Path) -> None:
     options = ["--data", "folder", "--root", root, "--split", split, "--cache", tmp_path / "cache"]
     network = ["--model", "c2f2", "--set", "resize=8", "--set", "crop=8", "--set", "dim=4"]
     count = {"test": 6, "all": 14}[split]
-    how = ["--skip-broken", "--attack", "GTM", "--queries", count, "--eta", 1, "--out", tmp_path / "out"]
+    how = ["--skip-broken", "--attack", "GTM", "--queries", count, "--steps", 1, "--out", tmp_path / "out"]
     works("attack", *network, *options, *how)
     with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -924,7 +924,7 @@ def test_an_attack_that_is_stopped(
     monkeypatch.setattr(C2F2, "forward", at_call(12, act, original))
     before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        options = ["--queries", 4, "--batch", 2, "--eta", 3, "--out", tmp_path / "out"]
+        options = ["--queries", 4, "--batch", 2, "--steps", 3, "--out", tmp_path / "out"]
         said = command("attack", run, "--attack", "ES", *options)
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler, "not put back"
     finally:
@@ -941,17 +941,17 @@ def test_an_attack_that_is_stopped_while_it_writes(
     act = partial(signal.raise_signal, signal.SIGTERM)
     monkeypatch.setattr(Image.Image, "save", at_call(5, act, Image.Image.save))
     out = tmp_path / "out"
-    said = command("attack", run, "--attack", "ES", "--queries", 4, "--eta", 1, "--out", out)
+    said = command("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
     assert said.code == 143
     assert not out.exists()
     monkeypatch.undo()
-    works("attack", run, "--attack", "ES", "--queries", 4, "--eta", 1, "--out", out)
+    works("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
     assert len(list(out.glob("*.png"))) == 8
 
 
 def test_an_attack_by_transfer(run: Path, tmp_path: Path) -> None:
     other, out = make_run(tmp_path / "other", 1), tmp_path / "images"
-    options = ["--search", "transfer", "--surrogate", other, "--queries", 2, "--eta", 2]
+    options = ["--search", "transfer", "--surrogate", other, "--queries", 2, "--steps", 2]
     works("attack", run, "--attack", "GTM", "--out", out, *options)
     assert (out / "ranks.csv").exists()
     assert {file.name for file in other.iterdir()} == {"recipe.yaml", "best.safetensors"}
@@ -1224,7 +1224,18 @@ def network():
 def shared(tmp_path: Path) -> tuple[Path, list[str], dict[str, bytes]]:
     """A network whose workers leave their numbers, a command, and what it gives without workers."""
     (tmp_path / "slow.py").write_text(SLOW)
-    options = ["--queries", "12", "--batch", "3", "--eta", "3", "--checks", "none", "--attacks", "ES,QA+,GTM"]
+    options = [
+        "--queries",
+        "12",
+        "--batch",
+        "3",
+        "--steps",
+        "3",
+        "--checks",
+        "none",
+        "--attacks",
+        "ES,QA+,GTM",
+    ]
     arguments = ["evaluate", "--model", f"{tmp_path / 'slow.py'}:network", *DIGITS, *options, "--out"]
     works(*arguments, tmp_path / "whole")
     return tmp_path, [*arguments, str(tmp_path / "out")], contents(tmp_path / "whole")

@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from robustmetric import cli, load_record
 from robustmetric.cli.show import Watch
+from robustmetric.evaluation import Record
+from robustmetric.evaluation.run import digest_of
 from robustmetric.models.c2f2 import C2F2
-from robustmetric.robustness import Record
-from robustmetric.robustness.run import digest_of
 
-SHORT = ("--eta", 2, "--checks", "none", "--attacks", "ES,GTT", "--size", 8)
+SHORT = ("--steps", 2, "--checks", "none", "--attacks", "ES,GTT", "--size", 8)
 NETWORKS = """
 from torch import nn
 
@@ -186,7 +186,7 @@ def test_a_table_says_who_asks_who_is_ranked_and_who_took_it(
     assert record.data.cameras is ("camera" in columns)
     assert ("images of a query's class and camera do not count" in one_line(printed)) == ("camera" in columns)
     assert record.data.shape == [3, 8, 8]
-    attacked = ("--attack", "GTM", "--queries", len(asked), "--eta", 1, "--size", 8, "--cache", cache)
+    attacked = ("--attack", "GTM", "--queries", len(asked), "--steps", 1, "--size", 8, "--cache", cache)
     works("attack", *network, *attacked, "--out", tmp_path / "images")
     with (tmp_path / "images" / "ranks.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -306,7 +306,7 @@ def test_copies_and_what_is_left_out_are_named(nets: Path, tmp_path: Path) -> No
     ranked = write_folder(tmp_path / "ranked", {"ant": 3, "bee": 3}, first=10)
     (ranked[1].file).write_bytes(ranked[4].file.read_bytes())
     (tmp_path / "ranked" / "ant" / "9.png").write_bytes(b"no image")
-    network = ("--model", f"{nets}:pooled", "--size", 8, "--eta", 1, "--attacks", "TMA")
+    network = ("--model", f"{nets}:pooled", "--size", 8, "--steps", 1, "--attacks", "TMA")
     cache = ("--cache", tmp_path / "cache")
     sides = ("--queries-from", tmp_path / "asked", "--gallery", tmp_path / "ranked")
     broken = tmp_path / "ranked" / "ant" / "9.png"
@@ -335,7 +335,7 @@ def test_the_size_of_images(options: tuple[object, ...], size: int, nets: Path, 
         for k in range(3):
             draw(tmp_path / "shots" / name / f"{k}.png", label, k, size=20)
     given = ("--model", f"{nets}:pooled", "--data", "folder", "--root", tmp_path / "shots")
-    how = ("--eta", 1, "--checks", "none", "--attacks", "TMA", "--cache", tmp_path / "cache")
+    how = ("--steps", 1, "--checks", "none", "--attacks", "TMA", "--cache", tmp_path / "cache")
     printed = works("evaluate", *given, *how, *options, "--out", tmp_path / "out")
     assert load_record(tmp_path / "out").data.shape == [3, size, size]
     assert f"folder {size}×{size}" in one_line(printed)
@@ -346,7 +346,7 @@ def test_small_images_are_not_blown_up(nets: Path, tmp_path: Path) -> None:
         for k in range(3):
             draw(tmp_path / "shots" / name / f"{k}.png", label, k, size=20)
     given = ("--model", f"{nets}:pooled", "--data", "folder", "--root", tmp_path / "shots")
-    how = ("--eta", 1, "--checks", "none", "--attacks", "TMA", "--cache", tmp_path / "cache")
+    how = ("--steps", 1, "--checks", "none", "--attacks", "TMA", "--cache", tmp_path / "cache")
     works("evaluate", *given, *how, "--out", tmp_path / "out")
     assert max(load_record(tmp_path / "out").data.shape) <= 32
 
@@ -354,8 +354,8 @@ def test_small_images_are_not_blown_up(nets: Path, tmp_path: Path) -> None:
 # Weights
 
 
-ONE = ("--queries", 4, "--eta", 1, "--checks", "none", "--attacks", "TMA")
-TRAIN = ("train", "--recipe", "digits", "--eta", 1, "--epochs", 2, "--defense", "N/A[S]", "--set", "dim=8")
+ONE = ("--queries", 4, "--steps", 1, "--checks", "none", "--attacks", "TMA")
+TRAIN = ("train", "--recipe", "digits", "--steps", 1, "--epochs", 2, "--defense", "N/A[S]", "--set", "dim=8")
 
 
 @pytest.fixture(scope="module")
@@ -459,7 +459,7 @@ def shots(tmp_path: Path) -> Path:
         ({"--checks": "many"}, "unknown set of checks 'many'"),
         ({"--protocol": "loose"}, "unknown protocol 'loose'"),
         ({"--eps": "8/0"}, "--eps must be"),
-        ({"--eta": "0"}, "--eta must be"),
+        ({"--steps": "0"}, "--steps must be"),
         ({"--batch": "0"}, "--batch must be a whole number of at least 1, not 0"),
         ({"--device": "tpu"}, "--device is auto, cpu, cuda or mps, not 'tpu'"),
         ({"--split": "half"}, "unknown split 'half'"),
@@ -475,7 +475,7 @@ def test_what_cannot_be_is_refused_before_an_image_is_decoded(
     changes: dict[str, str], says: str, shots: Path, nets: Path, run: Path, tmp_path: Path
 ) -> None:
     given: dict[str, object] = {
-        "--model": f"{nets}:pooled", "--data": "folder", "--root": shots, "--size": 8, "--eta": 1,
+        "--model": f"{nets}:pooled", "--data": "folder", "--root": shots, "--size": 8, "--steps": 1,
         "--attacks": "TMA", "--out": tmp_path / "out", "--cache": tmp_path / "cache",
     }  # fmt: skip
     given |= {key: text.format(nets=nets, run=run, out=tmp_path / "out") for key, text in changes.items()}
@@ -493,19 +493,19 @@ def test_another_evaluation_is_refused_before_an_image_is_decoded(
 ) -> None:
     given: list[object] = ["--model", f"{nets}:pooled", "--data", "folder", "--root", shots, "--size", 8]
     given += ["--attacks", "TMA", "--checks", "none", "--out", tmp_path / "out"]
-    works("evaluate", *given, "--eta", 1, "--cache", tmp_path / "cache")
+    works("evaluate", *given, "--steps", 1, "--cache", tmp_path / "cache")
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()}
     for more, told in (
-        (("--eta", 2), "steps was 1, is 2"),
-        (("--eta", 1, "--search", "nes"), "search was 'pgd', is 'nes'"),
-        (("--eta", 1, "--eps", 0.1), "eps was"),
-        (("--eta", 1, "--batch", 64), "batch was 128, is 64"),
+        (("--steps", 2), "steps was 1, is 2"),
+        (("--steps", 1, "--search", "nes"), "search was 'pgd', is 'nes'"),
+        (("--steps", 1, "--eps", 0.1), "eps was"),
+        (("--steps", 1, "--batch", 64), "batch was 128, is 64"),
     ):
         says = refused("evaluate", *given, *more, "--cache", tmp_path / "other")
         assert f"{tmp_path / 'out'} holds another evaluation: {told}" in one_line(says)
     assert not (tmp_path / "other").exists()
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()} == before
-    works("evaluate", *given, "--eta", 1, "--cache", tmp_path / "cache")
+    works("evaluate", *given, "--steps", 1, "--cache", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,7 @@ def test_a_single_attack_is_refused_before_an_image_is_decoded(
     changes: dict[str, str], says: str, shots: Path, nets: Path, run: Path, tmp_path: Path
 ) -> None:
     given: dict[str, object] = {
-        "--model": f"{nets}:pooled", "--data": "folder", "--root": shots, "--size": 8, "--eta": 1,
+        "--model": f"{nets}:pooled", "--data": "folder", "--root": shots, "--size": 8, "--steps": 1,
         "--attack": "TMA", "--out": tmp_path / "out", "--cache": tmp_path / "cache",
     }  # fmt: skip
     given |= {key: text.format(nets=nets, run=run) for key, text in changes.items()}
@@ -612,7 +612,7 @@ def test_a_slow_network_is_told_of_within_its_only_block(
     """The clocks of the evaluation and of the lines go fast: each look is ten seconds later."""
     ticks = itertools.count(step=10)
     monkeypatch.setattr("time.monotonic", lambda: float(next(ticks)))
-    given = ("--model", f"{nets}:pooled", "--data", "folder", "--root", shots, "--size", 8, "--eta", 40)
+    given = ("--model", f"{nets}:pooled", "--data", "folder", "--root", shots, "--size", 8, "--steps", 40)
     monkeypatch.setattr(Watch.__init__, "__defaults__", (lambda: float(next(ticks)),))
     how = ("--attacks", "TMA", "--checks", "none", "--out", tmp_path / "out", "--cache", tmp_path / "cache")
     printed = works("evaluate", *given, *how)

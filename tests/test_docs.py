@@ -43,7 +43,7 @@ def test_the_version_is_one() -> None:
 
 
 def test_the_schema_of_records_is_published() -> None:
-    from robustmetric.robustness import Record
+    from robustmetric.evaluation import Record
 
     schema = Record.model_json_schema(by_alias=True, mode="serialization")
     text = (ROOT / "docs" / "record.schema.json").read_text(encoding="utf-8")

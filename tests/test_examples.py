@@ -16,7 +16,7 @@ CHANCE = 10  # ten digits, about equally common
 
 @pytest.mark.parametrize("name", ["plain_loop.py", "lightning_trainer.py"])
 def test_an_example_trains(name: str, tmp_path: Path) -> None:
-    tiny = ["--epochs", "1", "--eta", "1", "--batch", "64"]
+    tiny = ["--epochs", "1", "--steps", "1", "--batch", "64"]
     done = subprocess.run(  # noqa: S603
         [sys.executable, EXAMPLES / name, *tiny],
         cwd=tmp_path,
@@ -40,12 +40,12 @@ def test_an_example_explains_its_options(script: Path) -> None:
     done = subprocess.run(  # noqa: S603
         [sys.executable, script, "--help"], capture_output=True, text=True, timeout=300, check=True
     )
-    for option in ("--epochs", "--batch", "--lr", "--defense", "--eps", "--eta", "--seed"):
+    for option in ("--epochs", "--batch", "--lr", "--defense", "--eps", "--steps", "--seed"):
         assert option in done.stdout
 
 
 def test_a_new_attack_stands_beside_the_others(tmp_path: Path) -> None:
-    tiny = ["--epochs", "1", "--eta", "2", "--queries", "32"]
+    tiny = ["--epochs", "1", "--steps", "2", "--queries", "32"]
     done = subprocess.run(  # noqa: S603
         [sys.executable, EXAMPLES / "new_attack.py", *tiny],
         cwd=tmp_path,

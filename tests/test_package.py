@@ -36,7 +36,7 @@ def test_a_star_imports_all() -> None:
     [
         "import robustmetric as rm; rm.data.load('digits'); rm.training.load_recipe('digits')",
         "from robustmetric import data, training; data.load; training.Recipe",
-        "import robustmetric as rm; rm.attacks, rm.defenses, rm.models, rm.retrieval, rm.robustness",
+        "import robustmetric as rm; rm.attacks, rm.defenses, rm.models, rm.retrieval, rm.evaluation",
     ],
 )
 def test_submodules_are_there_without_an_import_of_their_own(program: str) -> None:

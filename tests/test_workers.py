@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from robustmetric.robustness.workers import _deaf, run_workers
+from robustmetric.evaluation.workers import _deaf, run_workers
 
 # Workers import what they call, so it stands in a module of its own.
 WORK = """

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from robustmetric.attacks import attack
     from robustmetric.defenses import Defense, Step, defense
     from robustmetric.distance import cross_distance, embed, hardness
+    from robustmetric.evaluation import Record, ers, evaluate, load_record
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
-    from robustmetric.robustness import Record, ers, evaluate, load_record
+    from robustmetric.registry import register
     from robustmetric.triplets import Triplets
+    from robustmetric.validate import UserError
 
 __version__ = "0.1.0"
 
@@ -31,6 +33,7 @@ __all__ = [
     "Record",
     "Step",
     "Triplets",
+    "UserError",
     "__version__",
     "attack",
     "cross_distance",
@@ -43,6 +46,7 @@ __all__ = [
     "load_record",
     "load_weights",
     "model",
+    "register",
     "save_weights",
     "training",
     "triplet_loss",
@@ -56,10 +60,12 @@ _FROM = {
     "losses": ("triplet_loss",),
     "models": ("load_weights", "model", "save_weights"),
     "perturb": ("Budget",),
+    "registry": ("register",),
     "retrieval": (),
-    "robustness": ("Record", "ers", "evaluate", "load_record"),
+    "evaluation": ("Record", "ers", "evaluate", "load_record"),
     "training": (),
     "triplets": ("Triplets",),
+    "validate": ("UserError",),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robustmetric.registry import is_number, parameters
+from robustmetric.registry import parameters
 from robustmetric.triplets import Sampler, Triplets, check_margin
+from robustmetric.validate import UserError, is_number
 
 
 class Destination(nn.Module):
@@ -80,7 +81,7 @@ class Benign(Destination):
             return source.hardness(dist)
         drawn = self.sampler(dist, labels, generator=generator, dim=dim)
         if not torch.equal(drawn.anchor, source.anchor):
-            raise ValueError(
+            raise UserError(
                 f"the samplers {sampler_name(sampler)} and {self.name} drew triplets of other anchors; a "
                 "destination needs the anchors of its source, in their order"
             )
@@ -97,7 +98,7 @@ class Constant(Destination):
     def __init__(self, value: float) -> None:
         super().__init__()
         if not (is_number(value) and -2 <= value <= 2):
-            raise ValueError(
+            raise UserError(
                 f"a constant destination must be in [-2, 2], the range of hardness, not {value!r}"
             )
         self.value = float(value)
@@ -155,7 +156,7 @@ class FollowsLoss(Destination):
         super().__init__()
         check_margin(margin)
         if u is not None and not (is_number(u) and u > 0):
-            raise ValueError(f"u must be a positive number, not {u}: the loss is clipped at u (γ by default)")
+            raise UserError(f"u must be a positive number, not {u}: the loss is clipped at u (γ by default)")
         self.margin = margin
         self.u = u
         self.register_buffer("previous_loss", torch.tensor(math.inf))
@@ -183,7 +184,7 @@ class Boosted(FollowsLoss):
     ) -> None:
         super().__init__(margin=margin, u=u)
         if xi is not None and not is_number(xi):
-            raise ValueError(f"ξ must be a finite number, not {xi} (0.1 by default)")
+            raise UserError(f"ξ must be a finite number, not {xi} (0.1 by default)")
         self.base = base
         self.xi = xi
 
@@ -225,7 +226,7 @@ class Gradual(FollowsLoss):
     def __init__(self, *, power: float = 1.0, margin: float = 0.2, u: float | None = None) -> None:
         super().__init__(margin=margin, u=u)
         if power not in self.NAMES:
-            raise ValueError(f"power must be one of 1 (LGA), 2 (g2) and 0.5 (g1/2), not {power}")
+            raise UserError(f"power must be one of 1 (LGA), 2 (g2) and 0.5 (g1/2), not {power}")
         self.power = float(power)
 
     @property

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from robustmetric.validate import UserError
 
-class BrokenEmbeddingsError(ValueError):
+
+class BrokenEmbeddingsError(UserError):
     """Embeddings, or gradients of images, that are no numbers or zero: the network has diverged or died."""
 
 
@@ -21,22 +23,22 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
     version = None if images.is_inference() else images._version
     z = model(images)
     if version is not None and images._version != version:
-        raise ValueError(
+        raise UserError(
             "the network changes its input in place, which is the image itself: let it work on a copy, with "
             "x = (x - mean) / std instead of x.sub_(mean).div_(std)"
         )
     if not isinstance(z, Tensor):
-        raise ValueError(
+        raise UserError(
             f"the network returned a {type(z).__name__}; it must return one (N, D) tensor of embeddings: "
             "wrap it in a module that returns the embeddings alone"
         )
     if z.ndim != 2 or len(z) != len(images):
-        raise ValueError(
+        raise UserError(
             f"the network returned a tensor of shape {tuple(z.shape)} for {len(images)} images; it must "
             f"return ({len(images)}, D): flatten or pool its features"
         )
     if not z.is_floating_point():
-        raise ValueError(
+        raise UserError(
             f"the network returned embeddings of {z.dtype}; they must be floats: call .float() at its end"
         )
     z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z

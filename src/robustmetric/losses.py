@@ -9,7 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from robustmetric.distance import hardness
-from robustmetric.registry import is_number, lookup, parameters
+from robustmetric.registry import lookup, parameters
+from robustmetric.validate import UserError, is_number
 
 
 def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.2) -> Tensor:
@@ -73,7 +74,7 @@ class SextupletTerm:
         lookup("sextuplet term", self.kind, TERMS)
         for symbol, value in (("λ", self.weight), ("γ", self.margin)):
             if value is not None and not (is_number(value) and value >= 0):
-                raise ValueError(f"{symbol} of {self.kind} must be a number of at least 0, not {value}")
+                raise UserError(f"{symbol} of {self.kind} must be a number of at least 0, not {value}")
 
     @property
     def roles(self) -> Roles:

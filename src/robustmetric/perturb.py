@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.registry import is_number
+from robustmetric.validate import UserError, is_number
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not (is_number(self.eps) and 0 <= self.eps <= 1):
-            raise ValueError(
+            raise UserError(
                 f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255"
             )
         if not (is_number(self.alpha) and 0 < self.alpha <= 1):
-            raise ValueError(
+            raise UserError(
                 f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is 1/255"
             )
         if not (is_number(self.steps, Integral) and self.steps >= 1):
-            raise ValueError(f"steps must be a whole number of at least 1, not {self.steps!r}")
+            raise UserError(f"steps must be a whole number of at least 1, not {self.steps!r}")
 
     @property
     def stride(self) -> float:
@@ -55,27 +55,27 @@ def check_images(images: Tensor) -> None:
     >>> check_images(torch.full((1, 1, 2, 2), 255.0))
     Traceback (most recent call last):
     ...
-    ValueError: pixels are in [255, 255]; they must be in [0, 1]: divide 8-bit images by 255 and ...
+    robustmetric.UserError: pixels are in [255, 255]; they must be in [0, 1]: divide 8-bit images by 255 ...
     """
     if not isinstance(images, Tensor) or not images.is_floating_point():
         found = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images must be a floating-point tensor, not {found}: {_to_floats(images)}")
+        raise UserError(f"images must be a floating-point tensor, not {found}: {_to_floats(images)}")
     if images.ndim != 4 or _channels_last(images):
-        raise ValueError(
+        raise UserError(
             f"images have shape {tuple(images.shape)}; they must have shape (N, C, H, W){_to_batch(images)}"
         )
     if images.numel() == 0:
-        raise ValueError(
+        raise UserError(
             f"images have shape {tuple(images.shape)}: there is nothing in them; give at least one image"
         )
     if images.isnan().any():
-        raise ValueError("pixels hold NaN; they must be in [0, 1]: look at how the images were made")
+        raise UserError("pixels hold NaN; they must be in [0, 1]: look at how the images were made")
     low, high = (float(v) for v in images.detach().aminmax())
     if not (low >= 0 and high <= 1):
         advice = "divide 8-bit images by 255 and leave the normalisation by mean and deviation to the network"
         if low > -0.01 and high < 1.01:
             advice = "use images.clamp(0, 1), for resizing rounds beyond the ends"
-        raise ValueError(f"pixels are in [{low:.9g}, {high:.9g}]; they must be in [0, 1]: {advice}")
+        raise UserError(f"pixels are in [{low:.9g}, {high:.9g}]; they must be in [0, 1]: {advice}")
 
 
 def _to_floats(images: object) -> str:
@@ -173,7 +173,7 @@ def pgd(
             [0.6000]])
     """
     if gradient is None and torch.is_inference_mode_enabled():
-        raise ValueError("inference mode leaves no gradient to follow: use torch.no_grad() instead")
+        raise UserError("inference mode leaves no gradient to follow: use torch.no_grad() instead")
     x = x.detach()
     moved = torch.empty_like(x)
     # The rows that still move, packed: where they are and how far they may go.
@@ -211,7 +211,7 @@ def differentiate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
         # A view, because some hooks on the network refuse a leaf as its input.
         value = objective(leaf.view_as(leaf), rows)
         if not value.requires_grad:
-            raise ValueError(
+            raise UserError(
                 "the embeddings do not depend on the images: take no_grad() and detach() out of the network; "
                 "requires_grad_(False) freezes parameters and leaves the way to the images open"
             )

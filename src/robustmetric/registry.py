@@ -1,32 +1,180 @@
-"""Names and numbers: look a part up with an error that helps, write parameters, tell what is a number."""
+"""One lookup for every kind of part: a registered name, `name(option=1)`, or `file.py:Object`.
+
+A part that somebody else defines is as good as a built-in one wherever a name is taken: register it under a
+name of its own, or name the file that defines it.
+"""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import inspect
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
-from typing import Any, TypeVar
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from robustmetric.validate import UserError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
-_SHOWN = 5  # of many items
+KINDS = (
+    "sampler", "destination", "term", "defense", "attack", "search", "model", "data set", "logger", "check",
+)  # fmt: skip
+"""Every kind of part that can be registered."""
+
+
+class UserCodeError(UserError):
+    """Code of the user's own that failed: the message ends with its traceback."""
+
+
+UserCodeError.__module__ = "robustmetric"
+
+
+class Registry(Mapping[str, Callable[..., T]], Generic[T]):
+    """The parts of one kind: what makes each, by name.
+
+    `expects` is the class that a part must be of; None if a part is a function of its own.
+
+    >>> shapes = Registry("shape", dict)
+    >>> @shapes.register("square")
+    ... def square(*, side=1):
+    ...     return {"side": side}
+    >>> shapes.make("square(side=2)")
+    {'side': 2}
+    >>> shapes.make("squire")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: unknown shape 'squire' (did you mean 'square'?); known: square
+    """
+
+    def __init__(self, kind: str, expects: type[Any] | None = None) -> None:
+        self.kind, self.expects = kind, expects
+        self._known: dict[str, Callable[..., T]] = {}
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def register(self, name: str, **fixed: Any) -> Callable[[F], F]:
+        """Decorate a class or a function that makes a part, to be found by `name`; `fixed` options are set.
+
+        A name that is taken is refused, unless it is the same file that defines the part again.
+        """
+
+        def add(factory: F) -> F:
+            before = self._known.get(name)
+            if before is not None and _home(before) != _home(factory):
+                raise UserError(
+                    f"the {self.kind} {name!r} is registered already, by {_home(before)}: choose another name"
+                )
+            self._known[name] = partial(factory, **fixed) if fixed else factory
+            return factory
+
+        return add
+
+    def find(self, text: str) -> tuple[Callable[..., T], dict[str, Any]]:
+        """Return what makes the part that a text names, and the options that stand in its brackets."""
+        if text in self._known:
+            return self._known[text], {}
+        name, options = take_apart(self.kind, text)
+        if (source := file_of(name)) is not None:
+            return _from_file(self.kind, *source, self.expects), options
+        return lookup(self.kind, name, self._known), options
+
+    def make(self, text: str, /, offered: Mapping[str, Any] | None = None, **options: Any) -> T:
+        """Make the part that a text such as ``"name(option=2)"`` names.
+
+        `options` come beside those in the brackets; all must be options of the part. What is `offered` is
+        passed on where the part has an option of that name, and left out elsewhere.
+        """
+        factory, given = self.find(text)
+        if self.expects is not None and isinstance(factory, self.expects):
+            if given or options:
+                raise UserError(f"{self.kind} {text!r} is made already and takes no options: name its class")
+            made: T = factory
+            return made
+        taken = {k: v for k, v in (offered or {}).items() if k not in options and _accepts(factory, k)}
+        fixed = {*options, *taken, *getattr(factory, "keywords", {})}
+        if twice := [name for name in given if name in fixed]:
+            raise UserError(f"{self.kind} {text!r}: {twice[0]} is given already; leave it out")
+        whole = {**options, **taken, **given}
+        _check_options(self.kind, text, factory, whole, {*taken, *getattr(factory, "keywords", {})})
+        made = _run(text, partial(factory, **whole)) if file_of(text) else factory(**whole)
+        if self.expects is not None and not isinstance(made, self.expects):
+            raise UserError(
+                f"{self.kind} {text!r} made a {type(made).__name__}; it must make a {self.expects.__name__}"
+            )
+        return made
+
+    def bind(self, text: str) -> Callable[..., T]:
+        """Return the function that a text names with its options set, for kinds whose parts are functions."""
+        factory, given = self.find(text)
+        known = [p for p in inspect.signature(factory).parameters if _accepts(factory, p)]
+        for name in given:
+            if not _accepts(factory, name):
+                raise UserError(
+                    f"{self.kind} {text!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
+                )
+        return partial(factory, **given) if given else factory
+
+
+_REGISTRIES: dict[str, Registry[Any]] = {kind: Registry(kind) for kind in KINDS}
+
+
+def registry(kind: str, expects: type[Any] | None = None) -> Registry[Any]:
+    """Return the registry of a kind; the module that defines the kind says what it `expects`.
+
+    >>> registry("search").kind
+    'search'
+    >>> registry("atack")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: unknown kind of part 'atack' (did you mean 'attack'?); known: attack, ...
+    """
+    found = lookup("kind of part", kind, _REGISTRIES)
+    found.expects = expects or found.expects
+    return found
+
+
+def register(kind: str, name: str, **fixed: Any) -> Callable[[F], F]:
+    """Decorate a class or a function so that its `kind` of part is found by `name` everywhere.
+
+    `fixed` options are set and can no longer be given.
+
+    >>> import robustmetric as rm
+    >>> @rm.register("search", "still")
+    ... class Still(rm.attacks.Search):
+    ...     def __call__(self, images, objective, budget, *, draws, start=None):
+    ...         return images
+    >>> rm.attacks.make_search("still")
+    Still()
+    """
+    return registry(kind).register(name, **fixed)
 
 
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """Return ``known[name]``; an unknown name raises a ValueError with the nearest and all known names.
+    """Return ``known[name]``; an unknown name raises an error with the nearest and all known names.
 
     >>> lookup("model", "resnet19", {"resnet18": 18, "resnet50": 50, "c2f2": 2})
     Traceback (most recent call last):
     ...
-    ValueError: unknown model 'resnet19' (did you mean 'resnet18'?); known: c2f2, resnet18, resnet50
+    robustmetric.UserError: unknown model 'resnet19' (did you mean 'resnet18'?); known: c2f2, resnet18, ...
     """
     if name in known:
         return known[name]
-    raise ValueError(unknown(kind, name, known))
+    raise UserError(unknown(kind, name, known))
 
 
 def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
@@ -41,38 +189,6 @@ def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
     return f"unknown {kind} {name!r}{hint}; known: {', '.join(sorted(known))}"
 
 
-def call(kind: str, text: str, known: Mapping[str, Callable[..., T]], **options: Any) -> T:
-    """Make a part from a text such as ``"name(option=2)"``; further options may come as arguments.
-
-    >>> call("search", "PGD(restarts=2)", {"PGD": dict}, steps=8)
-    {'steps': 8, 'restarts': 2}
-    """
-    name, bracket, rest = text.partition("(")
-    factory = lookup(kind, name.strip(), known)
-    fixed = {*options, *getattr(factory, "keywords", ())}
-    if bracket:
-        if not rest.endswith(")"):
-            raise ValueError(f"{kind} {text!r} has no closing bracket; write NAME(option=value, ...)")
-        for part in filter(None, re.split(r"\s*,\s*", rest[:-1].strip())):
-            key, _, value = (piece.strip() for piece in part.partition("="))
-            if key in fixed or key in options:
-                raise ValueError(f"{kind} {text!r}: {key} is given already; leave it out")
-            try:
-                options[key] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
-                raise ValueError(
-                    f"{kind} {text!r}: {part!r} must be option=number; write NAME(option=value, ...)"
-                ) from None
-    try:
-        inspect.signature(factory).bind(**options)
-    except TypeError as error:
-        allowed = ", ".join(p for p in inspect.signature(factory).parameters if p not in fixed)
-        raise ValueError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None
-    except ValueError:  # builtins have no signature
-        pass
-    return factory(**options)
-
-
 def parameters(lead: str = "", **given: float | None) -> str:
     """Write the parameters that were given, as they stand in a defense's name.
 
@@ -83,37 +199,168 @@ def parameters(lead: str = "", **given: float | None) -> str:
     return lead + text if text else ""
 
 
-def fraction(value: object) -> object:
-    """Read '8/255' or '0.1' as a number; give back anything else for the check that follows.
+def split_names(text: str, separator: str = ",") -> list[str]:
+    """Split a text at the separators that are not in brackets, without blanks.
 
-    >>> fraction("51/255"), fraction("0.1"), fraction("much")
-    (0.2, 0.1, 'much')
+    >>> split_names("CA+, SP-QA+(m=2,keep=3)")
+    ['CA+', 'SP-QA+(m=2,keep=3)']
     """
-    if not isinstance(value, str):
-        return value
-    parts = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*|\.\d+)\s*)?", value)
-    if parts is None or (parts[2] and not float(parts[2])):
-        return value
-    return float(parts[1]) / float(parts[2] or 1)
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
 
 
-def is_number(value: Any, kind: type = Real) -> bool:
-    """Tell whether a value is a finite number (numpy's included) and not a truth value.
+def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Take a text such as ``"name(option=2)"`` apart into the name and its options.
 
-    >>> from numbers import Integral
-    >>> is_number(0.5), is_number(2.0, kind=Integral), is_number(True), is_number("8"), is_number(math.nan)
-    (True, False, False, False, False)
+    >>> take_apart("search", "pgd(restarts=2, best=True)")
+    ('pgd', {'restarts': 2, 'best': True})
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not isinstance(value, kind):
-        return False
-    return math.isfinite(value)
+    name, bracket, inside = text.partition("(")
+    if not bracket:
+        return name.strip(), {}
+    if not inside.rstrip().endswith(")"):
+        raise UserError(f"{kind} {text!r} has no closing bracket; write NAME(option=value, ...)")
+    options: dict[str, Any] = {}
+    for part in split_names(inside.rstrip()[:-1]):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if key in options:
+            raise UserError(f"{kind} {text!r}: {key} is given already; leave it out")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise UserError(
+                f"{kind} {text!r}: {part!r} must be option=value, a number, True, False or a quoted text; "
+                "write NAME(option=value, ...)"
+            ) from None
+    return name.strip(), options
 
 
-def shorten(items: Sequence[object]) -> str:
-    """Write the first few of many items.
+class Source(NamedTuple):
+    """A Python file and the name of an object in it."""
 
-    >>> shorten([1, 2, 3]), shorten(range(12))
-    ('1, 2, 3', '0, 1, 2, 3, 4 and 7 more')
+    file: Path
+    name: str
+
+
+def file_of(text: str) -> Source | None:
+    """Return the file and the object that a text such as ``file.py:Object(option=1)`` names, if it does.
+
+    >>> file_of("nets/mine.py:Small(width=8)")
+    Source(file=PosixPath('nets/mine.py'), name='Small')
+    >>> file_of("resnet18") is None
+    True
     """
-    text = ", ".join(str(item) for item in items[:_SHOWN])
-    return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text
+    found = re.fullmatch(r"\s*(.+\.py):(\w+)\s*(?:\(.*\))?\s*", text, re.DOTALL)
+    return None if found is None else Source(Path(found[1]).expanduser(), found[2])
+
+
+def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> Any:
+    """Import a Python file of the user's, once, and return the object of that name in it."""
+    module = _import(kind, file)
+    if not hasattr(module, name):
+        public = {n: v for n, v in vars(module).items() if not n.startswith("_") and _defined_in(v, module)}
+        raise UserError(f"{file}: {unknown('name', name, public)}; write FILE.py:NAME for the {kind}")
+    found = getattr(module, name)
+    if not callable(found) and not (expects is not None and isinstance(found, expects)):
+        raise UserError(
+            f"{name!r} of {file} is a {type(found).__name__}; the {kind} must be a class or a function"
+        )
+    return found
+
+
+_IMPORTED: dict[Path, tuple[str, ModuleType]] = {}
+
+
+def own_traceback(error: BaseException) -> str | None:
+    """Return the traceback of an error from a user's own file on; None if it did not pass through one.
+
+    >>> own_traceback(ValueError("elsewhere")) is None
+    True
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((k for k, f in enumerate(frames) if Path(f.filename) in _IMPORTED), None)
+    if first is None and not isinstance(error, SyntaxError):
+        return None
+    lines = traceback.format_list(frames[first:]) if first is not None else []
+    lines += traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines).rstrip()
+
+
+def _import(kind: str, file: Path) -> ModuleType:
+    path = file.absolute()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file} to take the {kind} from")
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if path in _IMPORTED and _IMPORTED[path][0] == digest:
+        return _IMPORTED[path][1]
+    key = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    module = ModuleType(f"robustmetric_user_{path.stem}_{key}")
+    module.__file__ = str(path)
+    # As an import would do it: the file may import its neighbours, and its classes know their module.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[module.__name__] = module
+    _IMPORTED[path] = (digest, module)
+    try:
+        # From its text and never from compiled bytes, which may be of another text.
+        _run(str(file), lambda: exec(compile(content, str(path), "exec"), vars(module)))  # noqa: S102
+    except BaseException:
+        del _IMPORTED[path], sys.modules[module.__name__]
+        raise
+    return module
+
+
+def _run(what: str, code: Callable[[], Any]) -> Any:
+    """Run code of the user's; whatever it raises is told once, with its own traceback."""
+    try:
+        return code()
+    except UserError:
+        raise
+    except Exception as error:
+        if (own := own_traceback(error)) is None:
+            own = "".join(traceback.format_exception_only(error)).rstrip()
+        raise UserCodeError(f"{what} failed with {type(error).__name__}: {error}\n{own}") from error
+
+
+def _home(factory: Callable[..., Any]) -> str:
+    """Say where a part is defined."""
+    plain = factory.func if isinstance(factory, partial) else factory
+    return f"{plain.__module__}.{getattr(plain, '__qualname__', type(plain).__qualname__)}"
+
+
+def _defined_in(value: object, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+def _accepts(factory: Callable[..., Any], option: str) -> bool:
+    """Tell whether a part has an option of this name."""
+    try:
+        known = inspect.signature(factory).parameters
+    except ValueError:  # builtins have no signature
+        return True
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if option in known:
+        return known[option].kind in kinds
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+
+
+def _check_options(
+    kind: str, text: str, factory: Callable[..., Any], options: Mapping[str, Any], fixed: set[str]
+) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # builtins have no signature
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        allowed = ", ".join(p for p in signature.parameters if p not in fixed)
+        name = text.partition("(")[0].strip()
+        raise UserError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from robustmetric.registry import is_number
 from robustmetric.squares import (
     MOST_ROWS,
     Squares,
@@ -24,6 +23,7 @@ from robustmetric.squares import (
     distances,
 )
 from robustmetric.triplets import check_labels
+from robustmetric.validate import UserError, is_number
 
 __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
 
@@ -66,26 +66,24 @@ class Ranking:
         for name in ("query", "first", "average_precision", "average_precision_at_r"):
             value: Tensor = getattr(self, name)
             if value.shape != shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be {shape}, as query")
+                raise UserError(f"{name} has shape {tuple(value.shape)}; it must be {shape}, as query")
         if shape == (0,):
-            raise ValueError("a ranking without queries has no scores: give a query that has an answer")
+            raise UserError("a ranking without queries has no scores: give a query that has an answer")
         if self.query.min() < 0 or (self.query.diff() <= 0).any():
-            raise ValueError("query must be ascending positions, each once: sort all results by their query")
+            raise UserError("query must be ascending positions, each once: sort all results by their query")
         if self.first.min() < 1:
-            raise ValueError(f"first holds the rank {int(self.first.min())}; ranks are counted from 1")
+            raise UserError(f"first holds the rank {int(self.first.min())}; ranks are counted from 1")
         for name in ("average_precision", "average_precision_at_r"):
             value = getattr(self, name)
             if not ((value >= 0) & (value <= 1)).all():
-                raise ValueError(f"{name} must be in [0, 1], not from {value.min():g} to {value.max():g}")
+                raise UserError(f"{name} must be in [0, 1], not from {value.min():g} to {value.max():g}")
         if not is_number(self.left_out, Integral) or self.left_out < 0:
-            raise ValueError(f"left_out must be a count of queries, 0 or more, not {self.left_out!r}")
+            raise UserError(f"left_out must be a count of queries, 0 or more, not {self.left_out!r}")
 
     def recall(self, k: int) -> float:
         """R@K: the share of queries with a relevant image among the first `k`, in %."""
         if not is_number(k, Integral) or k < 1:
-            raise ValueError(
-                f"k must be a whole number, 1 or more, not {k!r}: R@1 looks at the nearest image"
-            )
+            raise UserError(f"k must be a whole number, 1 or more, not {k!r}: R@1 looks at the nearest image")
         return 100 * int((self.first <= k).sum()) / len(self.first)
 
 
@@ -123,14 +121,14 @@ def rank(
     check_labels(labels, len(gallery))
     if queries is None:
         if query_labels is not None or own is not None or query_cameras is not None:
-            raise ValueError(
+            raise UserError(
                 "query_labels, own and query_cameras describe queries, and none are given: pass queries too"
             )
         queries, query_labels, query_cameras = gallery, labels, cameras
         own = torch.arange(len(gallery), device=gallery.device)
     check_queries(queries, gallery)
     if query_labels is None:
-        raise ValueError("queries have no query_labels: pass one class for each, to know what is relevant")
+        raise UserError("queries have no query_labels: pass one class for each, to know what is relevant")
     check_labels(query_labels, len(queries))
     check_cameras(cameras, query_cameras, len(gallery), len(queries))
     if gallery.device.type == "mps":
@@ -277,11 +275,11 @@ class _Task:
             relevant -= (inside & (cameras[own] != query_cameras)).long()
         if not relevant.any():
             if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
-                raise ValueError(
+                raise UserError(
                     f"no two of the {len(labels)} images share a class; no query has an answer to find: give "
                     "at least two images of some class"
                 )
-            raise ValueError(
+            raise UserError(
                 f"none of the {len(query_labels)} queries has an image of its class in the gallery of "
                 f"{len(labels)} (besides itself); no query has an answer to find: look at both labels"
             )
@@ -387,7 +385,7 @@ def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[in
     rows = MOST_ROWS
     least = fixed + _LEAST_ROWS * each
     if not is_number(memory) or memory < least:
-        raise ValueError(
+        raise UserError(
             f"memory={memory!r} bytes cannot rank {images} images for {queries} queries; it takes at least "
             f"{least}: raise memory"
         )
@@ -405,13 +403,13 @@ def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
     if own is None:
         return torch.full((queries,), -1)
     if own.is_floating_point() or own.shape != (queries,):
-        raise ValueError(
+        raise UserError(
             f"own is {own.dtype} of shape {tuple(own.shape)} for {queries} queries; it must be integers of "
             f"shape ({queries},): each query's position in the gallery, -1 for none"
         )
     if own.min() < -1 or own.max() >= images:
         wrong = int(own.min() if own.min() < -1 else own.max())
-        raise ValueError(
+        raise UserError(
             f"own holds {wrong}; positions in a gallery of {images} are 0 to {images - 1}, and -1 for none"
         )
     return own.long()
@@ -423,16 +421,16 @@ def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: 
     >>> check_cameras(torch.tensor([0, 1]), None, 2, 2)
     Traceback (most recent call last):
     ...
-    ValueError: cameras are given and query_cameras are not: pass both, or none
+    robustmetric.UserError: cameras are given and query_cameras are not: pass both, or none
     """
     if (cameras is None) != (query_cameras is None):
         given, missing = (
             ("cameras", "query_cameras") if query_cameras is None else ("query_cameras", "cameras")
         )
-        raise ValueError(f"{given} are given and {missing} are not: pass both, or none")
+        raise UserError(f"{given} are given and {missing} are not: pass both, or none")
     for name, value, count in (("cameras", cameras, images), ("query_cameras", query_cameras, queries)):
         if value is not None and (value.is_floating_point() or value.shape != (count,)):
-            raise ValueError(
+            raise UserError(
                 f"{name} are {value.dtype} of shape {tuple(value.shape)}; they must be integers of shape "
                 f"({count},), a camera for each image"
             )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.validate import UserError
 
 SAME = 1e-14
 """Squares up to this share of the largest squared length count as 0: the points are the same."""
@@ -45,7 +46,7 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
     lengths = squares.lengths(queries, "queries")
     longest = float(squares.gallery_lengths.max().sqrt() + lengths.max().sqrt())
     if longest**2 > torch.finfo(torch.float32).max:
-        raise ValueError(
+        raise UserError(
             f"embeddings are up to {longest:.3g} apart and the square of that is no float32: divide queries "
             "and gallery by the largest length"
         )
@@ -216,13 +217,13 @@ def check_embeddings(embeddings: Tensor, what: str) -> None:
     >>> check_embeddings(torch.zeros(3), "the gallery")
     Traceback (most recent call last):
     ...
-    ValueError: the gallery has shape (3,); it must be (N, D), a row for each image
+    robustmetric.UserError: the gallery has shape (3,); it must be (N, D), a row for each image
     """
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
         found = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
-        raise ValueError(f"{what} must be a tensor of floats, not {found}: pass (N, D) embeddings")
+        raise UserError(f"{what} must be a tensor of floats, not {found}: pass (N, D) embeddings")
     if embeddings.ndim != 2 or 0 in embeddings.shape:
-        raise ValueError(
+        raise UserError(
             f"{what} has shape {tuple(embeddings.shape)}; it must be (N, D), a row for each image"
         )
 
@@ -233,13 +234,13 @@ def check_queries(queries: Tensor, gallery: Tensor) -> None:
     >>> check_queries(torch.zeros(1, 3), torch.zeros(2, 4))
     Traceback (most recent call last):
     ...
-    ValueError: queries have shape (1, 3) and the gallery (2, 4); their rows must be equally long: ...
+    robustmetric.UserError: queries have shape (1, 3) and the gallery (2, 4); their rows must be equally ...
     """
     check_embeddings(queries, "queries")
     if queries.shape[1] != gallery.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"queries have shape {tuple(queries.shape)} and the gallery {tuple(gallery.shape)}; their "
             "rows must be equally long: embed both with one network"
         )
     if queries.device != gallery.device:
-        raise ValueError(f"queries are on {queries.device} and the gallery is on {gallery.device}: move one")
+        raise UserError(f"queries are on {queries.device} and the gallery is on {gallery.device}: move one")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.distance import wide_dtype
-from robustmetric.registry import is_number
+from robustmetric.validate import UserError, is_number
 
 
 class Triplets(NamedTuple):
@@ -58,20 +58,20 @@ def check_labels(labels: Tensor, count: int) -> None:
     >>> check_labels(torch.tensor([4, 4, 4]), 2)
     Traceback (most recent call last):
     ...
-    ValueError: labels have shape (3,) for 2 images; they must have shape (2,): one class for each image
+    robustmetric.UserError: labels have shape (3,) for 2 images; they must have shape (2,): one class for ...
     """
     if not _is_whole(labels):
         found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(
+        raise UserError(
             f"labels must be a tensor of integers, not {found}: use torch.as_tensor(labels).long()"
         )
     if labels.shape != (count,):
-        raise ValueError(
+        raise UserError(
             f"labels have shape {tuple(labels.shape)} for {count} images; they must have shape ({count},): "
             "one class for each image"
         )
     if count == 0:
-        raise ValueError("the batch is empty; give at least two images of one class and one of another")
+        raise UserError("the batch is empty; give at least two images of one class and one of another")
 
 
 def _is_whole(labels: object) -> bool:
@@ -87,17 +87,17 @@ def check_classes(labels: Tensor) -> None:
     >>> check_classes(torch.tensor([4, 4, 4]))
     Traceback (most recent call last):
     ...
-    ValueError: all 3 images are of class 4; a triplet needs a negative: put at least two classes in a batch
+    robustmetric.UserError: all 3 images are of class 4; a triplet needs a negative: put at least two ...
     """
     count = len(labels)
     classes, sizes = labels.unique(return_counts=True)
     if len(classes) == 1:
-        raise ValueError(
+        raise UserError(
             f"all {count} images are of class {int(classes)}; a triplet needs a negative: put at least two "
             "classes in a batch"
         )
     if sizes.max() == 1:
-        raise ValueError(
+        raise UserError(
             f"no two of the {count} images share a class; a triplet needs a positive: draw batches with at "
             "least two images of some class"
         )
@@ -130,10 +130,10 @@ def check_margin(margin: float) -> None:
     >>> check_margin(3)
     Traceback (most recent call last):
     ...
-    ValueError: margin must be in (0, 2], not 3: distances on the unit sphere are at most 2
+    robustmetric.UserError: margin must be in (0, 2], not 3: distances on the unit sphere are at most 2
     """
     if not (is_number(margin) and 0 < margin <= 2):
-        raise ValueError(
+        raise UserError(
             f"margin must be in (0, 2], not {margin!r}: distances on the unit sphere are at most 2"
         )
 
@@ -221,7 +221,7 @@ class Distance:
     ) -> Triplets:
         """Return one triplet for each anchor."""
         if dim is None or dim < 1:
-            raise ValueError(
+            raise UserError(
                 f"the Distance sampler needs the length of the embeddings, not {dim}: pass dim=z.shape[1]"
             )
         rows = _rows(dist, labels, generator)
@@ -269,14 +269,14 @@ class _Rows(NamedTuple):
 
 def _rows(dist: Tensor, labels: Tensor, generator: torch.Generator) -> _Rows:
     if dist.ndim != 2 or dist.shape[0] != dist.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"distances have shape {tuple(dist.shape)}; they must be a square matrix, all images of the "
             "batch against all: use cross_distance(embeddings)"
         )
     check_labels(labels, len(dist))
     check_classes(labels)
     if not torch.isfinite(dist).all():
-        raise ValueError("distances hold NaN or infinity: look at the embeddings they were computed from")
+        raise UserError("distances hold NaN or infinity: look at the embeddings they were computed from")
     labels = labels.to(dist.device)
     same = labels[:, None] == labels
     other = ~same

@@ -1,8 +1,62 @@
-"""What a person can mend."""
+"""What a value must be: numbers, and the error that says what a person can mend."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+_SHOWN = 5  # of many items
 
 
-class UserError(RuntimeError):
-    """An error to be said in a line on the command line, without a traceback.
+class UserError(ValueError):
+    """Something a person can mend: it names the value, what is allowed and what to do next.
 
-    So are ValueError and OSError; this is for what is neither.
+    The command line prints it in a line, without a traceback.
+
+    >>> raise UserError("eps must be in [0, 1], not 8: pixels are in [0, 1]")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: eps must be in [0, 1], not 8: pixels are in [0, 1]
     """
+
+
+UserError.__module__ = "robustmetric"  # where it is public
+
+
+def fraction(value: object) -> object:
+    """Read '8/255' or '0.1' as a number; return anything else for the check that follows.
+
+    >>> fraction("51/255"), fraction("0.1"), fraction("much")
+    (0.2, 0.1, 'much')
+    """
+    if not isinstance(value, str):
+        return value
+    parts = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*|\.\d+)\s*)?", value)
+    if parts is None or (parts[2] and not float(parts[2])):
+        return value
+    return float(parts[1]) / float(parts[2] or 1)
+
+
+def is_number(value: Any, kind: type = Real) -> bool:
+    """Tell whether a value is a finite number (numpy's included) and not a truth value.
+
+    >>> from numbers import Integral
+    >>> is_number(0.5), is_number(2.0, kind=Integral), is_number(True), is_number("8"), is_number(math.nan)
+    (True, False, False, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not isinstance(value, kind):
+        return False
+    return math.isfinite(value)
+
+
+def shorten(items: Sequence[object]) -> str:
+    """Write the first few of many items.
+
+    >>> shorten([1, 2, 3]), shorten(range(12))
+    ('1, 2, 3', '0, 1, 2, 3, 4 and 7 more')
+    """
+    text = ", ".join(str(item) for item in items[:_SHOWN])
+    return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text

@@ -106,7 +106,7 @@ def test_the_weight_of_sp_qa_is_that_of_the_earlier_work_unless_given(
         ("SPQA+", {}, r"unknown attack 'SPQA\+' \(did you mean 'SP-QA\+'\?\)"),
         ("FGSM", {}, r"unknown attack 'FGSM'( \(did you mean '\w+'\?\))?; known: CA\+"),
         ("CA+(w=2", {}, r"attack 'CA\+\(w=2' has no closing bracket; write NAME\(option=value, \.\.\.\)"),
-        ("CA+(5)", {}, r"attack 'CA\+\(5\)': '5' must be option=number"),
+        ("CA+(5)", {}, r"attack 'CA\+\(5\)': '5' must be option=value"),
         ("CA+(w=0)", {}, "w must be a whole number of at least 1, not 0"),
         ("CA+", {"w": -1}, "w must be a whole number of at least 1, not -1"),
         ("CA-(w=1.5)", {}, "w must be a whole number of at least 1, not 1.5"),

@@ -20,7 +20,7 @@ from robustmetric.training.inputs import pixels
 from robustmetric.training.recipe import load_recipe
 
 Make = Callable[..., Path]
-FEW = ["--queries", "5", "--eta", "2"]
+FEW = ["--queries", "5", "--steps", "2"]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_run_on_other_data_than_its_own(
     make_folder: Make, make_csv: Make, call: Callable[..., Any], tmp_path: Path
 ) -> None:
     trained = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 3, "dog": 3, "elk": 3})
-    options = ["--epochs", 1, "--eta", 1, "--batch", 8, "--model", "c2f2", "--set", "dim=8"]
+    options = ["--epochs", 1, "--steps", 1, "--batch", 8, "--model", "c2f2", "--set", "dim=8"]
     sizes = ["--set", "resize=12", "--set", "crop=8"]
     done = call("train", "--data", "folder", "--root", trained, *options, *sizes, "--out", tmp_path / "run")
     assert done.exit_code == 0, (done.output, done.exception)
@@ -116,7 +116,7 @@ def test_an_attack_on_colour_images_leaves_them_as_they_are(
     before = files_of(root)
     out = tmp_path / "out"
     done = call("attack", "--model", "c2f2", "--data", "folder", "--root", root, "--recipe", recipe,
-                "--attack", "GTM", "--queries", 3, "--eta", 2, "--out", out)  # fmt: skip
+                "--attack", "GTM", "--queries", 3, "--steps", 2, "--out", out)  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert files_of(root) == before
     arrays = load_file(out / "images.safetensors")
@@ -177,7 +177,7 @@ def test_too_little_to_rank(
     root = make_folder(tmp_path / "data", counts)
     given = ["--attack", "GTM"] if what == "attack" else []
     done = call(what, "--model", "c2f2", "--data", "folder", "--root", root, "--recipe", recipe,
-                "--queries", 2, "--eta", 1, *given, "--out", tmp_path / "out")  # fmt: skip
+                "--queries", 2, "--steps", 1, *given, "--out", tmp_path / "out")  # fmt: skip
     assert done.exit_code == 1, done.output
     assert message in str(done.exception)
 

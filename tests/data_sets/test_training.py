@@ -17,7 +17,7 @@ Make = Callable[..., Path]
 
 
 def train(tmp_path: Path, *arguments: str) -> Any:
-    settings = ["--epochs", "1", "--eta", "1", "--batch", "8", "--cache", str(tmp_path / "cache")]
+    settings = ["--epochs", "1", "--steps", "1", "--batch", "8", "--cache", str(tmp_path / "cache")]
     return CliRunner().invoke(
         cli.app,
         [

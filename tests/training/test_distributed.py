@@ -14,7 +14,7 @@ from robustmetric.data.pairs import Batch, PairLoader
 from robustmetric.training import MetricModule, load_recipe
 from robustmetric.training.sets import set_apart
 
-CHANGES = {"epochs": 1, "eta": 2, "batch": 128, "save_every": 4}
+CHANGES = {"epochs": 1, "steps": 2, "batch": 128, "save_every": 4}
 
 SCRIPT = """
 import sys
@@ -70,7 +70,7 @@ def test_two_workers_train_as_one(tmp_path: Path) -> None:
     for rank, worker in enumerate((one, two)):
         model = rm.model("c2f2", size=8)
         model.load_state_dict(worker["begin"])
-        defense = rm.defense(recipe.defense, eps=recipe.eps, alpha=recipe.alpha, steps=recipe.eta)
+        defense = rm.defense(recipe.defense, eps=recipe.eps, alpha=recipe.alpha, steps=recipe.steps)
         seed = np.random.SeedSequence([recipe.seed, 0, rank]).generate_state(1)[0]
         defense.generator.manual_seed(int(seed))
         defense(model, *worker["batch"]).loss.backward()

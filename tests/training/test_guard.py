@@ -11,7 +11,7 @@ import torch
 import robustmetric as rm
 from robustmetric.training import CollapsedError, load_recipe, train
 
-SMALL = {"epochs": 3, "eta": 4, "save_every": 1000}
+SMALL = {"epochs": 3, "steps": 4, "save_every": 1000}
 
 
 @pytest.mark.parametrize("defense", ["HM[S,0]", "min-max[S]"])

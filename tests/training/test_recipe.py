@@ -28,7 +28,7 @@ from robustmetric.training.recipe import (
 
 # docs/protocol.md, section 4. What it does not give (no weight decay, images as they are) is the default.
 SMALL = {
-    "model": "c2f2", "eps": 77 / 255, "alpha": 3 / 255, "eta": 32, "lr": 1e-3, "weight_decay": 1e-7,
+    "model": "c2f2", "eps": 77 / 255, "alpha": 3 / 255, "steps": 32, "lr": 1e-3, "weight_decay": 1e-7,
     "epochs": 8, "batch": 256, "resize": None, "crop": None, "flip": False, "freeze_bn": False,
     "validation": 0, "schedule": "constant", "warmup": 0, "clip": None,
 }  # fmt: skip
@@ -40,10 +40,10 @@ TEXT = {**LARGE, "lr": 1e-3, "weight_decay": 0.0, "epochs": 150, "freeze_bn": Fa
 CODE = {**LARGE, "lr": 1e-5, "weight_decay": 4e-4, "epochs": 75, "freeze_bn": True}
 PROTOCOL: dict[str, dict[str, Any]] = {
     "28x28": SMALL,
-    "224x224-text": {**TEXT, "eta": 8},
-    "224x224-text-strong": {**TEXT, "eta": 32},
-    "224x224-code": {**CODE, "eta": 8},
-    "224x224-code-strong": {**CODE, "eta": 32},
+    "224x224-text": {**TEXT, "steps": 8},
+    "224x224-text-strong": {**TEXT, "steps": 32},
+    "224x224-code": {**CODE, "steps": 8},
+    "224x224-code-strong": {**CODE, "steps": 32},
 }
 
 
@@ -104,7 +104,7 @@ package = sys.modules["robustmetric"] = types.ModuleType("robustmetric")
 package.__path__ = [{str(Path(robustmetric.__file__).parent)!r}]
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.folder import read_run
-print(load_recipe("28x28").eta)
+print(load_recipe("28x28").steps)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
     assert done.stdout == "32\n", done.stderr
@@ -142,14 +142,14 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
 
 def test_no_name_gives_the_defaults() -> None:
     assert load_recipe() == make_recipe({})
-    assert load_recipe(None, {"eta": 3}) == make_recipe({"eta": 3})
+    assert load_recipe(None, {"steps": 3}) == make_recipe({"steps": 3})
 
 
 def test_changes_go_before_the_recipe() -> None:
-    changed = load_recipe("28x28", {"eta": 4, "eps": "8/255", "data": "mnist"})
-    assert (changed.eta, changed.eps, changed.data) == (4, 8 / 255, "mnist")
-    assert changed.model_dump(exclude={"eta", "eps", "data"}) == load_recipe("28x28").model_dump(
-        exclude={"eta", "eps", "data"}
+    changed = load_recipe("28x28", {"steps": 4, "eps": "8/255", "data": "mnist"})
+    assert (changed.steps, changed.eps, changed.data) == (4, 8 / 255, "mnist")
+    assert changed.model_dump(exclude={"steps", "eps", "data"}) == load_recipe("28x28").model_dump(
+        exclude={"steps", "eps", "data"}
     )
 
 
@@ -173,14 +173,14 @@ def test_levels_may_be_fractions(written: object, value: float) -> None:
 
 def test_a_recipe_does_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        make_recipe({}).eta = 3
+        make_recipe({}).steps = 3
 
 
 @pytest.mark.parametrize(
     ("key", "nearest"),
     [
         ("epoch", "epochs"),
-        ("Eta", "eta"),
+        ("Steps", "steps"),
         ("weight-decay", "weight_decay"),
         ("batch_size", "batch"),
         ("defence", "defense"),
@@ -211,8 +211,8 @@ def test_an_unknown_key_like_no_other() -> None:
         ("eps", [0.1], "eps is [0.1]: input should be a valid number"),
         ("eps", float("nan"), "eps is nan: "),
         ("alpha", 0, "alpha is 0: input should be greater than 0"),
-        ("eta", 0, "eta is 0: input should be greater than or equal to 1"),
-        ("eta", 1.5, "eta is 1.5: input should be a valid integer"),
+        ("steps", 0, "steps is 0: input should be greater than or equal to 1"),
+        ("steps", 1.5, "steps is 1.5: input should be a valid integer"),
         ("margin", 0, "margin is 0: input should be greater than 0"),
         ("margin", 2.5, "margin is 2.5: input should be less than or equal to 2"),
         ("epochs", "many", "epochs is 'many': input should be a valid integer"),
@@ -246,8 +246,8 @@ def test_a_wrong_value_is_named_with_what_it_may_be(key: str, value: object, mes
 
 
 def test_all_wrong_values_are_told_at_once() -> None:
-    with pytest.raises(ValueError, match=r"^eps is 2: .*; eta is 0: .*; lr is -1: [^;]*$"):
-        make_recipe({"eps": 2, "eta": 0, "lr": -1})
+    with pytest.raises(ValueError, match=r"^eps is 2: .*; steps is 0: .*; lr is -1: [^;]*$"):
+        make_recipe({"eps": 2, "steps": 0, "lr": -1})
 
 
 # Files
@@ -259,7 +259,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert load_recipe(path) == make_recipe(
         {"data": "folder", "root": "pictures", "eps": 8 / 255, "lr": 1e-3}
     )
-    assert load_recipe(str(path), {"eta": 5}).eta == 5
+    assert load_recipe(str(path), {"steps": 5}).steps == 5
     assert load_recipe(path.rename(tmp_path / "other.yml")).data == "folder"
 
 
@@ -314,7 +314,7 @@ RECIPES = st.builds(
     defense=NAMES,
     eps=st.floats(0, 1),
     alpha=st.floats(0, 1, exclude_min=True),
-    eta=st.integers(1, 10**6),
+    steps=st.integers(1, 10**6),
     margin=st.floats(0, 2, exclude_min=True),
     epochs=st.integers(1, 10**6),
     batch=st.integers(4, 10**6).map(lambda pairs: 2 * pairs),

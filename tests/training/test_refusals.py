@@ -77,7 +77,7 @@ def nets(tmp_path: Path) -> Path:
 
 def command(tmp_path: Path, *arguments: object) -> Any:
     fixed = ["--out", tmp_path / "run", "--cache", tmp_path / "cache", "--data", "folder"]
-    fixed += ["--root", tmp_path / "data", "--epochs", 1, "--eta", 1, "--batch", 8]
+    fixed += ["--root", tmp_path / "data", "--epochs", 1, "--steps", 1, "--batch", 8]
     return CliRunner().invoke(cli.app, ["train", *map(str, [*fixed, *arguments])])
 
 

@@ -201,7 +201,7 @@ def run(
 
     After the planned attempts come others that die at random moments, until there were so many kills.
     """
-    changes = {"epochs": 2, "eta": 2, "save_every": 3, "validation": 0, **changes}
+    changes = {"epochs": 2, "steps": 2, "save_every": 3, "validation": 0, **changes}
     order = json.dumps({"folder": str(folder), "changes": changes, "plans": plans, "kills": kills, "seed": 3})
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-W", "error", __file__, order],

@@ -93,7 +93,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MetricModule]:
     """A run of two epochs of 16 steps, which no test changes."""
     out = tmp_path_factory.mktemp("runs") / "new" / "run"
-    return out, go(out, model="c2f2", batch=128, epochs=2, dim=32, eta=1, defense="HM[S,LGA]&ICS")
+    return out, go(out, model="c2f2", batch=128, epochs=2, dim=32, steps=1, defense="HM[S,LGA]&ICS")
 
 
 # The folder of a run
@@ -109,7 +109,7 @@ def test_files(finished: tuple[Path, MetricModule]) -> None:
 
 def test_recipe_as_resolved(finished: tuple[Path, MetricModule]) -> None:
     kept = load_recipe(finished[0] / "recipe.yaml")
-    assert kept == quick(batch=128, epochs=2, dim=32, eta=1, defense="HM[S,LGA]&ICS")
+    assert kept == quick(batch=128, epochs=2, dim=32, steps=1, defense="HM[S,LGA]&ICS")
     # Everything is there, also what was not said.
     text = (finished[0] / "recipe.yaml").read_text(encoding="utf-8")
     assert all(f"{key}: " in text for key in Recipe.model_fields)
@@ -244,7 +244,7 @@ def test_a_folder_with_a_run_is_refused(finished: tuple[Path, MetricModule]) -> 
     with pytest.raises(
         ValueError, match="holds a run already: continue it with --resume, or give another --out"
     ):
-        go(finished[0], model="c2f2", batch=128, epochs=2, dim=32, eta=1, defense="HM[S,LGA]&ICS")
+        go(finished[0], model="c2f2", batch=128, epochs=2, dim=32, steps=1, defense="HM[S,LGA]&ICS")
     assert contents(finished[0]) == before
 
 

@@ -90,7 +90,7 @@ def test_the_recipe_of_a_folder_looks_at_its_images(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 8))\n"
     )
     options = ["--data", "folder", "--root", tmp_path / "data", "--model", f"{tmp_path / 'nets.py'}:net"]
-    options += ["--cache", tmp_path / "cache", "--eta", 1, "--epochs", 1, "--batch", 8]
+    options += ["--cache", tmp_path / "cache", "--steps", 1, "--epochs", 1, "--batch", 8]
     shown = works("train", *options, "--out", tmp_path / "looked")
     recipe = load_recipe(tmp_path / "looked" / "recipe.yaml")
     assert (recipe.resize, recipe.crop, recipe.schedule) == (27, 24, "cosine")

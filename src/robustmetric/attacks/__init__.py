@@ -24,7 +24,7 @@ from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAtta
 from robustmetric.attacks.search import NES, PGD, SPSA, Search, Transfer, make_search
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.attacks.translocation import GreedyTop1Translocation
-from robustmetric.registry import call
+from robustmetric.registry import Registry, registry
 
 __all__ = [
     "ATTACKS",
@@ -54,7 +54,8 @@ __all__ = [
     "nearest",
 ]
 
-ATTACKS: dict[str, Callable[..., RankingAttack]] = {
+ATTACKS: Registry[RankingAttack] = registry("attack", RankingAttack)
+_BUILT_IN: dict[str, Callable[..., RankingAttack]] = {
     "CA+": partial(CandidateAttack, sign="+"),
     "CA-": partial(CandidateAttack, sign="-"),
     "QA+": partial(QueryAttack, sign="+"),
@@ -67,6 +68,8 @@ ATTACKS: dict[str, Callable[..., RankingAttack]] = {
     "SP-QA+": partial(SemanticsPreservingQueryAttack, sign="+"),
     "SP-QA-": partial(SemanticsPreservingQueryAttack, sign="-"),
 }
+for _name, _factory in _BUILT_IN.items():
+    ATTACKS.register(_name)(_factory)
 
 
 def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> RankingAttack:
@@ -77,6 +80,6 @@ def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> Ranking
     >>> attack("LMT")
     Traceback (most recent call last):
     ...
-    ValueError: unknown attack 'LMT' (did you mean 'LTM'?); known: CA+, CA-, ES, GTM, ...
+    robustmetric.UserError: unknown attack 'LMT' (did you mean 'LTM'?); known: CA+, CA-, ES, GTM, ...
     """
-    return call("attack", name.replace("−", "-"), ATTACKS, protocol=protocol, **options)
+    return ATTACKS.make(name.replace("−", "-"), {"protocol": protocol}, **options)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from robustmetric.distance import pair_distance
-from robustmetric.registry import is_number, lookup
+from robustmetric.registry import lookup
 from robustmetric.squares import distances
 from robustmetric.triplets import check_labels
+from robustmetric.validate import UserError, is_number
 
 Protocol = Literal["strict", "reference"]
 
@@ -40,7 +41,7 @@ class Gallery:
 
     def __post_init__(self) -> None:
         if len(self.z) < 5:
-            raise ValueError(
+            raise UserError(
                 f"the gallery has {len(self.z)} images; give at least 5, for a top 4 besides the query"
             )
         check_labels(self.labels, len(self.z))
@@ -576,11 +577,11 @@ def check_count(letter: str, count: int, gallery: int | None = None) -> None:
     >>> check_count("W", 0)
     Traceback (most recent call last):
     ...
-    ValueError: W must be a whole number of at least 1, not 0
+    robustmetric.UserError: W must be a whole number of at least 1, not 0
     """
     if not (is_number(count, Integral) and count >= 1):
-        raise ValueError(f"{letter} must be a whole number of at least 1, not {count!r}")
+        raise UserError(f"{letter} must be a whole number of at least 1, not {count!r}")
     if gallery is not None and count > gallery - 2:
-        raise ValueError(
+        raise UserError(
             f"{letter} is {count}, too many for a gallery of {gallery} images; give at most {gallery - 2}"
         )

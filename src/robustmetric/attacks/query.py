@@ -25,8 +25,8 @@ from robustmetric.attacks.base import (
     sign_of,
     with_options,
 )
-from robustmetric.registry import is_number
 from robustmetric.squares import square_distance
+from robustmetric.validate import UserError, is_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         super().__post_init__()
         check_count("keep", self.keep)
         if self.xi is not None and not (is_number(self.xi) and self.xi >= 0):
-            raise ValueError(f"xi must be a number of at least 0, not {self.xi!r}")
+            raise UserError(f"xi must be a number of at least 0, not {self.xi!r}")
 
     @property
     def name(self) -> str:
@@ -110,7 +110,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         super().check_fits(images)
         check_count("keep", self.keep, images)
         if self.m + self.keep > images - 2:
-            raise ValueError(
+            raise UserError(
                 f"m is {self.m} and keep is {self.keep}, together too many for a gallery of {images} images; "
                 f"give at most {images - 2} together"
             )

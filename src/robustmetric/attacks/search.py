@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Integral
 
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 
 from robustmetric.attacks.base import Draws
 from robustmetric.perturb import Budget, Objective, pgd
-from robustmetric.registry import call, is_number
+from robustmetric.registry import Registry, registry
+from robustmetric.validate import UserError, is_number
 
 
 def _check_whole(name: str, value: int) -> None:
     if not (is_number(value, Integral) and value >= 1):
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        raise UserError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class PGD(Search):
         _check_whole("restarts", self.restarts)
         for name in ("random_start", "best"):
             if not isinstance(value := getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, not {value!r}")
+                raise UserError(f"{name} must be True or False, not {value!r}")
 
     def __call__(
         self,
@@ -123,7 +123,7 @@ class _ByTrial(Search):
     def __post_init__(self) -> None:
         _check_whole("samples", self.samples)
         if not (is_number(self.sigma) and 0 < self.sigma <= 1):
-            raise ValueError(
+            raise UserError(
                 f"sigma must be in (0, 1], not {self.sigma!r}: it is a distance in pixels of [0, 1]"
             )
 
@@ -223,7 +223,9 @@ class Transfer(Search):
         return self.search(images, objective, budget, draws=draws, start=start)
 
 
-SEARCHES: dict[str, Callable[..., Search]] = {"pgd": PGD, "nes": NES, "spsa": SPSA}
+SEARCHES: Registry[Search] = registry("search", Search)
+for _name, _search in {"pgd": PGD, "nes": NES, "spsa": SPSA}.items():
+    SEARCHES.register(_name)(_search)
 
 
 def make_search(name: str) -> Search:
@@ -233,8 +235,8 @@ def make_search(name: str) -> Search:
     PGD(restarts=1, random_start=False, best=False)
     """
     if name.partition("(")[0].strip() == "transfer":
-        raise ValueError(
+        raise UserError(
             f"search {name!r} needs the surrogate network, which a name cannot give; pass the object "
             "Transfer(surrogate=network), or Transfer(surrogate=network, search=NES()) for another than PGD"
         )
-    return call("search", name, SEARCHES)
+    return SEARCHES.make(name)

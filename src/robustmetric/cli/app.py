@@ -141,6 +141,6 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise ValueError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
+            raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
         changes[key] = yaml.safe_load(value)
     return changes

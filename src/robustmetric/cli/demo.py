@@ -24,7 +24,7 @@ def demo(
     from robustmetric.cli.progress import Training
     from robustmetric.cli.show import Watch, show_checks, show_scores
     from robustmetric.data.pairs import ImageArray
-    from robustmetric.robustness import evaluate
+    from robustmetric.evaluation import evaluate
     from robustmetric.training.inputs import Subject, pixels
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe

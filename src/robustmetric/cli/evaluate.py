@@ -31,13 +31,13 @@ from robustmetric.cli.show import Watch, data_of, show_checks, show_scores
 from robustmetric.data import DATA as DATA_SETS
 from robustmetric.data.base import Split
 from robustmetric.data.sides import Sides, by_marks, of_two
+from robustmetric.evaluation import ERS_ATTACKS, Evaluation, Outcome, Record, Scene, load_record, run_attack
+from robustmetric.evaluation.record import RECORD, Settings, show
+from robustmetric.evaluation.run import CheckSet, Origin, check_folder, descends_on
+from robustmetric.evaluation.workers import run_workers
 from robustmetric.files import write_atomically
 from robustmetric.perturb import Budget
-from robustmetric.registry import fraction, lookup
-from robustmetric.robustness import ERS_ATTACKS, Evaluation, Outcome, Record, Scene, load_record, run_attack
-from robustmetric.robustness.record import RECORD, Settings, show
-from robustmetric.robustness.run import CheckSet, Origin, check_folder, descends_on
-from robustmetric.robustness.workers import run_workers
+from robustmetric.registry import lookup
 from robustmetric.training import load_recipe
 from robustmetric.training.folder import check_writable
 from robustmetric.training.inputs import (
@@ -51,6 +51,7 @@ from robustmetric.training.inputs import (
     try_network,
 )
 from robustmetric.training.recipe import Recipe
+from robustmetric.validate import UserError, fraction
 
 PARTS: dict[str, Split] = {"test": "test", "all": "all"}
 
@@ -72,7 +73,7 @@ CHANGE = typer.Option([], "--set", help="KEY=VALUE: change any other entry of th
 PROTOCOL = typer.Option("strict", help="strict, or reference: what published figures were made with.")
 EPS = typer.Option(None, help="ε, the largest change of a pixel, such as 8/255; by default the recipe's.")
 ALPHA = typer.Option("3/255", help="α, the size of a step.")
-ETA = typer.Option(32, help="η, the number of steps.")
+STEPS = typer.Option(32, help="η, the number of steps.")
 SEARCH = typer.Option("pgd", help="pgd, pgd(restarts=5), nes, spsa, transfer or transfer(nes).")
 SURROGATE = typer.Option(None, help="For transfer: folder of the run that perturbations come from.")
 SEED = typer.Option(0, help="Starts every random draw.")
@@ -147,7 +148,7 @@ class Given:
                 if not tried:
                     try_network(other, image, crop, gradient=descends_on(search, other))
             except ValueError as error:
-                raise ValueError(f"the surrogate does not fit the images: {error}") from None
+                raise UserError(f"the surrogate does not fit the images: {error}") from None
             search = Transfer(surrogate=other, search=search)
         if not tried:
             try_network(network, image, crop, gradient=descends_on(search, network))
@@ -196,7 +197,7 @@ def evaluate(
     protocol: str = PROTOCOL,
     eps: str = EPS,
     alpha: str = ALPHA,
-    eta: int = ETA,
+    steps: int = STEPS,
     search: str = SEARCH,
     surrogate: Path = SURROGATE,
     attacks: str = typer.Option(",".join(ERS_ATTACKS), help="Which ones: CA+,QA-(m=5),SP-QA+."),
@@ -218,13 +219,13 @@ def evaluate(
     """
     console = wide()
     if devices < 1:
-        raise ValueError(f"--devices must be at least 1, not {devices}")
+        raise UserError(f"--devices must be at least 1, not {devices}")
     given = _given(
         run, data, root, split, gallery, queries_from, model, weights, size, recipe, change, eps, search,
         surrogate, cache, skip_broken, device,
         {
             "alpha": _level("alpha", alpha, "(0, 1]"),
-            "steps": eta,
+            "steps": steps,
             "protocol": protocol,
             "attacks": split_names(attacks),
             "queries": queries,
@@ -235,7 +236,7 @@ def evaluate(
     )  # fmt: skip
     if out is None:
         if run is None:
-            raise ValueError("say where the record goes: --out FOLDER")
+            raise UserError("say where the record goes: --out FOLDER")
         out = run / "evaluation"
     check_folder(out, {"settings": given.settings().model_dump()})
     if not (out / RECORD).is_file():
@@ -277,7 +278,7 @@ def attack(
     protocol: str = PROTOCOL,
     eps: str = EPS,
     alpha: str = ALPHA,
-    eta: int = ETA,
+    steps: int = STEPS,
     search: str = SEARCH,
     surrogate: Path = SURROGATE,
     queries: int = typer.Option(16, help="Attack so many test images, drawn from the seed."),
@@ -295,7 +296,7 @@ def attack(
         surrogate, cache, skip_broken, device,
         {
             "alpha": _level("alpha", alpha, "(0, 1]"),
-            "steps": eta,
+            "steps": steps,
             "protocol": protocol,
             "attacks": [name],
             "queries": queries,
@@ -305,7 +306,7 @@ def attack(
         },
     )  # fmt: skip
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not empty: give another --out")
+        raise UserError(f"{out} is not empty: give another --out")
     check_writable(out)
     with stoppable(console, "nothing was written: run the same command again"):
         networks = given.networks()
@@ -324,7 +325,7 @@ def attack(
                     asked = itertools.count(1)
 
                     def tick(asked: Iterator[int] = asked, finished: int = len(done)) -> None:
-                        watch(made.name, finished + min(next(asked) / eta, 0.99), len(parts))
+                        watch(made.name, finished + min(next(asked) / steps, 0.99), len(parts))
 
                     outcome = run_attack(
                         scene,
@@ -359,7 +360,7 @@ def compare(
     protocols = {name: record.settings.protocol for name, record in named.items()}
     if len(set(protocols.values())) > 1:
         told = ", ".join(f"{name} is {protocol}" for name, protocol in protocols.items())
-        raise ValueError(f"records of different protocols are never compared: {told}")
+        raise UserError(f"records of different protocols are never compared: {told}")
     conditions = {name: _conditions(record) for name, record in named.items()}
     for what in _conditions(loaded[0]):
         if len({c[what] for c in conditions.values()}) > 1:
@@ -471,7 +472,7 @@ def _given(
     if run is not None:
         for option, value in (("--model", model), ("--recipe", recipe)):
             if value:
-                raise ValueError(
+                raise UserError(
                     f"a run and {option} exclude each other, for a run has a recipe of its own: leave "
                     f"{option} out, or give no run instead of {run}"
                 )
@@ -480,9 +481,9 @@ def _given(
         name = subject.name
     else:
         if model is None:
-            raise ValueError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
+            raise UserError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
         if not recipe and "data" not in changes:
-            raise ValueError(f"which images? give --data ({', '.join(DATA_SETS)}) and --root")
+            raise UserError(f"which images? give --data ({', '.join(DATA_SETS)}) and --root")
         check_model(model)
         file = None if weights is None else Path(weights)
         if file is not None and not file.exists():
@@ -507,15 +508,15 @@ def _check_options(options: dict[str, Any]) -> None:
     try:
         Budget(eps=options["eps"], alpha=options["alpha"], steps=options["steps"])
     except ValueError as error:
-        raise ValueError(f"--{error}".replace("--steps", "--eta")) from None
+        raise UserError(f"--{error}".replace("--steps", "--steps")) from None
     for name, least in (("queries", 1), ("batch", 1), ("seed", 0)):
         if options[name] is not None and options[name] < least:
-            raise ValueError(f"--{name} must be a whole number of at least {least}, not {options[name]}")
+            raise UserError(f"--{name} must be a whole number of at least {least}, not {options[name]}")
     for attacked in options["attacks"]:
         make_attack(attacked, protocol=options["protocol"])
     lookup("set of checks", options["checks"], dict.fromkeys(get_args(CheckSet)))
     if len(set(options["attacks"])) < len(options["attacks"]):
-        raise ValueError(f"an attack was given twice: {', '.join(options['attacks'])}")
+        raise UserError(f"an attack was given twice: {', '.join(options['attacks'])}")
 
 
 def _check_search(search: str, surrogate: Path | None) -> None:
@@ -525,11 +526,11 @@ def _check_search(search: str, surrogate: Path | None) -> None:
         make_search(inside or "pgd" if inside is not None else search)
     except ValueError as error:
         other = inside is None and str(error).startswith("unknown search")
-        raise ValueError(f"{error}{'; or transfer, with --surrogate' if other else ''}") from None
+        raise UserError(f"{error}{'; or transfer, with --surrogate' if other else ''}") from None
     if inside is None and surrogate is not None:
-        raise ValueError(f"--surrogate goes with --search transfer, not with {search!r}")
+        raise UserError(f"--surrogate goes with --search transfer, not with {search!r}")
     if inside is not None and surrogate is None:
-        raise ValueError("transfer needs a network to come from: give --surrogate RUN")
+        raise UserError("transfer needs a network to come from: give --surrogate RUN")
     if surrogate is not None and not (surrogate / "recipe.yaml").is_file():
         raise FileNotFoundError(
             f"{surrogate} is no run, it has no recipe.yaml: --surrogate takes the folder of a run, which "
@@ -546,7 +547,7 @@ def _inside_transfer(search: str) -> str | None:
 def _level(name: str, text: str, allowed: str) -> float:
     value = fraction(text)
     if not isinstance(value, float):
-        raise ValueError(f"--{name} must be a number in {allowed} such as 8/255 or 0.03, not {text!r}")
+        raise UserError(f"--{name} must be a number in {allowed} such as 8/255 or 0.03, not {text!r}")
     return value
 
 
@@ -556,9 +557,9 @@ def _device(name: str, share: int) -> torch.device:
     if name == "auto":
         name = "cuda" if there["cuda"] else "cpu"
     if name not in there:
-        raise ValueError(f"--device is auto, cpu, cuda or mps, not {name!r}")
+        raise UserError(f"--device is auto, cpu, cuda or mps, not {name!r}")
     if not there[name]:
-        raise ValueError(f"--device {name}: torch finds none here; use --device cpu")
+        raise UserError(f"--device {name}: torch finds none here; use --device cpu")
     return torch.device(name, share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
 
 

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from robustmetric.cli.progress import SILENCE, duration
-from robustmetric.robustness import COLUMNS, Record
-from robustmetric.robustness.record import show
+from robustmetric.evaluation import COLUMNS, Record
+from robustmetric.evaluation.record import show
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _FIRST_STAGES = ("embed", "retrieval")

@@ -17,6 +17,7 @@ from robustmetric.cli.progress import Decoding, Training
 from robustmetric.files import write_atomically
 from robustmetric.training import Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
+from robustmetric.validate import UserError
 
 # Lightning and torch take seconds to import: they are imported in the commands that need them.
 
@@ -74,7 +75,7 @@ def train(
     defense: str = typer.Option(None, help="The paper's name for it, such as HM[S,LGA]&ICS."),
     eps: str = typer.Option(None, help="ε, the largest change of a pixel: 8/255."),
     alpha: str = typer.Option(None, help="α, the size of a step."),
-    eta: int = typer.Option(None, help="η, the number of steps."),
+    steps: int = typer.Option(None, help="η, the number of steps."),
     epochs: int = typer.Option(None, help="How often each image is an anchor."),
     batch: int = typer.Option(None, help="Images in a batch of a worker, two a pair."),
     lr: float = typer.Option(None, help="Learning rate of Adam."),
@@ -99,20 +100,20 @@ def train(
     """Train a network; Ctrl-C stops it so that --resume goes on from there."""
     given = {
         "data": data, "root": root, "model": model, "weights": weights, "defense": defense, "eps": eps,
-        "alpha": alpha, "eta": eta, "epochs": epochs, "batch": batch, "lr": lr, "resize": size, "crop": size,
-        "validation": validation, "seed": seed, "precision": precision,
+        "alpha": alpha, "steps": steps, "epochs": epochs, "batch": batch, "lr": lr, "resize": size,
+        "crop": size, "validation": validation, "seed": seed, "precision": precision,
     }  # fmt: skip
     changes = {key: value for key, value in given.items() if value is not None}
     changes |= read_changes(change)
     if after_collapse not in ("stop", "continue"):
-        raise ValueError(f"--after-collapse is stop or continue, not {after_collapse!r}")
+        raise UserError(f"--after-collapse is stop or continue, not {after_collapse!r}")
     for key in ("root", "weights"):
         # A run is not tied to the folder that it was started in.
         if changes.get(key) is not None:
             changes[key] = Path(str(changes[key])).expanduser().absolute()
     kept = out / "recipe.yaml"
     if resume and not kept.exists() and not changes and not recipe:
-        raise ValueError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
+        raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
     if resume and kept.exists():
         title, made = f"the recipe of {out}", load_recipe(kept, changes)
     else:
@@ -226,7 +227,7 @@ def describe(
         console.print(about.show(about.describe(images)))
     if sheet is not None:
         if sheet.suffix.lower() != ".png":
-            raise ValueError(f"the contact sheet is a PNG: {sheet} must end in .png")
+            raise UserError(f"the contact sheet is a PNG: {sheet} must end in .png")
         image = about.contact_sheet(load(name, root, "train"), seed=seed)
         buffer = io.BytesIO()
         image.save(buffer, "PNG")

@@ -18,6 +18,7 @@ from robustmetric.data.market import read_market1501
 from robustmetric.data.sop import read_sop
 from robustmetric.data.table import read_csv
 from robustmetric.registry import lookup
+from robustmetric.validate import UserError
 
 __all__ = ["DATA", "VALIDATION", "ImageSet", "Split", "load", "own_validation"]
 
@@ -56,7 +57,7 @@ def load(name: str, root: Path | str | None = None, split: Split = "train") -> I
     >>> load("cubs")
     Traceback (most recent call last):
     ...
-    ValueError: unknown data set 'cubs' (did you mean 'cub'?); known: cars, csv, cub, ...
+    robustmetric.UserError: unknown data set 'cubs' (did you mean 'cub'?); known: cars, csv, cub, ...
     """
     reader = lookup("data set", name, DATA)
     lookup("split", split, dict.fromkeys(get_args(Split)))
@@ -64,7 +65,7 @@ def load(name: str, root: Path | str | None = None, split: Split = "train") -> I
     if split == "validation":
         images = own_validation(name, root)
         if images is None:
-            raise ValueError(
+            raise UserError(
                 f"{name} sets no validation images apart; choose train, test or all, or set some apart: a "
                 "folder by a directory val beside train and test, a CSV file by rows with the split "
                 "validation beside test"

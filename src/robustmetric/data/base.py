@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robustmetric.validate import UserError
+
 Split = Literal["train", "validation", "test", "all"]
 Part = Literal["train", "validation", "test"]
 Half = Literal["train", "test"]
@@ -55,22 +57,22 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         if (self.files is None) == (self.pixels is None):
-            raise ValueError("an image set holds either files or pixels")
+            raise UserError("an image set holds either files or pixels")
         if self.pixels is not None and self.boxes is not None:
-            raise ValueError("boxes cut parts out of files; cut pixels that are in memory yourself")
+            raise UserError("boxes cut parts out of files; cut pixels that are in memory yourself")
         if len(self) != len(self.labels):
-            raise ValueError(
+            raise UserError(
                 f"{self.name} has {len(self)} images and {len(self.labels)} labels in its {self.split} split;"
                 " each image needs one"
             )
         if self.boxes is not None and self.boxes.shape != (len(self), 4):
-            raise ValueError(f"boxes are {self.boxes.shape}; expected ({len(self)}, 4), one for each image")
+            raise UserError(f"boxes are {self.boxes.shape}; expected ({len(self)}, 4), one for each image")
         known = {name: getattr(self, name) for name in ("cameras", "is_query", "is_gallery")} | dict(
             self.columns
         )
         for name, values in known.items():
             if values is not None and len(values) != len(self):
-                raise ValueError(f"{name} has {len(values)} values for {len(self)} images; each needs one")
+                raise UserError(f"{name} has {len(values)} values for {len(self)} images; each needs one")
 
     def __len__(self) -> int:
         return len(self.files if self.files is not None else self.pixels)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from robustmetric.data.base import Columns, ImageSet
 from robustmetric.data.cache_build import Progress, broken_message, built, locked
 from robustmetric.data.cache_plan import Finished, Plan
 from robustmetric.data.decode import Channels, Size, decoded_or_reason, fit, whole_images
+from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,7 @@ def first_readable(images: ImageSet, *, size: Size | None, channels: Channels = 
             if not isinstance(image, str):
                 return _known(image[None], images.take([row]))
             reason = f"{file}: {image}"
-    raise ValueError(
+    raise UserError(
         f"no {images.split} image of {images.name} can be read; the last one tried: {reason}: repair some"
     )
 
@@ -145,13 +146,13 @@ def _known(pixels: NDArray[np.uint8], images: ImageSet, skipped: tuple[Path, ...
 
 def _check(images: ImageSet, size: Size | None, channels: int, workers: int) -> None:
     if len(images) == 0:
-        raise ValueError(f"the {images.split} split of {images.name} has no images; check its root and split")
+        raise UserError(f"the {images.split} split of {images.name} has no images; check its root and split")
     if size is not None and (len(size) != 2 or min(size) < 1):
-        raise ValueError(f"size is {size!r}; expected (height, width), both at least 1, or None")
+        raise UserError(f"size is {size!r}; expected (height, width), both at least 1, or None")
     if channels not in (1, 3):
-        raise ValueError(f"channels is {channels!r}; expected 3 (RGB) or 1 (grey)")
+        raise UserError(f"channels is {channels!r}; expected 3 (RGB) or 1 (grey)")
     if workers < 1:
-        raise ValueError(f"workers is {workers!r}; expected at least 1")
+        raise UserError(f"workers is {workers!r}; expected at least 1")
 
 
 def _fitted(pixels: NDArray[np.uint8], size: Size | None, channels: Channels) -> NDArray[np.uint8]:
@@ -176,5 +177,5 @@ def _reused(plan: Plan, skip_broken: bool) -> Finished | None:
     if len(broken) < len(now):
         return None
     if not skip_broken:
-        raise ValueError(broken_message(plan, broken))
+        raise UserError(broken_message(plan, broken))
     return result

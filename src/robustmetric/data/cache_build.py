@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from robustmetric.data.cache_plan import MARK, Finished, Plan, Row, opened, start_of_file
 from robustmetric.data.decode import Size, decoded_or_reason, one_size
 from robustmetric.files import publish, write_atomically
+from robustmetric.validate import UserError
 
 if sys.platform != "win32":
     import fcntl
@@ -47,7 +48,7 @@ def built(plan: Plan, workers: int, skip_broken: bool, progress: Progress | None
             broken = _fill(plan, cache, row[:2], workers, progress)
             kept = [index for index in range(total) if index not in broken]
             if broken and not (skip_broken and kept):
-                raise ValueError(f"{broken_message(plan, broken)} The others are decoded and kept.")
+                raise UserError(f"{broken_message(plan, broken)} The others are decoded and kept.")
             if broken:
                 cache.close_gaps(kept)
             cache.finish(len(kept))

@@ -12,7 +12,7 @@ import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, half, listed
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 PUBLISHED = (
     "Cars-196 is published at https://ai.stanford.edu/~jkrause/cars/car_dataset.html: take car_ims.tgz and "
@@ -35,27 +35,25 @@ def read_cars(root: Path | None, split: Half) -> ImageSet:
     >>> read_cars(None, "train")
     Traceback (most recent call last):
     ...
-    ValueError: cars needs a root: the directory that holds cars_annos.mat, car_ims. Cars-196 is published ...
+    robustmetric.UserError: cars needs a root: the directory that holds cars_annos.mat, car_ims. Cars-196 ...
     """
     folder = find_root("cars", root, ("cars_annos.mat", "car_ims"), PUBLISHED)
     file = folder / "cars_annos.mat"
     variables = read_mat(file)
     if missing := [name for name in ("annotations", "class_names") if name not in variables]:
-        raise ValueError(
-            f"{file} lacks the variable {' and '.join(missing)}; fetch the original. {PUBLISHED}"
-        )
+        raise UserError(f"{file} lacks the variable {' and '.join(missing)}; fetch the original. {PUBLISHED}")
     images = _images(file, variables["annotations"])
     names = _names(file, variables["class_names"])
     check_distinct(file, (path for path, _ in images))
 
     used = {number for _, number in images}
     if unknown := sorted(used - set(names)):
-        raise ValueError(
+        raise UserError(
             f"{file} has images of the classes {shorten(unknown)}, but class_names has {len(names)} names, "
             f"for 1 to {len(names)}; fetch the original. {PUBLISHED}"
         )
     if unused := sorted(set(names) - used):
-        raise ValueError(
+        raise UserError(
             f"{file} names {len(names)} classes and has no image of {len(unused)} of them "
             f"({shorten(unused)}); fetch the original. {PUBLISHED}"
         )
@@ -80,9 +78,9 @@ def read_mat(file: Path) -> dict[str, Any]:
     data = file.read_bytes()
     version = data[124:128]
     if version in (b"\x00\x02IM", b"\x02\x00MI"):
-        raise ValueError(f"{file} is a MATLAB 7.3 file; save it with -v7 in MATLAB, or fetch the original")
+        raise UserError(f"{file} is a MATLAB 7.3 file; save it with -v7 in MATLAB, or fetch the original")
     if version not in (b"\x00\x01IM", b"\x01\x00MI"):
-        raise ValueError(
+        raise UserError(
             f"{file} is not a MATLAB 5 file: it starts with {data[:16]!r}; fetch the original. {PUBLISHED}"
         )
     order = "<" if version.endswith(b"IM") else ">"
@@ -90,7 +88,7 @@ def read_mat(file: Path) -> dict[str, Any]:
         return dict(_variables(memoryview(data)[128:], order))
     except Exception as error:  # a damaged file may break any step
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{file} is damaged or truncated ({reason}); fetch it again. {PUBLISHED}") from error
+        raise UserError(f"{file} is damaged or truncated ({reason}); fetch it again. {PUBLISHED}") from error
 
 
 def _variables(data: memoryview, order: str) -> Iterator[tuple[str, Any]]:
@@ -99,12 +97,12 @@ def _variables(data: memoryview, order: str) -> Iterator[tuple[str, Any]]:
             unpacker = zlib.decompressobj()
             unpacked = unpacker.decompress(content, LIMIT)
             if not unpacker.eof:
-                raise ValueError("a packed variable is cut off or too large")
+                raise UserError("a packed variable is cut off or too large")
             yield from _variables(memoryview(unpacked), order)
         elif kind == MATRIX:
             yield _array(content, order)
         else:
-            raise ValueError(f"an element of type {kind} where a variable should be")
+            raise UserError(f"an element of type {kind} where a variable should be")
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
@@ -117,7 +115,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
             kind, size = kind & 0xFFFF, kind >> 16
             position -= 4
         if position + size > len(data):
-            raise ValueError(f"an element of {size} bytes where {len(data) - position} are left")
+            raise UserError(f"an element of {size} bytes where {len(data) - position} are left")
         yield kind, data[position : position + size]
         position += size
         if kind != COMPRESSED:
@@ -145,7 +143,7 @@ def _value(kind: int, content: list[tuple[int, memoryview]], order: str) -> Any:
         fields = [str(names[i : i + width], "ascii").split("\0")[0] for i in range(0, len(names), width)]
         values = [_array(part, order)[1] for _, part in parts]
         if len(values) % max(len(fields), 1):
-            raise ValueError(f"a struct array of {len(fields)} fields with {len(values)} values")
+            raise UserError(f"a struct array of {len(fields)} fields with {len(values)} values")
         return {field: values[i :: len(fields)] for i, field in enumerate(fields)}
     if kind == CHAR:
         code = TEXTS[content[0][0]]
@@ -157,7 +155,7 @@ def _images(file: Path, annotations: Any) -> list[tuple[str, int]]:
     """Return path and class number of each image."""
     fields = ("relative_im_path", "class")
     if not isinstance(annotations, dict) or not set(fields) <= set(annotations):
-        raise ValueError(
+        raise UserError(
             f"annotations in {file} is not a struct array with the fields {' and '.join(fields)}; "
             f"fetch the original. {PUBLISHED}"
         )
@@ -165,7 +163,7 @@ def _images(file: Path, annotations: Any) -> list[tuple[str, int]]:
     pairs = zip(annotations["relative_im_path"], annotations["class"], strict=True)
     for image, (path, label) in enumerate(pairs, start=1):
         if not (isinstance(path, str) and path and _is_class(label)):
-            raise ValueError(
+            raise UserError(
                 f"annotation {image} in {file} has relative_im_path {path!r} and class {label!r}; "
                 f"expected a path and a whole number. {PUBLISHED}"
             )
@@ -182,7 +180,7 @@ def _is_class(value: Any) -> bool:
 
 def _names(file: Path, class_names: Any) -> dict[int, str]:
     if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
-        raise ValueError(
+        raise UserError(
             f"class_names in {file} is not a cell array of names; fetch the original. {PUBLISHED}"
         )
     return dict(enumerate(class_names, start=1))

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, half, integer, listed, read_fields
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 PUBLISHED = "CUB-200-2011 is published at https://www.vision.caltech.edu/datasets/cub_200_2011/"
 
@@ -21,7 +21,7 @@ def read_cub(root: Path | None, split: Half) -> ImageSet:
     >>> read_cub(None, "train")
     Traceback (most recent call last):
     ...
-    ValueError: cub needs a root: the directory that holds images.txt, image_class_labels.txt, images. ...
+    robustmetric.UserError: cub needs a root: the directory that holds images.txt, image_class_labels.txt, ...
     """
     holds = ("images.txt", "image_class_labels.txt", "images")
     folder = find_root("cub", root, holds, PUBLISHED, nested="CUB_200_2011")
@@ -49,7 +49,7 @@ def _numbered(path: Path, number: str, text: str) -> dict[int, str]:
         where = f"{path}, line {line}: {number}"
         key = integer(first, where)
         if key in rows:
-            raise ValueError(f"{where} {key} was already given; each must be there once")
+            raise UserError(f"{where} {key} was already given; each must be there once")
         rows[key] = second
     return rows
 
@@ -64,7 +64,7 @@ def _check_same(
 ) -> None:
     for has, lacks, extra in ((file, other, set(ids) - set(others)), (other, file, set(others) - set(ids))):
         if extra:
-            raise ValueError(
+            raise UserError(
                 f"{has} and {lacks.name} disagree: {len(extra)} {what} are in {has.name} only "
                 f"({shorten(sorted(extra))}); take both files from one copy of the data set"
             )
@@ -80,7 +80,7 @@ def _check_folders(
         if _folder(path) != names[labels[image]]
     ]
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"the labels in {root / 'image_class_labels.txt'} disagree with the folders of {len(wrong)} "
             f"images: {shorten(wrong)}; take all files from one copy of the data set"
         )

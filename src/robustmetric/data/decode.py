@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from robustmetric.data.base import Box
+from robustmetric.validate import UserError
 
 Size = tuple[int, int]  # height, width
 Channels = Literal[1, 3]
@@ -33,7 +34,7 @@ def decoded(file: Path, box: Box | None, size: Size | None, channels: Channels) 
         picture = _eight_bits(_upright(image))
     if box is not None:
         if box[2] > picture.width or box[3] > picture.height:
-            raise ValueError(
+            raise UserError(
                 f"has {picture.width} x {picture.height} pixels (width x height), beyond which its box "
                 f"{box} (left, top, right, bottom) reaches; correct the box"
             )
@@ -95,7 +96,7 @@ def one_size(images: Iterable[tuple[Path, Box | None]]) -> Size:
             continue
         if len(sizes) > 1:
             (size, first), (other, second) = sizes.items()
-            raise ValueError(
+            raise UserError(
                 f"{first} is {size[0]} x {size[1]} pixels (height x width) and {second} is "
                 f"{other[0]} x {other[1]}; give the size that all are to have, such as size=(256, 256)"
             )
@@ -134,11 +135,11 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError("has 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+            raise UserError("has 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
         # Pillow's own conversion has clipped at 255 or cut off the low byte, by version.
         return Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode == "F":
-        raise ValueError("has floating-point pixels, whose range is not known; save it with 8 or 16 bits")
+        raise UserError("has floating-point pixels, whose range is not known; save it with 8 or 16 bits")
     if image.has_transparency_data:
         # White is what product photos are shown on; dropping alpha would bring up colours nobody sees.
         opaque = image.convert("RGBA")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.decode import decoded, upright_size, whole_images
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 Key = TypeVar("Key", str, tuple[int, int])
 
@@ -72,7 +72,7 @@ def describe(images: ImageSet, *, headers: int | None = HEADERS) -> Description:
     (1000, 10, {(8, 8): 1000}, {'L': 1000})
     """
     if headers is not None and headers < 1:
-        raise ValueError(f"headers is {headers}; expected at least 1, or None for all files")
+        raise UserError(f"headers is {headers}; expected at least 1, or None for all files")
     sizes: Counter[tuple[int, int]] = Counter()
     modes: Counter[str] = Counter()
     unreadable: list[Path] = []
@@ -133,7 +133,7 @@ def typical_size(images: ImageSet) -> int:
             continue
         found.append(math.sqrt(math.prod(size)))
     if not found:
-        raise ValueError(
+        raise UserError(
             f"none of {len(sample)} images of {images.name} ({images.split}) can be opened, so their size is "
             f"not known: {shorten([files[index] for index in sample])}; check that they are images"
         )
@@ -188,7 +188,7 @@ def contact_sheet(
     """
     for name, value in (("columns", columns), ("rows", rows), ("cell", cell)):
         if value < 1:
-            raise ValueError(f"{name} is {value}; a contact sheet needs at least 1")
+            raise UserError(f"{name} is {value}; a contact sheet needs at least 1")
     drawn = _draw(images, columns, rows, np.random.default_rng(seed))
     width = GAP + columns * (cell + GAP)
     sheet = Image.new("RGB", (width, TITLE + len(drawn) * (NAME + cell + GAP)), _PAPER)

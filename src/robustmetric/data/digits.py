@@ -8,6 +8,7 @@ import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import count_classes
+from robustmetric.validate import UserError
 
 TRAINING = 1000
 
@@ -23,7 +24,7 @@ def read_digits(root: Path | None, split: Half) -> ImageSet:
     from sklearn.datasets import load_digits  # takes a second, which other data sets need not wait for
 
     if root is not None:
-        raise ValueError(f"digits come with scikit-learn and take no root, but got {root}; leave it out")
+        raise UserError(f"digits come with scikit-learn and take no root, but got {root}; leave it out")
     bunch = load_digits()
     part = slice(TRAINING) if split == "train" else slice(TRAINING, None)
     pixels = np.rint(bunch.images[part, :, :, None] * (255 / 16)).astype(np.uint8)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from robustmetric.data.base import ImageSet, Part
 from robustmetric.data.listing import check_root, half, listed, with_queries
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 # Not .gif: it may be a film, of which only the first picture would be used.
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -56,7 +56,7 @@ def _splits(root: Path) -> dict[Part, list[Path]]:
     if not train.is_dir() or not (tests or own):
         return {}
     if len(own) == 2 or (len(tests) == 1 and query.is_dir() and gallery.is_dir()):
-        raise ValueError(
+        raise UserError(
             f"{root} holds {'val and validation' if len(own) == 2 else 'test beside query and gallery'}; "
             "which of them is meant? Keep one, and move the other elsewhere"
         )
@@ -74,9 +74,9 @@ def _images(root: Path) -> dict[str, list[Path]]:
         raise FileNotFoundError(f"links that lead nowhere: {shorten(broken)}; {HINT}")
     classes = {path.name: _class_images(path) for path in visible if path.is_dir()}
     if not classes:
-        raise ValueError(f"{root} holds no directories; put the images of each class into one of its own")
+        raise UserError(f"{root} holds no directories; put the images of each class into one of its own")
     if empty := [str(root / name) for name, images in classes.items() if not images]:
-        raise ValueError(
+        raise UserError(
             f"{len(empty)} class directories hold no images: {shorten(empty)}; expected files that end in "
             f"{', '.join(SUFFIXES)} directly in each. Remove the empty ones, and call splits train and "
             "test, val, or query and gallery"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_root, count_classes
+from robustmetric.validate import UserError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 SIZE = 28
@@ -48,7 +49,7 @@ def read_mnist(root: Path | None, split: Half) -> ImageSet:
     >>> read_mnist(None, "train")
     Traceback (most recent call last):
     ...
-    ValueError: mnist needs a root: the directory that holds its idx files. MNIST's idx files are ...
+    robustmetric.UserError: mnist needs a root: the directory that holds its idx files. MNIST's idx files ...
     """
     return _idx_set("mnist", root, split, DIGITS, MNIST_PUBLISHED)
 
@@ -82,14 +83,14 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             size = math.prod(shape)
             data = _read(stream, size + 1)  # one more, to see whether the file goes on
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is a damaged or truncated gzip file ({error}); fetch it again") from None
+        raise UserError(f"{path} is a damaged or truncated gzip file ({error}); fetch it again") from None
     if len(data) < size:
-        raise ValueError(
+        raise UserError(
             f"{path} is truncated: its header promises {_times(shape)} = {size} bytes, {len(data)} follow; "
             "fetch it again"
         )
     if len(data) > size:
-        raise ValueError(
+        raise UserError(
             f"{path} goes on after the {_times(shape)} = {size} bytes that its header promises; "
             "fetch it again"
         )
@@ -102,18 +103,16 @@ def _idx_set(name: str, root: Path | None, split: Half, names: Sequence[str], pu
     label_file = _find(name, directory, split, "labels", 1, published)
     pixels, targets = read_idx(image_file, 3), read_idx(label_file, 1)
     if pixels.shape[1:] != (SIZE, SIZE):
-        raise ValueError(
+        raise UserError(
             f"{image_file} holds images of {_times(pixels.shape[1:])} pixels; {name}'s are {SIZE} × {SIZE}"
         )
     if len(pixels) != len(targets):
-        raise ValueError(
+        raise UserError(
             f"{image_file} holds {len(pixels)} images and {label_file} {len(targets)} labels; "
             "take both files from one source"
         )
     if (wrong := targets[targets >= len(names)]).size:
-        raise ValueError(
-            f"{label_file} holds the label {wrong[0]}; {name}'s labels are 0 to {len(names) - 1}"
-        )
+        raise UserError(f"{label_file} holds the label {wrong[0]}; {name}'s labels are 0 to {len(names) - 1}")
     labels, classes = count_classes(targets.tolist())
     return ImageSet(name, split, labels, tuple(names[k] for k in classes), pixels=pixels[..., None])
 
@@ -139,12 +138,12 @@ def _open(path: Path) -> BinaryIO:
 def _shape(path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
     magic = bytes([0, 0, 8, dimensions])
     if header[:4] != magic:
-        raise ValueError(
+        raise UserError(
             f"{path} is not an idx file of bytes with {dimensions} dimensions: it starts with "
             f"{header[:4].hex() or 'nothing'}, expected {magic.hex()}; fetch it again"
         )
     if len(header) < 4 + 4 * dimensions:
-        raise ValueError(f"{path} is truncated: it ends inside its header; fetch it again")
+        raise UserError(f"{path} is truncated: it ends inside its header; fetch it again")
     return struct.unpack(f">{dimensions}I", header[4:])
 
 

@@ -14,6 +14,7 @@ from robustmetric.data.listing import (
     read_text,
     with_queries,
 )
+from robustmetric.validate import UserError
 
 PUBLISHED = (
     "In-Shop Clothes Retrieval is published at "
@@ -33,7 +34,7 @@ def read_inshop(root: Path | None, split: Half) -> ImageSet:
     >>> read_inshop(None, "train")
     Traceback (most recent call last):
     ...
-    ValueError: inshop needs a root: the directory that holds list_eval_partition.txt (or Eval or ...
+    robustmetric.UserError: inshop needs a root: the directory that holds list_eval_partition.txt (or Eval ...
     """
     needs = f"the directory that holds {LIST} (or Eval or Anno with it) and the images. {PUBLISHED}"
     root = check_root("inshop", root, needs)
@@ -57,12 +58,12 @@ def _read(file: Path) -> list[tuple[str, str, str]]:
     rows = []
     for line, (image, item, status) in read_table(file, *HEADER, skip=1):
         if status not in STATUS:
-            raise ValueError(
+            raise UserError(
                 f"{file}, line {line}: evaluation_status is {status!r}; expected {', '.join(STATUS)}"
             )
         rows.append((image, item, status))
     if len(rows) != promised:
-        raise ValueError(
+        raise UserError(
             f"{file} promises {promised} images and lists {len(rows)}; fetch it again. {PUBLISHED}"
         )
     check_distinct(file, (image for image, _, _ in rows))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.data.base import Half, ImageSet, Part
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 Key = TypeVar("Key", int, str)
 
@@ -25,7 +25,7 @@ def find_root(
     >>> find_root("cub", None, ["images.txt", "images"], "It is published at https://example.org")
     Traceback (most recent call last):
     ...
-    ValueError: cub needs a root: the directory that holds images.txt, images. It is published at ...
+    robustmetric.UserError: cub needs a root: the directory that holds images.txt, images. It is published ...
     """
     needs = f"the directory that holds {', '.join(holds)}. {published}"
     root = check_root(name, root, needs)
@@ -45,7 +45,7 @@ def check_root(name: str, root: Path | None, needs: str) -> Path:
     FileNotFoundError: there is no directory nowhere for mine; give the directory of the images
     """
     if root is None:
-        raise ValueError(f"{name} needs a root: {needs}")
+        raise UserError(f"{name} needs a root: {needs}")
     if not root.is_dir():
         raise FileNotFoundError(f"there is no directory {root} for {name}; give {needs}")
     return root
@@ -90,18 +90,18 @@ def check_retrievable(images: ImageSet) -> ImageSet:
     >>> check_retrievable(ImageSet("mine", "test", torch.tensor([0]), ("a",), (Path("a.png"),)))
     Traceback (most recent call last):
     ...
-    ValueError: no class in the test split of mine has two images (1 images, 1 classes), so there are no ...
+    robustmetric.UserError: no class in the test split of mine has two images (1 images, 1 classes), so ...
     """
     counts = Counter(images.labels.tolist())
     if max(counts.values(), default=0) < 2:
-        raise ValueError(
+        raise UserError(
             f"no class in the {images.split} split of {images.name} has two images ({len(images)} images, "
             f"{len(counts)} classes), so there are no pairs to train on or to retrieve; add images or "
             "classes, or check that labels name classes and not single images"
         )
     for what, marks in (("query", images.is_query), ("gallery", images.is_gallery)):
         if marks is not None and not marks.any():
-            raise ValueError(f"the {images.split} split of {images.name} has no {what} image; name some")
+            raise UserError(f"the {images.split} split of {images.name} has no {what} image; name some")
     return images
 
 
@@ -141,7 +141,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
+        raise UserError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
 
 
 def read_fields(path: Path, *columns: str, skip: int = 0) -> list[tuple[int, list[str]]]:
@@ -159,7 +159,7 @@ def read_fields(path: Path, *columns: str, skip: int = 0) -> list[tuple[int, lis
     for number, line in enumerate(read_text(path).split("\n")[skip:], start=skip + 1):
         fields = line.strip().split(maxsplit=len(columns) - 1)
         if fields and len(fields) != len(columns):
-            raise ValueError(f"{path}, line {number}: {line.strip()!r} is not '{' '.join(columns)}'")
+            raise UserError(f"{path}, line {number}: {line.strip()!r} is not '{' '.join(columns)}'")
         if fields:
             rows.append((number, fields))
     return rows
@@ -177,7 +177,7 @@ def read_table(path: Path, *columns: str, skip: int = 0) -> list[tuple[int, list
     lines = read_fields(path, *columns, skip=skip)
     header = lines[0][1] if lines else []
     if header != list(columns):
-        raise ValueError(f"{path}: the header is {' '.join(header)!r}; expected {' '.join(columns)!r}")
+        raise UserError(f"{path}: the header is {' '.join(header)!r}; expected {' '.join(columns)!r}")
     return lines[1:]
 
 
@@ -187,12 +187,12 @@ def integer(text: str, where: str) -> int:
     >>> integer("x", "images.txt, line 3: image_id")
     Traceback (most recent call last):
     ...
-    ValueError: images.txt, line 3: image_id is 'x'; expected a whole number
+    robustmetric.UserError: images.txt, line 3: image_id is 'x'; expected a whole number
     """
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{where} is {text!r}; expected a whole number") from None
+        raise UserError(f"{where} is {text!r}; expected a whole number") from None
 
 
 def check_distinct(source: Path, paths: Iterable[str]) -> None:
@@ -201,7 +201,7 @@ def check_distinct(source: Path, paths: Iterable[str]) -> None:
     >>> check_distinct(Path("images.txt"), ["a.jpg", "b.jpg", "a.jpg"])
     Traceback (most recent call last):
     ...
-    ValueError: images.txt lists images more than once: a.jpg; list each image once
+    robustmetric.UserError: images.txt lists images more than once: a.jpg; list each image once
     """
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
-        raise ValueError(f"{source} lists images more than once: {shorten(twice)}; list each image once")
+        raise UserError(f"{source} lists images more than once: {shorten(twice)}; list each image once")

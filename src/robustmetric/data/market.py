@@ -11,7 +11,7 @@ import torch
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import find_root, listed, with_queries
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 PUBLISHED = (
     "Market-1501 is published with 'Scalable Person Re-identification: A Benchmark' at "
@@ -37,7 +37,7 @@ def read_market1501(root: Path | None, split: Half) -> ImageSet:
     >>> read_market1501(None, "train")
     Traceback (most recent call last):
     ...
-    ValueError: market1501 needs a root: the directory that holds bounding_box_train, bounding_box_test, ...
+    robustmetric.UserError: market1501 needs a root: the directory that holds bounding_box_train, ...
     """
     folder = find_root("market1501", root, FOLDERS, PUBLISHED, nested="Market-1501-v15.09.15")
     found = (
@@ -58,7 +58,7 @@ def _images(folder: Path) -> list[_Image]:
     files = [file for file in visible if file.suffix.lower() in (".jpg", ".jpeg", ".png")]
     names = [NAME.match(file.name) for file in files]
     if wrong := [file.name for file, name in zip(files, names, strict=True) if name is None]:
-        raise ValueError(
+        raise UserError(
             f"{len(wrong)} images in {folder} do not tell identity and camera by a name such as "
             f"0002_c1s1_000451_03.jpg: {shorten(wrong)}; rename or remove them"
         )

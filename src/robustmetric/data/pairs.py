@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robustmetric.validate import UserError
+
 
 class Batch(NamedTuple):
     """Images (2B, C, H, W) in [0, 1] as pairs [a0, p0, a1, p1, …], and their labels (2B,)."""
@@ -70,9 +72,7 @@ def epoch_order(
     drawn = draw_pairs(labels, random(seed, epoch, 0))
     steps = -(-len(labels) // (world * pairs))
     if len(labels) < 2 * steps * world:
-        raise ValueError(
-            f"{len(labels)} images are too few for {world} workers: each needs at least 2 a step"
-        )
+        raise UserError(f"{len(labels)} images are too few for {world} workers: each needs at least 2 a step")
     batches = np.array_split(np.arange(len(labels)), steps * world)
     batches = _mix(batches, labels[drawn[:, 0]])
     return Order(batches[rank::world], drawn)
@@ -125,7 +125,7 @@ class PairLoader:
     ) -> None:
         if pairs < 4:
             # An epoch's steps may be half as long as the longest; a triplet takes two pairs.
-            raise ValueError(f"a batch needs at least 4 pairs, not {pairs}")
+            raise UserError(f"a batch needs at least 4 pairs, not {pairs}")
         _check_crop(pixels, crop)
         self.pixels = pixels
         self.rows = np.arange(len(pixels)) if rows is None else rows
@@ -238,7 +238,7 @@ class ImageLoader:
 def _check_crop(pixels: NDArray[np.uint8], crop: int | None) -> None:
     height, width = pixels.shape[1:3]
     if crop is not None and not 1 <= crop <= min(height, width):
-        raise ValueError(
+        raise UserError(
             f"a crop of {crop} does not fit images of {height}×{width}: give one size for both, --size N, or "
             "--set resize=N --set crop=N"
         )

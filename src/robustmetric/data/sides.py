@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
+from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ def by_marks(images: Pixels, crop: int | None = None, files: Sequence[str] | Non
     asks = every if images.is_query is None else images.is_query
     ranked = every if images.is_gallery is None else images.is_gallery
     if not asks.any() or not ranked.any():
-        raise ValueError(
+        raise UserError(
             f"of {len(images)} images {int(asks.sum())} are queries and {int(ranked.sum())} are in the "
             "gallery; mark some as each (is_query, is_gallery), or leave the marks out"
         )
@@ -92,7 +93,7 @@ def of_two(
     """
     if (queries.cameras is None) != (gallery.cameras is None):
         known, unknown = ("queries", "gallery") if gallery.cameras is None else ("gallery", "queries")
-        raise ValueError(
+        raise UserError(
             f"the cameras of the {known} are known and those of the {unknown} are not: give both, or neither"
         )
     classes = tuple(sorted({*queries.classes, *gallery.classes}))
@@ -108,7 +109,7 @@ def of_two(
         labels = torch.tensor([place[name] for name in images.classes])[images.labels]
         rows = torch.arange(len(images)) if marked is None else marked.nonzero()[:, 0]
         if len(rows) == 0:
-            raise ValueError(f"none of {len(images)} images is marked (is_query, is_gallery): mark some")
+            raise UserError(f"none of {len(images)} images is marked (is_query, is_gallery): mark some")
         return Side(
             ImageArray(images.pixels, crop, rows.numpy()),
             labels[rows],

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, integer, listed, read_table
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 PUBLISHED = (
     "Stanford Online Products is published with 'Deep Metric Learning via Lifted Structured Feature "
@@ -31,7 +31,7 @@ def read_sop(root: Path | None, split: Half) -> ImageSet:
     >>> read_sop(None, "train")
     Traceback (most recent call last):
     ...
-    ValueError: sop needs a root: the directory that holds Ebay_train.txt, Ebay_test.txt. Stanford Online ...
+    robustmetric.UserError: sop needs a root: the directory that holds Ebay_train.txt, Ebay_test.txt. ...
     """
     holds = ("Ebay_train.txt", "Ebay_test.txt")
     folder = find_root("sop", root, holds, PUBLISHED, nested="Stanford_Online_Products")
@@ -42,7 +42,7 @@ def read_sop(root: Path | None, split: Half) -> ImageSet:
         ("paths", {row.path for row in train} & {row.path for row in test}),
     ):
         if shared:
-            raise ValueError(
+            raise UserError(
                 f"{len(shared)} {what} are in both Ebay_train.txt and Ebay_test.txt of {folder} "
                 f"({shorten(sorted(shared))}); the splits share none: fetch both files again. {PUBLISHED}"
             )
@@ -57,7 +57,7 @@ def _read(path: Path) -> list[_Row]:
         where = f"{path}, line {line}:"
         image = integer(image_id, f"{where} image_id")
         if image in rows:
-            raise ValueError(f"{where} image_id {image} was already given; each must be there once")
+            raise UserError(f"{where} image_id {image} was already given; each must be there once")
         rows[image] = _Row(image, integer(class_id, f"{where} class_id"), name)
     check_distinct(path, (row.path for row in rows.values()))
     return list(rows.values())

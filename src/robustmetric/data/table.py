@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robustmetric.data.base import Box, ImageSet, Part
 from robustmetric.data.listing import half, listed, read_text
-from robustmetric.registry import shorten
+from robustmetric.validate import UserError, shorten
 
 NEEDED = ("path", "label")
 BOX = ("x_1", "y_1", "x_2", "y_2")
@@ -91,7 +91,7 @@ def read_csv(root: Path | None, split: Part) -> ImageSet:
 def _csv_file(root: Path | None) -> Path:
     needs = "a CSV file with the columns path and label, or the directory that holds it"
     if root is None:
-        raise ValueError(f"csv needs a root: {needs}")
+        raise UserError(f"csv needs a root: {needs}")
     if not root.exists():
         raise FileNotFoundError(f"there is no {root} for csv; give {needs}")
     if not root.is_dir():
@@ -100,7 +100,7 @@ def _csv_file(root: Path | None) -> Path:
     found = sorted(path for path in visible if path.suffix.lower() == ".csv")
     if len(found) != 1:
         names = f": {shorten([path.name for path in found])}" if found else ""
-        raise ValueError(f"{root} holds {len(found)} .csv files{names}; give the file itself as the root")
+        raise UserError(f"{root} holds {len(found)} .csv files{names}; give the file itself as the root")
     return found[0]
 
 
@@ -122,9 +122,7 @@ def _marks(file: Path, split: Part, name: str, marks: Sequence[tuple[int, bool |
     if len(unmarked) == len(marks) or (split == "train" and not any(mark for _, mark in marks)):
         return None
     if unmarked and split != "train":
-        raise ValueError(
-            f"{file}, line {unmarked[0]}: {name} is empty; only rows that train may leave it out"
-        )
+        raise UserError(f"{file}, line {unmarked[0]}: {name} is empty; only rows that train may leave it out")
     return torch.tensor([mark is not False for _, mark in marks], dtype=torch.bool)
 
 
@@ -145,13 +143,13 @@ def _read(file: Path) -> tuple[list[str], list[_Row]]:
             before = lines.setdefault((row.path, row.box), row.line)
             if before != row.line:
                 name = fields[header.index("path")].strip()
-                raise ValueError(
+                raise UserError(
                     f"{file}, line {row.line}: {name!r} is already in line {before}; list each image "
                     "once, or each box of it"
                 )
             rows.append(row)
     except csv.Error as error:
-        raise ValueError(f"{file}, line {reader.line_num}: this is not CSV ({error})") from None
+        raise UserError(f"{file}, line {reader.line_num}: this is not CSV ({error})") from None
     return [header[k] for k in further], rows
 
 
@@ -174,28 +172,26 @@ def _header(file: Path, line: str, fields: Sequence[str]) -> list[str]:
     for name in header:
         # A misspelt `split` would change the split without a word.
         if name not in KNOWN and (near := difflib.get_close_matches(name.lower(), missing, 1, NEAR)):
-            raise ValueError(
+            raise UserError(
                 f"{where} unknown column {name!r} (did you mean {near[0]!r}?); correct it, or give it a name "
                 "that is less alike if it is something else"
             )
     if lacks := [name for name in NEEDED if name in missing]:
-        raise ValueError(
+        raise UserError(
             f"{where} the header is {line!r} and lacks {' and '.join(lacks)}; expected the columns path and "
             "label, and others if you like, separated by commas, semicolons or tabs"
         )
     if twice := [name for k, name in enumerate(header) if name and name in header[:k]]:
-        raise ValueError(
-            f"{where} the column {twice[0]!r} is there twice; give each column a name of its own"
-        )
+        raise UserError(f"{where} the column {twice[0]!r} is there twice; give each column a name of its own")
     if any(name in header for name in BOX) and (lacks := [name for name in BOX if name in missing]):
-        raise ValueError(f"{where} a box takes {', '.join(BOX)}; {' and '.join(lacks)} lacks")
+        raise UserError(f"{where} a box takes {', '.join(BOX)}; {' and '.join(lacks)} lacks")
     return header
 
 
 def _row(file: Path, line: int, header: Sequence[str], further: Sequence[int], fields: Sequence[str]) -> _Row:
     where = f"{file}, line {line}:"
     if len(fields) != len(header):
-        raise ValueError(
+        raise UserError(
             f"{where} {len(fields)} fields; expected {len(header)} ({','.join(header)}), "
             "with quotes around text that holds the delimiter"
         )
@@ -203,7 +199,7 @@ def _row(file: Path, line: int, header: Sequence[str], further: Sequence[int], f
     row = dict(zip(header, texts, strict=True))
     for column in (*NEEDED, "camera"):
         if row.get(column) == "":
-            raise ValueError(f"{where} the {column} is empty; every image needs one")
+            raise UserError(f"{where} the {column} is empty; every image needs one")
     return _Row(
         line,
         file.parent / row["path"],
@@ -220,14 +216,14 @@ def _row(file: Path, line: int, header: Sequence[str], further: Sequence[int], f
 def _split(where: str, text: str) -> Part:
     split = SPLITS.get(text.lower())
     if split is None:
-        raise ValueError(f"{where} the split is {text!r}; expected train, test or validation")
+        raise UserError(f"{where} the split is {text!r}; expected train, test or validation")
     return split
 
 
 def _mark(where: str, name: str, row: Mapping[str, str]) -> bool | None:
     text = row.get(name, "").lower()
     if text not in TRUTH and text not in EMPTY:
-        raise ValueError(f"{where} {name} is {row[name]!r}; expected true or false")
+        raise UserError(f"{where} {name} is {row[name]!r}; expected true or false")
     return TRUTH.get(text)
 
 
@@ -236,12 +232,12 @@ def _box(where: str, texts: Sequence[str]) -> Box:
     if len(empty) == len(BOX):
         return WHOLE
     if empty:
-        raise ValueError(
+        raise UserError(
             f"{where} the box lacks {' and '.join(empty)}; give all four, or none for the whole image"
         )
     left, top, right, bottom = (_pixel(where, name, text) for name, text in zip(BOX, texts, strict=True))
     if not (0 <= left < right <= LONGEST and 0 <= top < bottom <= LONGEST):
-        raise ValueError(
+        raise UserError(
             f"{where} the box {','.join(BOX)} is {','.join(texts)}; expected 0 <= x_1 < x_2 and "
             "0 <= y_1 < y_2"
         )
@@ -252,4 +248,4 @@ def _pixel(where: str, name: str, text: str) -> int:
     try:
         return round(float(text))
     except (ValueError, OverflowError):
-        raise ValueError(f"{where} {name} is {text!r}; expected a number of pixels") from None
+        raise UserError(f"{where} {name} is {text!r}; expected a number of pixels") from None

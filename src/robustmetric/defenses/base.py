@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from robustmetric.destination import sampler_name
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget, check_images
-from robustmetric.registry import is_number
 from robustmetric.triplets import Sampler, Triplets, check_classes, check_labels, check_margin, find_anchors
+from robustmetric.validate import UserError, is_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class Network:
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"the network must be a torch.nn.Module, not a {type(model).__name__}")
+            raise UserError(f"the network must be a torch.nn.Module, not a {type(model).__name__}")
         self.model = model
         self.forwards = 0
         self.backwards = 0
@@ -97,7 +97,7 @@ class Defense(nn.Module):
         super().__init__()
         check_margin(margin)
         if not (is_number(seed, Integral) and seed >= 0):
-            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
+            raise UserError(f"seed must be a whole number of at least 0, not {seed!r}")
         self.source = source
         self.budget = budget
         self.margin = margin

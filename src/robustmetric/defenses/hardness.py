@@ -13,6 +13,7 @@ from robustmetric.distance import cross_distance, hardness
 from robustmetric.losses import SextupletTerm, hinge
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.triplets import Sampler, Triplets
+from robustmetric.validate import UserError
 
 
 class HardnessManipulation(Defense):
@@ -37,7 +38,7 @@ class HardnessManipulation(Defense):
     ) -> None:
         super().__init__(source, budget=budget, margin=margin, seed=seed)
         if not isinstance(destination, Destination) or not all(isinstance(t, SextupletTerm) for t in terms):
-            raise ValueError(
+            raise UserError(
                 f"HM takes a Destination and SextupletTerms, not {destination!r} and {terms!r}: rm.defense() "
                 "makes them from a name such as HM[S,LGA]&ICS"
             )
@@ -63,7 +64,7 @@ class HardnessManipulation(Defense):
                 dist, labels, source, sampler=self.source, generator=self.generator, dim=z.shape[1]
             )
             if not torch.isfinite(wanted).all():
-                raise ValueError(f"the destination {self.destination.name} holds NaN or infinity: {wanted}")
+                raise UserError(f"the destination {self.destination.name} holds NaN or infinity: {wanted}")
             found = source.hardness(dist)
             moved = manipulate(network, images, source, found, wanted, self.budget)
         seen = embed_roles(network, images, source, moved, self._benign)

@@ -19,6 +19,7 @@ from robustmetric.losses import TERMS, SextupletTerm
 from robustmetric.perturb import Budget
 from robustmetric.registry import unknown
 from robustmetric.triplets import SAMPLERS, Sampler, Semihard, check_margin
+from robustmetric.validate import UserError
 
 T = TypeVar("T")
 
@@ -58,14 +59,14 @@ def defense(
     >>> defense("HM[S,LGB]")
     Traceback (most recent call last):
     ...
-    ValueError: unknown destination 'LGB' (did you mean 'LGA'?); known: D, H, LGA, M, R, S, a number ...
+    robustmetric.UserError: unknown destination 'LGB' (did you mean 'LGA'?); known: D, H, LGA, M, R, S, a ...
         HM[S,LGB]
              ^
     """
     check_margin(margin)
     budget = Budget(eps=eps, alpha=alpha, steps=steps)
     if not isinstance(name, str) or len(name) > 500:
-        raise ValueError(f"a defense is given by its name, at most 500 characters, not {name!r:.60}")
+        raise UserError(f"a defense is given by its name, at most 500 characters, not {name!r:.60}")
     first, *behind = _Part(name, 0, name).split("&")
     family, inside, rest = first.enclosed("[", "]")
     if inside is None:
@@ -158,7 +159,7 @@ class _Part:
         blank = len(self.text) - len(self.text.lstrip())
         before = unicodedata.normalize("NFC", self.whole[: self.start + blank])
         column = sum(1 for letter in before if not unicodedata.combining(letter))
-        raise ValueError(f"{message}\n    {self.whole}\n    {' ' * column}^")
+        raise UserError(f"{message}\n    {self.whole}\n    {' ' * column}^")
 
 
 def _sampler(part: _Part, margin: float) -> Sampler:

@@ -13,6 +13,7 @@ from robustmetric.models.resnet import IMAGENET_MEAN, IMAGENET_STD, Normalize, R
 from robustmetric.models.timm import timm_model
 from robustmetric.models.weights import load_weights, save_weights
 from robustmetric.registry import lookup
+from robustmetric.validate import UserError
 
 __all__ = [
     "C2F2",
@@ -43,18 +44,18 @@ def model(name: str, /, **options: Any) -> nn.Module:
     >>> model("c2f2", width=64)
     Traceback (most recent call last):
     ...
-    ValueError: model 'c2f2' got an unexpected keyword argument 'width'; its options: channels, size, dim
+    robustmetric.UserError: model 'c2f2' got an unexpected keyword argument 'width'; its options: ...
     """
     if name.startswith("timm:"):
         return timm_model(name.removeprefix("timm:"), **options)
     try:
         factory = lookup("model", name, MODELS)
     except ValueError as error:
-        raise ValueError(f"{error}, or timm:NAME for any network of timm") from None
+        raise UserError(f"{error}, or timm:NAME for any network of timm") from None
     signature = inspect.signature(factory)
     try:
         signature.bind(**options)
     except TypeError as error:
         allowed = ", ".join(signature.parameters)
-        raise ValueError(f"model {name!r} {error}; its options: {allowed}") from None
+        raise UserError(f"model {name!r} {error}; its options: {allowed}") from None
     return factory(**options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robustmetric.validate import UserError
+
 
 class C2F2(nn.Module):
     """Two 5×5 convolutions and two fully connected layers, for small images.
@@ -20,11 +22,11 @@ class C2F2(nn.Module):
     def __init__(self, *, channels: int = 1, size: int = 28, dim: int = 512) -> None:
         super().__init__()
         if channels < 1:
-            raise ValueError(f"channels is {channels}; it must be at least 1")
+            raise UserError(f"channels is {channels}; it must be at least 1")
         if size < 4 or size % 4:
-            raise ValueError(f"size is {size}; two poolings need a positive multiple of 4, for example 28")
+            raise UserError(f"size is {size}; two poolings need a positive multiple of 4, for example 28")
         if dim < 1:
-            raise ValueError(f"dim is {dim}; the embedding needs at least 1 dimension")
+            raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
         self.channels, self.size = channels, size
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
@@ -34,7 +36,7 @@ class C2F2(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed images ``(B, channels, size, size)`` as ``(B, dim)``."""
         if images.ndim != 4 or images.shape[1:] != (self.channels, self.size, self.size):
-            raise ValueError(
+            raise UserError(
                 f"images have shape {tuple(images.shape)}; this C2F2 takes (B, {self.channels}, {self.size},"
                 f" {self.size}): resize the images, or create it with their channels and size"
             )

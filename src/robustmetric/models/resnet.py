@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robustmetric.validate import UserError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -27,7 +29,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or not all(s > 0 for s in std):
-            raise ValueError(
+            raise UserError(
                 f"mean is {tuple(mean)} and std is {tuple(std)};"
                 " both need one number a channel, and every std must be above 0"
             )
@@ -39,13 +41,13 @@ class Normalize(nn.Module):
         """Normalise images ``(B, C, H, W)``; the shape stays."""
         channels = len(self.mean)
         if images.ndim != 4 or images.shape[1] != channels:
-            raise ValueError(
+            raise UserError(
                 f"images have shape {tuple(images.shape)}; this network takes (B, {channels}, H, W):"
                 f" convert the images to {channels} channels"
             )
         # Integers would be promoted without a word, 255 times too large.
         if not images.is_floating_point():
-            raise ValueError(f"images are {images.dtype}; give floating-point images in [0, 1]: images / 255")
+            raise UserError(f"images are {images.dtype}; give floating-point images in [0, 1]: images / 255")
         return (images - self.mean) / self.std
 
 
@@ -113,9 +115,9 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if dim < 1:
-            raise ValueError(f"dim is {dim}; the embedding needs at least 1 dimension")
+            raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
         if len(mean) != 3:
-            raise ValueError(f"mean is {tuple(mean)}; a ResNet takes 3 channels, so give 3 numbers")
+            raise UserError(f"mean is {tuple(mean)}; a ResNet takes 3 channels, so give 3 numbers")
         self.freeze_bn = freeze_bn
         self.normalize = Normalize(mean, std)
         self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from robustmetric.models.resnet import Normalize
+from robustmetric.validate import UserError
 
 
 def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
@@ -20,14 +21,14 @@ def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
     >>> timm_model("vit_small_patch16_224", dim=128, pretrained=True)
     Traceback (most recent call last):
     ...
-    ValueError: pretrained is not an option of timm:vit_small_patch16_224 here; load a file of weights ...
+    robustmetric.UserError: pretrained is not an option of timm:vit_small_patch16_224 here; load a file of ...
     """
     if dim < 1:
-        raise ValueError(f"dim is {dim}; the embedding needs at least 1 dimension")
+        raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
     instead = {"num_classes": "use dim", "pretrained": "load a file of weights with load_weights"}
     for option, advice in instead.items():
         if option in options:
-            raise ValueError(f"{option} is not an option of timm:{name} here; {advice}")
+            raise UserError(f"{option} is not an option of timm:{name} here; {advice}")
     try:
         timm = importlib.import_module("timm")
     # A torchvision that does not match torch fails in any of these ways.
@@ -39,14 +40,14 @@ def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
     try:
         network: nn.Module = timm.create_model(name, num_classes=dim, pretrained=False, **options)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"timm cannot create {name!r} with options {options}: {error};"
             " timm.list_models() gives the names it knows"
         ) from error
     config: Any = network.pretrained_cfg
     mean, std = config["mean"], config["std"]
     if options.get("in_chans", len(mean)) != len(mean):
-        raise ValueError(
+        raise UserError(
             f"in_chans is {options['in_chans']}, but timm:{name} normalises {len(mean)} channels;"
             f" convert the images to {len(mean)} channels"
         )

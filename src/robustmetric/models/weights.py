@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from robustmetric.files import write_atomically
+from robustmetric.validate import UserError
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
@@ -38,9 +39,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     if not path.exists():
         raise FileNotFoundError(f"there is no weights file {path}")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, not a file of weights; give a file in it")
+        raise UserError(f"{path} is a folder, not a file of weights; give a file in it")
     if path.stat().st_size == 0:
-        raise ValueError(f"{path} is an empty file, without weights; copy it again or save them again")
+        raise UserError(f"{path} is an empty file, without weights; copy it again or save them again")
     own = model.state_dict()
     # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
     optional = {name for name in own if name.endswith("num_batches_tracked")}
@@ -60,7 +61,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     ]:
         problems.append(f"wrong shape: {'; '.join(wrong)}")
     if problems:
-        raise ValueError(
+        raise UserError(
             f"{path} does not fit this {type(model).__name__}: {' | '.join(problems)}"
             " | create the model with the name and options that the weights were saved with"
         )
@@ -74,11 +75,11 @@ def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | os.PathLik
     >>> save_weights(nn.Linear(2, 2), "model.pt")
     Traceback (most recent call last):
     ...
-    ValueError: model.pt: weights are saved as .safetensors only; use a name that ends in .safetensors
+    robustmetric.UserError: model.pt: weights are saved as .safetensors only; use a name that ends in ...
     """
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise ValueError(
+        raise UserError(
             f"{path}: weights are saved as .safetensors only; use a name that ends in .safetensors"
         )
     if not path.parent.is_dir():
@@ -99,12 +100,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping):
-        raise ValueError(f"{path} holds a {type(content).__name__}; weights are a dict of names to tensors")
+        raise UserError(f"{path} holds a {type(content).__name__}; weights are a dict of names to tensors")
     for name, value in content.items():
         # Sparse and meta tensors could not be copied, and would fail when half of the model is loaded.
         dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
         if not dense or not isinstance(name, str):
-            raise ValueError(
+            raise UserError(
                 f"{path} is not plain weights: its entry {name!r} ({type(value).__name__}) is not a dense"
                 " tensor with a name; save the model's state_dict() alone"
             )
@@ -120,13 +121,13 @@ def _read(path: Path) -> object:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         # `from None`: torch's own text recommends loading the file unsafely.
-        raise ValueError(
+        raise UserError(
             f"{path} is not plain weights: it was refused, and nothing in it was run."
             " Save the weights as .safetensors where the file comes from"
         ) from None
     except Exception as error:  # the parsers raise nearly anything on a damaged file
         reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])
-        raise ValueError(
+        raise UserError(
             f"{path} cannot be read as weights; it is damaged or something else ({reason})"
         ) from error
 

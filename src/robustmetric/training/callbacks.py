@@ -167,7 +167,7 @@ class CollapseGuard(L.Callback):
             save_weights(weights, path)
         message = (
             f"{what}. The weights of step {step}, when all was well, are in {path}. What usually helps: a "
-            "softer destination (LGA, -γ/2), fewer or smaller PGD steps (eta, alpha, eps), the sampler S or "
+            "softer destination (LGA, -γ/2), fewer or smaller steps (steps, alpha, eps), the sampler S or "
             "R for the source, a lower learning rate"
         )
         if not self.go_on:

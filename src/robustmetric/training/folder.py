@@ -13,6 +13,7 @@ from typing import Any
 
 from robustmetric.files import is_draft, write_atomically
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe
+from robustmetric.validate import UserError
 
 
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -20,18 +21,18 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     kept = out / "recipe.yaml"
     if kept.exists():
         if not resume:
-            raise ValueError(f"{out} holds a run already: continue it with --resume, or give another --out")
+            raise UserError(f"{out} holds a run already: continue it with --resume, or give another --out")
         before = load_recipe(kept)
         differing = [
             k for k in Recipe.model_fields if k != "epochs" and getattr(before, k) != getattr(recipe, k)
         ]
         if differing:
             told = ", ".join(f"{k} was {getattr(before, k)!r}, is {getattr(recipe, k)!r}" for k in differing)
-            raise ValueError(
+            raise UserError(
                 f"{out} holds another run: {told}; resume with its own recipe or give another --out"
             )
     elif out.exists() and (not out.is_dir() or any(not is_draft(path) for path in out.iterdir())):
-        raise ValueError(f"{out} is not empty and holds no run: give another --out")
+        raise UserError(f"{out} is not empty and holds no run: give another --out")
     check_writable(out)
 
 
@@ -41,7 +42,7 @@ def check_writable(out: Path) -> None:
     >>> check_writable(Path("/dev/null/run"))
     Traceback (most recent call last):
     ...
-    ValueError: the folder /dev/null/run cannot be written to (Not a directory): give another --out
+    robustmetric.UserError: the folder /dev/null/run cannot be written to (Not a directory): give another ...
     """
     try:
         if out.is_symlink() and not out.exists():
@@ -50,7 +51,7 @@ def check_writable(out: Path) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"the folder {out} cannot be written to ({error.strerror or error}): give another --out"
         ) from None
 

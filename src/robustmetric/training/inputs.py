@@ -28,6 +28,7 @@ from robustmetric.distance import embed
 from robustmetric.perturb import differentiate, frozen
 from robustmetric.training.folder import chosen_on
 from robustmetric.training.recipe import Recipe, load_recipe, sizes_for, usual_recipe
+from robustmetric.validate import UserError
 
 Which = Literal["last", "best"]
 """The weights of a run: of its end, or of the validation with the highest R@1."""
@@ -104,7 +105,7 @@ class Subject:
             self._check_channels(like)
             raise
         if kept:
-            raise ValueError(
+            raise UserError(
                 f"{self.weights} has another last layer than the network ({', '.join(kept)}): these are not "
                 "the weights of this embedding; give those, or the dim that they were trained with"
             )
@@ -124,7 +125,7 @@ class Subject:
             models.load_weights(self._new(images), self.weights or "")
         except (ValueError, OSError):
             return
-        raise ValueError(
+        raise UserError(
             f"{self.weights} is of a {self.recipe.model} for images with {_channels(other)}, and these have "
             f"{count}: c2f2 gets one channel where its images are grey, any other network gets three; give "
             f"weights that were trained on images with {_channels(count)}"
@@ -141,10 +142,10 @@ def check_model(name: str) -> None:
     >>> check_model("nets.py")
     Traceback (most recent call last):
     ...
-    ValueError: 'nets.py' names a file and no function in it; write --model FILE.py:FUNCTION, ...
+    robustmetric.UserError: 'nets.py' names a file and no function in it; write --model FILE.py:FUNCTION, ...
     """
     if name.endswith(".py"):
-        raise ValueError(
+        raise UserError(
             f"{name!r} names a file and no function in it; write --model FILE.py:FUNCTION, such as "
             f"{name}:network"
         )
@@ -166,7 +167,7 @@ def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
     check_model(name)
     if ".py:" in name:
         if recipe.freeze_bn:
-            raise ValueError(f"freeze_bn is an option of the built-in ResNets; {name} must freeze its own")
+            raise UserError(f"freeze_bn is an option of the built-in ResNets; {name} must freeze its own")
         return _from_file(name)
     options: dict[str, Any] = {"dim": recipe.dim}
     height, _, channels = images.pixels.shape[1:]
@@ -177,7 +178,7 @@ def make_model(recipe: Recipe, images: Pixels) -> nn.Module:
     try:
         return models.model(name, **options)
     except ImportError as error:  # of timm
-        raise ValueError(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def try_network(model: nn.Module, images: Pixels, crop: int | None = None, *, gradient: bool = True) -> None:
@@ -189,7 +190,7 @@ def try_network(model: nn.Module, images: Pixels, crop: int | None = None, *, gr
     >>> try_network(nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), grey)
     Traceback (most recent call last):
     ...
-    ValueError: the network failed on an image of shape (1, 1, 8, 8) (RuntimeError: ...); give images of ...
+    robustmetric.UserError: the network failed on an image of shape (1, 1, 8, 8) (RuntimeError: ...); give ...
     """
     image = ImageArray(images.pixels, crop)[:1]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -202,7 +203,7 @@ def try_network(model: nn.Module, images: Pixels, crop: int | None = None, *, gr
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
+        raise UserError(
             f"the network failed on an image of shape {tuple(image.shape)} "
             f"({type(error).__name__}: {reason}); give images of the size that it takes, with --size N or "
             "--set resize=N --set crop=N, or a network for these"
@@ -222,17 +223,17 @@ def _from_file(name: str) -> nn.Module:
     _call(file, path, partial(spec.loader.exec_module, module))
     factory = getattr(module, function, None)
     if not callable(factory):
-        raise ValueError(f"{path} has no function {function!r}; write --model FILE.py:FUNCTION")
+        raise UserError(f"{path} has no function {function!r}; write --model FILE.py:FUNCTION")
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
-        raise ValueError(
+        raise UserError(
             f"{name} cannot be called without arguments ({error}): give them defaults, or name a function "
             "that needs none"
         ) from None
     model = _call(name, path, factory)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{name} returned a {type(model).__name__}; it must return a torch.nn.Module")
+        raise UserError(f"{name} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model
 
 
@@ -245,7 +246,7 @@ def _call(name: str, file: Path, code: Callable[[], object]) -> object:
             f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()
         ]
         place = f" in line {lines[-1]} of {file}" if lines else ""
-        raise ValueError(
+        raise UserError(
             f"{name} raised {type(error).__name__}{place}: {error}; mend the file, or name another function"
         ) from error
 
@@ -288,7 +289,7 @@ def pixels(
         except ValueError as error:
             broken.append(str(error))
     if broken:
-        raise ValueError("\n".join(broken))
+        raise UserError("\n".join(broken))
     return found
 
 
@@ -308,7 +309,7 @@ def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
     The recipe of images of one's own looks at their sizes, as far as `resize` and `crop` are not given.
     BatchNorm is frozen where the recipe says so and the network is one of the ResNets, which can do that.
 
-    >>> suited_recipe({"data": "digits", "eta": 2}).eta
+    >>> suited_recipe({"data": "digits", "steps": 2}).steps
     2
     """
     name = usual_recipe(str(changes.get("data", "digits")))

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 
 from robustmetric.registry import lookup
 from robustmetric.training.callbacks import kept_rows
+from robustmetric.validate import UserError
 
 
 class TensorBoard(TensorBoardLogger):
@@ -63,13 +64,13 @@ def make_logger(name: str, out: Path, step: int = 0) -> Logger:
     >>> make_logger("tensorbord", Path("."))
     Traceback (most recent call last):
     ...
-    ValueError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: csv, tensorboard, wandb
+    robustmetric.UserError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: csv, ...
     """
     kind = lookup("logger", name, LOGGERS)
     try:
         return kind(out, step)
     except ModuleNotFoundError:
         package = '"robustmetric[tensorboard]"' if name == "tensorboard" else name
-        raise ValueError(
+        raise UserError(
             f"the logger {name} needs a package that is not installed: pip install {package}"
         ) from None

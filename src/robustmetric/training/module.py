@@ -18,6 +18,7 @@ from robustmetric.data.pairs import Batch
 from robustmetric.defenses import Defense
 from robustmetric.distance import embed
 from robustmetric.retrieval import retrieval_scores
+from robustmetric.validate import UserError
 
 
 class MetricModule(L.LightningModule):
@@ -127,7 +128,7 @@ class MetricModule(L.LightningModule):
     def _check_same(self, checkpoint: dict[str, Any]) -> None:
         made_with = checkpoint.get("defense", self.defense.name)
         if made_with != self.defense.name:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint is of a training with {made_with}, this one uses {self.defense.name}: "
                 "resume with the same defense, or begin a new run"
             )
@@ -135,7 +136,7 @@ class MetricModule(L.LightningModule):
         wrong = sorted(own.keys() ^ found.keys())
         wrong += [name for name in own.keys() & found.keys() if own[name].shape != found[name].shape]
         if wrong:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint is of another network: {len(wrong)} of its entries are missing here, "
                 f"missing there or of another shape, such as {', '.join(wrong[:5])}: resume with the "
                 "same network"

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from robustmetric.registry import fraction, lookup, unknown
+from robustmetric.registry import lookup, unknown
+from robustmetric.validate import UserError, fraction
 
 Level = Annotated[float, BeforeValidator(fraction)]
 
@@ -34,7 +35,7 @@ class Recipe(BaseModel):
     defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
     eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
     alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the size of a step")
-    eta: int = Field(8, ge=1, description="η, the number of steps")
+    steps: int = Field(8, ge=1, description="η, the number of steps")
     margin: float = Field(0.2, gt=0, le=2, description="γ of the triplet loss")
     epochs: int = Field(8, ge=1, description="how often each image is an anchor")
     batch: int = Field(112, ge=8, multiple_of=2, description="images in a batch of a worker, two a pair")
@@ -103,7 +104,7 @@ def sizes_for(typical: int) -> tuple[int, int]:
 def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe by its name or from a YAML file, with some of its entries changed.
 
-    >>> load_recipe("28x28", {"eta": 8, "data": "mnist"}).eta
+    >>> load_recipe("28x28", {"steps": 8, "data": "mnist"}).steps
     8
     """
     entries: dict[str, Any] = {}
@@ -118,11 +119,11 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
     >>> make_recipe({"epoch": 3})
     Traceback (most recent call last):
     ...
-    ValueError: unknown recipe entry 'epoch' (did you mean 'epochs'?); known: alpha, ...
+    robustmetric.UserError: unknown recipe entry 'epoch' (did you mean 'epochs'?); known: alpha, ...
     """
     for key in entries:
         if key not in Recipe.model_fields:
-            raise ValueError(unknown("recipe entry", str(key), Recipe.model_fields))
+            raise UserError(unknown("recipe entry", str(key), Recipe.model_fields))
     try:
         return Recipe(**entries)
     except ValidationError as error:
@@ -130,7 +131,7 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
             f"{problem['loc'][0]} is {problem['input']!r}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
             for problem in error.errors()
         ]
-        raise ValueError("; ".join(problems)) from None
+        raise UserError("; ".join(problems)) from None
 
 
 def recipe_text(name: str) -> str:
@@ -167,15 +168,15 @@ def _read(name: str | Path) -> dict[str, Any]:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not a text file in UTF-8: {error}") from None
+            raise UserError(f"{path} is not a text file in UTF-8: {error}") from None
     else:
         text = _packaged(str(name))
     try:
         entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, dict):
-        raise ValueError(f"{name} must hold entries such as 'epochs: 8', not {type(entries).__name__}")
+        raise UserError(f"{name} must hold entries such as 'epochs: 8', not {type(entries).__name__}")
     return entries
 
 

@@ -28,6 +28,7 @@ from robustmetric.training.module import MetricModule, random_states, set_random
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.schedule import scheduler
 from robustmetric.training.sets import PairData, Sets, load_sets
+from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def train(
         recipe.defense,
         eps=recipe.eps,
         alpha=recipe.alpha,
-        steps=recipe.eta,
+        steps=recipe.steps,
         margin=recipe.margin,
         seed=recipe.seed,
     )
@@ -158,7 +159,7 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
             **options,
         )
     except (MisconfigurationException, ValueError, ImportError) as error:
-        raise ValueError(
+        raise UserError(
             f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
             f"{' '.join(str(error).split())}; give another --accelerator, --devices or --precision"
         ) from error

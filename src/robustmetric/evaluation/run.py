@@ -35,16 +35,17 @@ from robustmetric.attacks import (
 )
 from robustmetric.attacks.base import count_mates
 from robustmetric.distance import embed
+from robustmetric.evaluation import record as records
+from robustmetric.evaluation.checks import CHECKS, Lab
+from robustmetric.evaluation.ers import ERS_ATTACKS, Interval, Values, intervals
+from robustmetric.evaluation.record import Check, Record, Settings
+from robustmetric.evaluation.scene import Images, Scene, device_of, embed_all, run_attack
 from robustmetric.files import is_draft, write_atomically
 from robustmetric.perturb import Budget, check_images, differentiate, frozen
-from robustmetric.registry import is_number, lookup
+from robustmetric.registry import lookup
 from robustmetric.retrieval import check_cameras, check_own, nmi, rank
-from robustmetric.robustness import record as records
-from robustmetric.robustness.checks import CHECKS, Lab
-from robustmetric.robustness.ers import ERS_ATTACKS, Interval, Values, intervals
-from robustmetric.robustness.record import Check, Record, Settings
-from robustmetric.robustness.scene import Images, Scene, device_of, embed_all, run_attack
 from robustmetric.triplets import check_labels
+from robustmetric.validate import UserError, is_number
 
 CheckSet = Literal["none", "quick", "full"]
 
@@ -194,9 +195,9 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise ValueError(f"the network must be a torch.nn.Module, not a {type(self.model).__name__}")
+            raise UserError(f"the network must be a torch.nn.Module, not a {type(self.model).__name__}")
         if isinstance(self.attacks, str):
-            raise ValueError(
+            raise UserError(
                 f"attacks is the text {self.attacks!r}; give a list of attacks, such as ['ES', 'GTM']"
             )
         self.budget = Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
@@ -261,14 +262,14 @@ class Evaluation:
         sets = [(self.images, self.labels)]
         if self.gallery is not None:
             if not isinstance(self.gallery, tuple | list) or len(self.gallery) != 2:
-                raise ValueError(
+                raise UserError(
                     f"the gallery is a {type(self.gallery).__name__}; give a pair of its images and labels"
                 )
             sets.append(self.gallery)
         shapes = []
         for images, labels in sets:
             if isinstance(images, list | tuple):
-                raise ValueError(
+                raise UserError(
                     f"the images are a {type(images).__name__}; give one tensor (N, C, H, W), for example by "
                     "torch.stack(images)"
                 )
@@ -277,56 +278,54 @@ class Evaluation:
             shapes.append(tuple(one.shape[1:]))
             check_labels(labels, len(images))
         if shapes[0] != shapes[-1]:
-            raise ValueError(
+            raise UserError(
                 f"queries have shape {shapes[0]} and the images of the gallery {shapes[-1]}: bring them to "
                 "one size"
             )
         if len(images) < 5:
-            raise ValueError(
+            raise UserError(
                 f"the gallery has {len(images)} images; give at least 5, for a top 4 besides the query"
             )
         kinds, sizes = labels.unique(return_counts=True)
         if len(kinds) < 2:
-            raise ValueError(
+            raise UserError(
                 f"all {len(labels)} images are of class {int(kinds[0])}; no ranking can be wrong: give at "
                 "least two classes"
             )
         if self.gallery is None and int(sizes.max()) < 2:
-            raise ValueError(
+            raise UserError(
                 f"no two of the {len(labels)} images share a class; no query has an answer to find: give at "
                 "least two images of some classes"
             )
         if self.gallery is not None and not torch.isin(self.labels, labels).any():
-            raise ValueError(
+            raise UserError(
                 "no query's class is in the gallery: give queries and gallery the same numbers for the same "
                 "classes"
             )
         whole = is_number(self.queries, Integral)
         if self.queries is not None and not (whole and 1 <= self.queries <= len(self.images)):
-            raise ValueError(
+            raise UserError(
                 f"queries must be from 1 to the number of images, {len(self.images)}, not {self.queries!r}"
             )
         if not is_number(self.batch, Integral) or self.batch < 1:
-            raise ValueError(f"batch must be a whole number of at least 1, not {self.batch!r}")
+            raise UserError(f"batch must be a whole number of at least 1, not {self.batch!r}")
         if not is_number(self.seed, Integral) or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed!r}")
+            raise UserError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed!r}")
         if not self.goals:
-            raise ValueError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}")
+            raise UserError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}")
         names = [a.name for a in self.goals]
         if taken := {"embed", "retrieval", "checks"} & {*names}:
-            raise ValueError(f"an attack cannot be called {', '.join(taken)}: give it another name")
+            raise UserError(f"an attack cannot be called {', '.join(taken)}: give it another name")
         if twice := {n for n in names if names.count(n) > 1}:
-            raise ValueError(f"an attack was given twice: {', '.join(sorted(twice))}")
+            raise UserError(f"an attack was given twice: {', '.join(sorted(twice))}")
         if self.gallery is None and (self.own is not None or self.gallery_cameras is not None):
-            raise ValueError(
-                "own and gallery_cameras describe a gallery, and none is given: pass gallery too"
-            )
+            raise UserError("own and gallery_cameras describe a gallery, and none is given: pass gallery too")
         ranked = self.cameras if self.gallery is None else self.gallery_cameras
         if (ranked is None) != (self.cameras is None):
             known, missing = (
                 ("gallery_cameras", "cameras") if ranked is not None else ("cameras", "gallery_cameras")
             )
-            raise ValueError(f"{known} are given and {missing} are not: pass both, or none")
+            raise UserError(f"{known} are given and {missing} are not: pass both, or none")
         check_cameras(ranked, self.cameras, len(images), len(self.images))
         self.places = check_own(self.own, len(self.images), len(images))
         if self.cameras is not None:
@@ -336,23 +335,23 @@ class Evaluation:
                 torch.empty(len(images), 0), labels.cpu(), cameras=None if ranked is None else ranked.cpu()
             )
             if not (count_mates(asked, seen, own) > 0).any():
-                raise ValueError(
+                raise UserError(
                     "no query has an image of its class from another camera, so none has an answer to find: "
                     "look at the cameras, or leave them out"
                 )
         if self.cameras is not None and self.protocol == "reference":
-            raise ValueError(
+            raise UserError(
                 "the reference protocol knows no cameras: use the strict protocol, or leave the cameras out"
             )
         if self.gallery is not None and self.protocol == "reference":
-            raise ValueError(
+            raise UserError(
                 "the reference protocol takes the nearest image for the query itself, so its queries must be "
                 "in the gallery: use the strict protocol with a gallery of its own"
             )
         for a in self.goals:
             a.check_fits(len(images))
         if other := [a.name for a in self.goals if a.protocol != self.protocol]:
-            raise ValueError(
+            raise UserError(
                 f"{', '.join(other)} follows another protocol than {self.protocol}; the two are never mixed"
             )
 
@@ -373,7 +372,7 @@ class Evaluation:
             except Exception as error:
                 kind = str(images.dtype).removeprefix("torch.")
                 kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-                raise ValueError(
+                raise UserError(
                     f"the {what} failed on images of shape {tuple(images.shape)} and type {kind} "
                     f"({type(error).__name__}: {error}); give images of the size and channels that it takes "
                     "(on the command line: --set resize=N --set crop=N) and of the type of its weights "
@@ -615,7 +614,7 @@ class Evaluation:
                 when, _, name = key.partition("/")
                 if when in ("after", "before"):
                     if when == "after" and name in after:
-                        raise ValueError(f"two attacks report {name}: give one of them another name for it")
+                        raise UserError(f"two attacks report {name}: give one of them another name for it")
                     (after if when == "after" else before)[name] = value.numpy()
         scores, overall, terms = intervals(after, group=group, protocol=self.protocol, seed=self.seed)
         clean, _, _ = intervals(before, group=group, protocol=self.protocol, seed=self.seed, resamples=1)
@@ -680,26 +679,26 @@ def check_folder(folder: Path, plan: dict[str, Any]) -> bool:
     False
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give a folder for the record")
+        raise UserError(f"{folder} is a file: give a folder for the record")
     file = folder / PLAN
     if not file.exists():
         others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
         if others and not file.exists():
-            raise ValueError(f"{folder} is not empty and holds no evaluation: give another --out folder")
+            raise UserError(f"{folder} is not empty and holds no evaluation: give another --out folder")
         return False
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(before, dict):
-            raise ValueError(f"it holds a {type(before).__name__}")
+            raise UserError(f"it holds a {type(before).__name__}")
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"{file} is damaged ({error}): give another --out folder, or remove this one"
         ) from None
     now = json.loads(json.dumps(plan))
     before = {key: before.get(key) for key in now}
     options = [plan.pop("options", None) for plan in (before, now)]
     if differing := [*_differences(before, now)] or [*_differences(*options)]:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds another evaluation: {'; '.join(differing)}; give another --out "
             "folder, or remove this one"
         )
@@ -806,7 +805,7 @@ class Store:
         try:
             return load_file(self._file(name))
         except SafetensorError as error:
-            raise ValueError(
+            raise UserError(
                 f"{self._file(name)} is damaged ({error}); remove it and start again: only it is made anew"
             ) from None
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from robustmetric.attacks import NES, PGD, SPSA, Draws, Queries, RankingAttack, Search, Target
 from robustmetric.attacks.base import count_mates
 from robustmetric.distance import BrokenEmbeddingsError, embed
+from robustmetric.evaluation.ers import COLUMNS, points
+from robustmetric.evaluation.record import Check
+from robustmetric.evaluation.scene import Scene, embed_all, run_attack
 from robustmetric.perturb import Budget, differentiate
-from robustmetric.registry import shorten
-from robustmetric.robustness.ers import COLUMNS, points
-from robustmetric.robustness.record import Check
-from robustmetric.robustness.scene import Scene, embed_all, run_attack
+from robustmetric.validate import shorten
 
 Status = Literal["pass", "warn", "fail", "not run"]
 

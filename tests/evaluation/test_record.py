@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from robustmetric.robustness import Evaluation, Record, load_arrays, load_record
-from robustmetric.robustness.record import SCHEMA, Score, show
-from robustmetric.robustness.run import digest_of
+from robustmetric.evaluation import Evaluation, Record, load_arrays, load_record
+from robustmetric.evaluation.record import SCHEMA, Score, show
+from robustmetric.evaluation.run import digest_of
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Gallery, Queries, Search, Target, Transfer
 from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.evaluation import Evaluation, Record
+from robustmetric.evaluation.run import Store
 from robustmetric.perturb import Budget, Objective
-from robustmetric.robustness import Evaluation, Record
-from robustmetric.robustness.run import Store
 
 Tiny = Callable[..., Evaluation]
 Plan = tuple[str, float]  # what ends the attempt, and when; ("none", 0) lets it finish

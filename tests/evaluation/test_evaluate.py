@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import PGD, Draws, Transfer
 from robustmetric.distance import embed
+from robustmetric.evaluation import COLUMNS, ERS_ATTACKS, Evaluation, Record, evaluate, run_attack
 from robustmetric.perturb import frozen
-from robustmetric.robustness import COLUMNS, ERS_ATTACKS, Evaluation, Record, evaluate, run_attack
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robustmetric.attacks import Protocol
+from robustmetric.validate import UserError
 
 Values = NDArray[np.float64]
 
@@ -45,7 +46,7 @@ def terms(scores: Mapping[str, float | Values], *, protocol: Protocol = "strict"
     {'CA+': 100.0, 'CA-': 40.0, 'QA+': 100.0, 'QA-': 40.0, 'TMA': 25.0, 'ES:D': 25.0, 'ES:R': 60.0, ...}
     """
     if missing := [name for name in COLUMNS if name not in scores]:
-        raise ValueError(
+        raise UserError(
             f"the ERS needs all ten scores; missing: {', '.join(missing)}: run the attacks "
             f"{', '.join(dict.fromkeys(COLUMNS[name].attack for name in missing))} as well"
         )

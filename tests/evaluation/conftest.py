@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.robustness import Evaluation, Record
+from robustmetric.evaluation import Evaluation, Record
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from robustmetric.attacks import Protocol
+from robustmetric.evaluation.ers import COLUMNS
 from robustmetric.files import write_atomically
-from robustmetric.robustness.ers import COLUMNS
+from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 RECORD, ARRAYS = "record.json", "queries.safetensors"
@@ -220,16 +221,16 @@ def load_record(path: str | Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a record: it is not JSON ({error})") from None
+        raise UserError(f"{path} is not a record: it is not JSON ({error})") from None
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
-        raise ValueError(f"{path} is not a record of this version: its schema is {found!r}, not {SCHEMA!r}")
+        raise UserError(f"{path} is not a record of this version: its schema is {found!r}, not {SCHEMA!r}")
     try:
         return Record(**content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path} is not a whole record: {place}: {first['msg']}") from None
+        raise UserError(f"{path} is not a whole record: {place}: {first['msg']}") from None
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:
@@ -246,6 +247,6 @@ def load_arrays(path: str | Path) -> dict[str, Tensor]:
         if file.is_file():
             content = file.read_bytes()
             if hashlib.sha256(content).hexdigest() != record.arrays.sha256:
-                raise ValueError(f"{file} is not what its record was written with: its digest differs")
+                raise UserError(f"{file} is not what its record was written with: its digest differs")
             return load(content)
     raise FileNotFoundError(f"there is no {record.arrays.file} beside the record {path}")

@@ -1,10 +1,10 @@
 """Robustness: the attacks run, their scores, the Empirical Robustness Score, its checks and its record."""
 
-from robustmetric.robustness.checks import CHECKS
-from robustmetric.robustness.ers import COLUMNS, ERS_ATTACKS, ers, terms
-from robustmetric.robustness.record import Check, Record, load_arrays, load_record
-from robustmetric.robustness.run import Evaluation, evaluate
-from robustmetric.robustness.scene import Images, Outcome, Scene, run_attack
+from robustmetric.evaluation.checks import CHECKS
+from robustmetric.evaluation.ers import COLUMNS, ERS_ATTACKS, ers, terms
+from robustmetric.evaluation.record import Check, Record, load_arrays, load_record
+from robustmetric.evaluation.run import Evaluation, evaluate
+from robustmetric.evaluation.scene import Images, Outcome, Scene, run_attack
 
 __all__ = [
     "CHECKS",

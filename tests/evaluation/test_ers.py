@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robustmetric.attacks import ATTACKS, Protocol
-from robustmetric.robustness.ers import (
+from robustmetric.evaluation.ers import (
     COLUMNS,
     ERS_ATTACKS,
     Values,

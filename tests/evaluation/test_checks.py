@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Target, Transfer
 from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 from robustmetric.perturb import Budget, Objective, frozen
-from robustmetric.robustness import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import attack
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.robustness import Evaluation, Record
+from robustmetric.evaluation import Evaluation, Record
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]

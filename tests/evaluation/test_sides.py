@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import embed
-from robustmetric.robustness import Evaluation, Record
-from robustmetric.robustness import run as running
-from robustmetric.robustness.record import Check
-from robustmetric.robustness.run import Origin, check_folder
+from robustmetric.evaluation import Evaluation, Record
+from robustmetric.evaluation import run as running
+from robustmetric.evaluation.record import Check
+from robustmetric.evaluation.run import Origin, check_folder
 
 Tiny = Callable[..., Evaluation]
 FEW: dict[str, Any] = {"attacks": ["ES", "LTM", "GTM", "GTT"], "steps": 2}

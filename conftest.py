@@ -1,0 +1,17 @@
+"""For all tests, those in docstrings included."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from robustmetric.registry import KINDS, registry
+
+
+@pytest.fixture(autouse=True)
+def _registered_parts() -> Iterator[None]:
+    """Forget what a test or an example registers."""
+    before = {kind: dict(registry(kind)._known) for kind in KINDS}
+    yield
+    for kind, known in before.items():
+        registry(kind)._known.clear()
+        registry(kind)._known.update(known)
