@@ -15,7 +15,7 @@ from robustmetric.validate import UserError, is_number
 
 
 class Destination(nn.Module):
-    """Gives the hardness (T,) that each source triplet of a batch is to reach.
+    """Returns the hardness (T,) that each source triplet of a batch is to reach.
 
     A subclass implements `forward` and, if it follows the loss, `update`; what it must remember is a buffer,
     so that it is saved and restored with the training.
@@ -36,7 +36,7 @@ class Destination(nn.Module):
         generator: torch.Generator,
         dim: int | None = None,
     ) -> Tensor:
-        """Give the destination (T,) of the `source` triplets that `sampler` drew from `dist` and `labels`."""
+        """Return the destination (T,) of the `source` triplets that `sampler` drew from `dist` and `labels`."""
         raise TypeError(f"{type(self).__name__} must implement forward")
 
     def update(self, loss: Tensor) -> None:
@@ -118,7 +118,7 @@ class Constant(Destination):
         generator: torch.Generator,
         dim: int | None = None,
     ) -> Tensor:
-        """Give the constant as (T,)."""
+        """Return the constant as (T,)."""
         return dist.new_full(source.anchor.shape, self.value)
 
 
@@ -162,7 +162,7 @@ class FollowsLoss(Destination):
         self.register_buffer("previous_loss", torch.tensor(math.inf))
 
     def relative_loss(self) -> Tensor:
-        """Give ℓ̄, a scalar in [0, 1]."""
+        """Return ℓ̄, a scalar in [0, 1]."""
         u = self.margin if self.u is None else self.u
         return self.previous_loss.clamp_max(u) / u
 
@@ -203,7 +203,7 @@ class Boosted(FollowsLoss):
         generator: torch.Generator,
         dim: int | None = None,
     ) -> Tensor:
-        """Give the raised destination (T,)."""
+        """Return the raised destination (T,)."""
         base: Tensor = self.base(dist, labels, source, sampler=sampler, generator=generator, dim=dim)
         shift = (0.1 if self.xi is None else self.xi) * (1 - self.relative_loss())
         return base + shift.to(base)
@@ -245,13 +245,13 @@ class Gradual(FollowsLoss):
         generator: torch.Generator,
         dim: int | None = None,
     ) -> Tensor:
-        """Give the destination, the same for all triplets, as (T,)."""
+        """Return the destination, the same for all triplets, as (T,)."""
         value = -self.margin * self.relative_loss() ** self.power
         return value.to(dist).expand(source.anchor.shape)
 
 
 def sampler_name(sampler: Sampler) -> str:
-    """Give a sampler's letter, or the name of its class if it has none.
+    """Return a sampler's letter, or the name of its class if it has none.
 
     >>> from robustmetric.triplets import Softhard
     >>> sampler_name(Softhard())

@@ -101,7 +101,7 @@ def hardness(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Give the widest float a device has: double precision, single on Apple's GPUs.
+    """Return the widest float a device has: double precision, single on Apple's GPUs.
 
     >>> wide_dtype(torch.device("cpu"))
     torch.float64

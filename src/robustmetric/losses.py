@@ -91,7 +91,7 @@ class SextupletTerm:
         return f"{kind[:-1]},{listed})" if kind.endswith(")") else f"{kind}({listed})"
 
     def __call__(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
-        """Give the weighted term, a scalar, from the (T, D) embeddings of each role; `margin` is γ."""
+        """Return the weighted term, a scalar, from the (T, D) embeddings of each role; `margin` is γ."""
         anchor, positive, negative, intra_class = self.roles
         default = 0.0 if intra_class else margin
         loss = triplet_loss(

@@ -289,7 +289,7 @@ class _Task:
 def _ranks(
     near: Tensor, row: Tensor, task: _Task, piece: Tensor, pool: ThreadPoolExecutor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give first rank and both average precisions (B,) of queries whose squares are in `near[row]` (B, N)."""
+    """Return first rank and both average precisions (B,) of queries whose squares are in `near[row]` (B, N)."""
     own, relevant = task.own[piece], task.relevant[piece]
     column = torch.arange(int(task.size[piece].max()), device=near.device)
     # Behind the end of its class a query looks at itself and at others' images: both are struck out.
@@ -314,7 +314,7 @@ def _ranks(
 
 
 def _places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: ThreadPoolExecutor) -> Tensor:
-    """Give the ranks (B, R) of the wanted keys in `near[row]` (B, N), ascending; may sort the keys."""
+    """Return the ranks (B, R) of the wanted keys in `near[row]` (B, N), ascending; may sort the keys."""
     if near.device.type != "cpu":
         return _places_by_keys(near[row], wanted)[:, : int(relevant.max())]
     place = torch.ones(len(row), int(relevant.max()), dtype=torch.long)
@@ -331,7 +331,7 @@ def _places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: T
 
 
 def _places_of_one(near: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Give the ranks (R,) of the wanted keys, ascending, among a query's squares (N,).
+    """Return the ranks (R,) of the wanted keys, ascending, among a query's squares (N,).
 
     numpy's vectorised sort is several times torch's, and takes half as long for squares as for keys: keys are
     sorted only if many images are equally far.
@@ -357,23 +357,23 @@ def _places_of_one(near: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64])
 
 
 def _places_by_keys(near: Tensor, wanted: Tensor) -> Tensor:
-    """Give the ranks (B, R), ascending, of the wanted keys in squares (B, N), in steps that suit a GPU."""
+    """Return the ranks (B, R), ascending, of the wanted keys in squares (B, N), in steps that suit a GPU."""
     keys = _keys(near, torch.arange(near.shape[1], device=near.device))
     return torch.searchsorted(keys.sort(dim=1).values, wanted.sort(dim=1).values).add_(1)
 
 
 def _keys(square: Tensor, position: Tensor) -> Tensor:
-    """Give the bits of each square above its image's position: unique, and ordered as the ranking is."""
+    """Return the bits of each square above its image's position: unique, and ordered as the ranking is."""
     return square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(position)
 
 
 def _side(images: int, dim: int) -> int:
-    """Give how many images a tile has on a side."""
+    """Return how many images a tile has on a side."""
     return min(_TILE, block_width(images, dim))
 
 
 def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[int, bool]:
-    """Give how many queries to rank at once in so many bytes, and whether all squares of the gallery fit."""
+    """Return how many queries to rank at once in so many bytes, and whether all squares of the gallery fit."""
     images, dim = gallery.shape
     width, side = block_width(images, dim), _side(images, dim)
     # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery,

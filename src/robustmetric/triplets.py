@@ -30,7 +30,7 @@ class Triplets(NamedTuple):
         return dist[self.anchor, self.positive] - dist[self.anchor, self.negative]
 
     def stack(self) -> Tensor:
-        """Give the positions as one (T, 3) tensor."""
+        """Return the positions as one (T, 3) tensor."""
         return torch.stack(tuple(self), dim=1)
 
 

@@ -14,13 +14,18 @@ _SHOWN = 5  # of many items
 class UserError(ValueError):
     """Something a person can mend: it names the value, what is allowed and what to do next.
 
-    The command line prints it in a line, without a traceback.
+    `parameter` is the name of the argument to change, where there is one: the command line shows its flag
+    behind the message. It prints the error in a line, without a traceback.
 
     >>> raise UserError("eps must be in [0, 1], not 8: pixels are in [0, 1]")
     Traceback (most recent call last):
     ...
     robustmetric.UserError: eps must be in [0, 1], not 8: pixels are in [0, 1]
     """
+
+    def __init__(self, message: str, *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 UserError.__module__ = "robustmetric"  # where it is public

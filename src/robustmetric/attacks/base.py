@@ -211,11 +211,11 @@ class RankingAttack(ABC):
 
     @abstractmethod
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Give (B,) values, to be minimised over the perturbed queries' embeddings `z` (B, D)."""
+        """Return (B,) values, to be minimised over the perturbed queries' embeddings `z` (B, D)."""
 
     @abstractmethod
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Give (B,) values by name for embeddings `z`, shares and ranks in %; NaN where there is none."""
+        """Return (B,) values by name for embeddings `z`, shares and ranks in %; NaN where there is none."""
 
     def start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
         """Where the search begins, if not at the images (B, C, H, W) themselves."""
@@ -547,7 +547,7 @@ class _RankHinge(torch.autograd.Function):
 
 
 def sign_of(sign: str) -> float:
-    """Give 1 for "+" and −1 for "-".
+    """Return 1 for "+" and −1 for "-".
 
     >>> sign_of("-")
     -1.0

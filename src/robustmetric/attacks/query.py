@@ -124,7 +124,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         return torch.cat([candidates, kept], dim=1)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Give QA's objective on the candidates and, weighted, QA+'s on the images to keep."""
+        """Return QA's objective on the candidates and, weighted, QA+'s on the images to keep."""
         weights = [sign_of(self.sign) / self.m] * self.m + [self.weight / self.keep] * self.keep
         return rank_hinge(z, target.index, weights, gallery, queries.own if self.strict else None)
 

@@ -123,7 +123,7 @@ def stoppable(console: Console, advice: str) -> Iterator[None]:
 
 
 def exit_code(name: str) -> int:
-    """Give the exit code of a command that a signal stopped; that of Ctrl-C if it is no signal's name.
+    """Return the exit code of a command that a signal stopped; that of Ctrl-C if it is no signal's name.
 
     >>> exit_code("SIGINT"), exit_code("SIGTERM"), exit_code("another worker was told to stop")
     (130, 143, 130)

@@ -539,7 +539,7 @@ def _check_search(search: str, surrogate: Path | None) -> None:
 
 
 def _inside_transfer(search: str) -> str | None:
-    """Give the search in the brackets of transfer(…), "" if there is none; None for another search."""
+    """Return the search in the brackets of transfer(…), "" if there is none; None for another search."""
     found = re.fullmatch(r"transfer(?:\((.*)\))?", search)
     return None if found is None else found[1] or ""
 

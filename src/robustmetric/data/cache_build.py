@@ -109,7 +109,7 @@ def _copies(plan: Plan, cache: _Partial) -> dict[int, tuple[NDArray[np.uint8], i
 def _decode(
     plan: Plan, missing: Sequence[int], size: Size, pool: ThreadPoolExecutor
 ) -> Iterator[tuple[int, NDArray[np.uint8] | str]]:
-    """Give each row with its pixels, or with the reason why there are none."""
+    """Return each row with its pixels, or with the reason why there are none."""
 
     def work(index: int) -> NDArray[np.uint8] | str:
         return decoded_or_reason(*plan.sources[index][:2], size, plan.channels)

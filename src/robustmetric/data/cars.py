@@ -106,7 +106,7 @@ def _variables(data: memoryview, order: str) -> Iterator[tuple[str, Any]]:
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    """Give type and content of each element."""
+    """Return type and content of each element."""
     position = 0
     while position < len(data):
         kind, size = struct.unpack_from(f"{order}II", data, position)

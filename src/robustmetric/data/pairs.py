@@ -29,7 +29,7 @@ class Order(NamedTuple):
 
 
 def random(seed: int, epoch: int, purpose: int) -> np.random.Generator:
-    """Give a generator that depends on these numbers alone.
+    """Return a generator that depends on these numbers alone.
 
     >>> bool(random(0, 1, 0).integers(100) == random(0, 1, 0).integers(100))
     True

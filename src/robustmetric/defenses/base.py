@@ -111,7 +111,7 @@ class Defense(nn.Module):
         return f"{self.family}[{sampler_name(self.source)}]"
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
-        """Give the loss of (N, C, H, W) images in [0, 1] with (N,) labels, and its logs.
+        """Return the loss of (N, C, H, W) images in [0, 1] with (N,) labels, and its logs.
 
         The logs hold means over the triplets (`hardness/source` and `hardness/destination` as mined,
         `hardness/reached` as the loss sees it; NaN where a defense has none), the parts of the loss
@@ -149,7 +149,7 @@ class Defense(nn.Module):
         raise TypeError(f"{type(self).__name__} must implement step")
 
     def get_extra_state(self) -> Tensor:
-        """Give the state of the generator."""
+        """Return the state of the generator."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:

@@ -84,14 +84,14 @@ class Lab:
         return {name: torch.cat([p[name] for p in parts]).cpu().double() for name in parts[0]}
 
     def aimed(self, a: RankingAttack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
-        """Give the images of these numbers, what is known of them as queries, and what they aim at."""
+        """Return the images of these numbers, what is known of them as queries, and what they aim at."""
         images, queries = self.scene.batch(numbers)
         draws = Draws(self.seed, a.name, numbers.tolist())
         with torch.no_grad():
             return images, queries, self.scene.aim(a, queries, draws)
 
     def measured(self, a: RankingAttack, positions: Tensor) -> dict[str, Tensor]:
-        """Give what the evaluation found for some of the queries, in the form of `again`."""
+        """Return what the evaluation found for some of the queries, in the form of `again`."""
         values = {n.removeprefix("after/"): v for n, v in self.found[a.name].items() if n[:6] == "after/"}
         values["objective"] = self.found[a.name]["objective/last"]
         return {name: value[positions] for name, value in values.items()}
@@ -523,7 +523,7 @@ def _shorter(budget: Budget, steps: int) -> Budget:
 
 
 def _terms(name: str, value: Tensor) -> Tensor:
-    """Give the ERS terms of single queries; not clamped, for their mean is."""
+    """Return the ERS terms of single queries; not clamped, for their mean is."""
     return torch.as_tensor(COLUMNS[name].term(value.numpy()))
 
 

@@ -40,7 +40,7 @@ ERS_ATTACKS = tuple(dict.fromkeys(column.attack for column in COLUMNS.values()))
 
 
 def terms(scores: Mapping[str, float | Values], *, protocol: Protocol = "strict") -> dict[str, Values]:
-    """Give the ten terms of the ERS, each at most 100 if nothing moves; `strict` keeps them in [0, 100].
+    """Return the ten terms of the ERS, each at most 100 if nothing moves; `strict` keeps them in [0, 100].
 
     >>> {k: float(v) for k, v in terms(dict.fromkeys(COLUMNS, 60.0) | {"TMA": 0.75, "ES:D": 1.5}).items()}
     {'CA+': 100.0, 'CA-': 40.0, 'QA+': 100.0, 'QA-': 40.0, 'TMA': 25.0, 'ES:D': 25.0, 'ES:R': 60.0, ...}

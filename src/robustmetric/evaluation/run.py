@@ -567,7 +567,7 @@ class Evaluation:
         return {n: v.double() if v.is_floating_point() else v for n, v in kept.items()}
 
     def found(self, a: RankingAttack) -> dict[str, Tensor]:
-        """Give the per-query values of an attack, over all its blocks."""
+        """Return the per-query values of an attack, over all its blocks."""
         parts = [self.store.get(n) for n in self.pieces()[a.name]]
         return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
 
@@ -799,7 +799,7 @@ class Store:
         write_atomically(self._file(name), lambda file: file.write(save(piece)))
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """Give a finished piece."""
+        """Return a finished piece."""
         if self.folder is None:
             return self._memory[name]
         try:
@@ -843,7 +843,7 @@ class Store:
 
 
 def digest_of(model: nn.Module) -> str:
-    """Give the SHA-256 of a network's state: names, types, shapes and values.
+    """Return the SHA-256 of a network's state: names, types, shapes and values.
 
     >>> digest_of(nn.Flatten())[:8]
     'e3b0c442'
@@ -859,7 +859,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of what computes the scores.
+    """Return the versions of what computes the scores.
 
     >>> "torch" in versions()
     True

@@ -89,11 +89,11 @@ class Scene:
         )
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
-        """Give the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
+        """Return the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
         return self.images[numbers].detach().to(self.device), self.queries[numbers.to(self.device)]
 
     def seen_by(self, model: nn.Module, batch: int) -> Scene:
-        """Give the same images as another network sees them."""
+        """Return the same images as another network sees them."""
         z = embed_all(model, self.images, torch.arange(len(self.images)), batch)
         ranked = z
         if self.ranked is not None:

@@ -100,7 +100,7 @@ def _worker(
 
 
 def _sendable(error: Exception) -> Exception:
-    """Give an exception that arrives as what it was, or one that tells of it."""
+    """Return an exception that arrives as what it was, or one that tells of it."""
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
             return error

@@ -157,6 +157,6 @@ def _other_head(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str,
 
 
 def _form(tensor: Tensor) -> str:
-    """Give the shape, and the type unless it is floating point: float16 may be loaded, int8 may not."""
+    """Return the shape, and the type unless it is floating point: float16 may be loaded, int8 may not."""
     shape = str(tuple(tensor.shape))
     return shape if tensor.is_floating_point() else f"{shape} of {tensor.dtype}"

@@ -44,7 +44,7 @@ class Keeper(L.Callback):
         self.last: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Give R@1 and step of the best validation so far, and of the last."""
+        """Return R@1 and step of the best validation so far, and of the last."""
         return {"best": self.best, "last": self.last}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class CollapseGuard(L.Callback):
         self._good: tuple[int, dict[str, Tensor]] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what the guard has seen."""
+        """Return what the guard has seen."""
         return {"begun": self.begun, "narrow": self.narrow, "told": self.told}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

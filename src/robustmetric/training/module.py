@@ -61,7 +61,7 @@ class MetricModule(L.LightningModule):
         self._found: list[tuple[Tensor, Tensor]] = []
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Give the optimiser of the parameters that learn, with its scheduler if there is one."""
+        """Return the optimiser of the parameters that learn, with its scheduler if there is one."""
         learning = [p for p in self.model.parameters() if p.requires_grad]
         if self.optimizer is None:
             optimizer: Optimizer = torch.optim.Adam(learning, lr=self.lr, weight_decay=self.weight_decay)
@@ -86,7 +86,7 @@ class MetricModule(L.LightningModule):
         return step.loss
 
     def _log_step(self, step: int) -> None:
-        """Give loggers the number of steps done, where Lightning itself would count from 0."""
+        """Pass loggers the number of steps done, where Lightning itself would count from 0."""
         if self.trainer.state.fn == "fit":
             self.log_dict({"step": float(step), "epoch": float(self.current_epoch)}, rank_zero_only=True)
 
@@ -150,7 +150,7 @@ class MetricModule(L.LightningModule):
 
 
 def random_states() -> dict[str, Any]:
-    """Give the states of Python's, NumPy's and torch's global generators as plain data.
+    """Return the states of Python's, NumPy's and torch's global generators as plain data.
 
     >>> sorted(random_states())
     ['cpu', 'cuda', 'numpy', 'python']

@@ -101,7 +101,7 @@ class Teller(L.Callback):
         self.show(Status(trainer.global_step, self.steps, loss, perturbed, recall, left, validated))
 
     def _left(self, trainer: L.Trainer) -> float | None:
-        """Give the seconds left, as soon as a step has been done."""
+        """Return the seconds left, as soon as a step has been done."""
         done = trainer.global_step - self.first
         if done == 0:
             return None
@@ -111,7 +111,7 @@ class Teller(L.Callback):
         return a_step * (self.steps - trainer.global_step) + a_validation * to_validate
 
     def _validating(self) -> float:
-        """Give the seconds that validations took so far."""
+        """Return the seconds that validations took so far."""
         return self.validating + (0.0 if self.since is None else self.clock() - self.since)
 
 

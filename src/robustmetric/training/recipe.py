@@ -90,7 +90,7 @@ def usual_recipe(data: str) -> str:
 
 
 def sizes_for(typical: int) -> tuple[int, int]:
-    """Give the resize and crop that suit images of a typical size: none is blown up.
+    """Return the resize and crop that suit images of a typical size: none is blown up.
 
     >>> sizes_for(500), sizes_for(64)
     ((256, 224), (64, 56))

@@ -125,7 +125,7 @@ def train(
 
 
 def checkpoint_step(out: Path) -> int:
-    """Give the step that a run goes on from: that of its checkpoint, 0 where there is none.
+    """Return the step that a run goes on from: that of its checkpoint, 0 where there is none.
 
     >>> checkpoint_step(Path("nowhere"))
     0

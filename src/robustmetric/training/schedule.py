@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def factor(step: int, *, steps: int, warmup: int = 0, schedule: Literal["constant", "cosine"]) -> float:
-    """Give what the learning rate is multiplied by in a step, counted from 0, of all `steps`.
+    """Return what the learning rate is multiplied by in a step, counted from 0, of all `steps`.
 
     It rises linearly in the first `warmup` steps and reaches 1 in the last of them; the cosine then falls
     to 0 at the end.
