@@ -5,32 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Search, Target
+from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Search, Target
 from robustmetric.distance import embed
+from robustmetric.evaluation.images import Images
 from robustmetric.perturb import Budget
 from robustmetric.retrieval import Ranking, rank
-
-
-class Images(Protocol):
-    """N images in [0, 1]: a tensor (N, C, H, W), or anything that is indexed like one.
-
-    >>> class Grey:
-    ...     def __len__(self):
-    ...         return 10
-    ...     def __getitem__(self, index):
-    ...         return torch.full((len(index), 1, 8, 8), 0.5)
-    >>> embed_all(nn.Flatten(), Grey(), torch.arange(10), batch=4).shape
-    torch.Size([10, 64])
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +148,7 @@ def run_attack(
     >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
     >>> scene = Scene(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
     >>> budget = rm.Budget(eps=0.1, alpha=0.05, steps=4)
-    >>> outcome = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), budget, PGD())
+    >>> outcome = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), budget, rm.attacks.PGD())
     >>> bool((outcome.after["TMA"] > outcome.before["TMA"]).all())
     True
     """
@@ -199,8 +182,7 @@ def run_attack(
         last = attack.objective(z, target, queries, scene.gallery)
         after = scene.measure(attack, z, target, queries)
         # Where the end of one descent counts: of several, or of trials, the point before is not known.
-        plain = isinstance(search, PGD) and search.restarts == 1 and not search.best
-        if attack.read_early and surrogate is None and plain:
+        if attack.read_early and surrogate is None and search.keeps_last:
             sooner = scene.measure(attack, early, target, queries)
             after |= {name: sooner[name] for name in attack.read_early}
         before = scene.measure(attack, queries.z, target, queries)
