@@ -156,6 +156,7 @@ def register(kind: str, name: str, **fixed: Any) -> Callable[[F], F]:
     >>> import robustmetric as rm
     >>> @rm.register("search", "still")
     ... class Still(rm.attacks.Search):
+    ...     follows_gradient = False
     ...     def __call__(self, images, objective, budget, *, draws, start=None):
     ...         return images
     >>> rm.attacks.make_search("still")

@@ -289,7 +289,7 @@ class _Task:
 def _ranks(
     near: Tensor, row: Tensor, task: _Task, piece: Tensor, pool: ThreadPoolExecutor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return first rank and both average precisions (B,) of queries whose squares are in `near[row]` (B, N)."""
+    """Return first rank and both average precisions (B,) of queries with squares in `near[row]` (B, N)."""
     own, relevant = task.own[piece], task.relevant[piece]
     column = torch.arange(int(task.size[piece].max()), device=near.device)
     # Behind the end of its class a query looks at itself and at others' images: both are struck out.
@@ -373,7 +373,7 @@ def _side(images: int, dim: int) -> int:
 
 
 def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[int, bool]:
-    """Return how many queries to rank at once in so many bytes, and whether all squares of the gallery fit."""
+    """Return how many queries to rank at once in so many bytes, and whether the gallery's squares all fit."""
     images, dim = gallery.shape
     width, side = block_width(images, dim), _side(images, dim)
     # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Target, Transfer
+from robustmetric.attacks import PGD, Column, Draws, Gallery, Queries, RankingAttack, Target, Transfer
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 from robustmetric.perturb import Budget, Objective, frozen
@@ -342,6 +342,7 @@ class Plateau(RankingAttack):
     """Flat wherever an image can be: its gradient is zero, though the network has one."""
 
     name: ClassVar[str] = "plateau"
+    columns: ClassVar[tuple[Column, ...]] = (Column("plateau", "higher"),)
     height: float
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -415,6 +415,7 @@ class Farther(EmbeddingShift):
 class Nudge(Search):
     """A search whose name does not tell its options."""
 
+    follows_gradient: ClassVar[bool] = False
     size: float = 0.1
 
     @property

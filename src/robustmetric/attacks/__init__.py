@@ -18,20 +18,26 @@ from robustmetric.attacks.base import (
     nearest,
 )
 from robustmetric.attacks.candidate import CandidateAttack
+from robustmetric.attacks.columns import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.attacks.mismatch import TargetedMismatch
 from robustmetric.attacks.misrank import GreedyTop1Misranking, LearningToMisrank
 from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAttack
-from robustmetric.attacks.search import NES, PGD, SPSA, Search, Transfer, make_search
+from robustmetric.attacks.search import NES, PGD, SEARCHES, SPSA, Search, Transfer, make_search
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.attacks.translocation import GreedyTop1Translocation
 from robustmetric.registry import Registry, registry
 
 __all__ = [
     "ATTACKS",
+    "COSINE",
+    "DISTANCE",
     "NES",
+    "PERCENT",
     "PGD",
+    "SEARCHES",
     "SPSA",
     "CandidateAttack",
+    "Column",
     "Draws",
     "EmbeddingShift",
     "Gallery",
@@ -47,6 +53,7 @@ __all__ = [
     "Target",
     "TargetedMismatch",
     "Transfer",
+    "Unit",
     "attack",
     "choose",
     "hit_at_1",

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robustmetric.attacks.columns import Column, from_lowered_rank, from_raised_rank
 from robustmetric.distance import pair_distance
 from robustmetric.registry import lookup
 from robustmetric.squares import distances
@@ -171,12 +172,15 @@ def _key(seed: int, purpose: str, number: int) -> np.random.SeedSequence:
 class RankingAttack(ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
-    A new attack is a class with these three methods. `strict` follows the definitions; `reference` is what
-    published figures were made with, where the two differ. All values are for each query by itself: B queries
-    with embeddings (B, D) are perturbed together.
+    A new attack is a class with a name, its columns and three methods: `select`, `objective` and `measure`.
+    The protocol `strict` follows the definitions; `reference` is what published figures were made with, where
+    the two differ. All values are for each query by itself: B queries with embeddings (B, D) are perturbed
+    together.
 
+    >>> from robustmetric.attacks.columns import DISTANCE
     >>> class Blend(RankingAttack):
     ...     name = "blend"
+    ...     columns = (Column("blend", "higher", DISTANCE),)
     ...     def select(self, queries, gallery, *, draws):
     ...         return choose(draws.uniform(1), gallery, queries.own, strict=True)
     ...     def objective(self, z, target, queries, gallery):
@@ -197,6 +201,11 @@ class RankingAttack(ABC):
     def name(self) -> str:
         """The paper's name for it."""
 
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """What it reports: the columns that `measure` returns, all of them and in their order."""
+
     def check_fits(self, images: int) -> None:
         """Refuse a gallery of so few images that the targets cannot be found in it."""
         return
@@ -215,7 +224,7 @@ class RankingAttack(ABC):
 
     @abstractmethod
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Return (B,) values by name for embeddings `z`, shares and ranks in %; NaN where there is none."""
+        """Return the (B,) values of each column by name, for embeddings `z` (B, D); NaN where is none."""
 
     def start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
         """Where the search begins, if not at the images (B, C, H, W) themselves."""
@@ -264,6 +273,13 @@ class SignedAttack(RankingAttack):
         """The family and the sign, with the number of targets unless it is 1."""
         given = {self.letter: self.count} if self.count != 1 else {}
         return with_options(self.family + self.sign, **given)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The rank of the targets, in %: high where raising them failed, low where lowering them did."""
+        if self.sign == "+":
+            return (Column(self.name, "higher", term=from_raised_rank),)
+        return (Column(self.name, "lower", term=from_lowered_rank),)
 
     def check_fits(self, images: int) -> None:
         """Refuse a gallery of so few images that the targets cannot be found in it."""

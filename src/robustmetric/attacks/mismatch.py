@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, away_from, choose
+from robustmetric.attacks.columns import COSINE, Column, from_cosine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,11 @@ class TargetedMismatch(RankingAttack):
     def name(self) -> str:
         """TMA."""
         return "TMA"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The cosine to the target."""
+        return (Column(self.name, "lower", COSINE, from_cosine),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose one image at random: (B, 1)."""

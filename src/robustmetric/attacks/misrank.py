@@ -23,6 +23,7 @@ from robustmetric.attacks.base import (
     put,
     same_camera,
 )
+from robustmetric.attacks.columns import Column, from_share
 from robustmetric.distance import pair_distance
 
 
@@ -38,6 +39,11 @@ class LearningToMisrank(RankingAttack):
     def name(self) -> str:
         """LTM."""
         return "LTM"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """R@1."""
+        return (Column(self.name, "higher", term=from_share),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Aim at no image but at the classes: (B, 0)."""
@@ -88,6 +94,11 @@ class GreedyTop1Misranking(RankingAttack):
     def name(self) -> str:
         """GTM."""
         return "GTM"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """R@1."""
+        return (Column(self.name, "higher", term=from_share),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the nearest image of another class: (B, 1)."""

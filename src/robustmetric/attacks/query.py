@@ -25,6 +25,7 @@ from robustmetric.attacks.base import (
     sign_of,
     with_options,
 )
+from robustmetric.attacks.columns import Column
 from robustmetric.squares import square_distance
 from robustmetric.validate import UserError, is_number
 
@@ -97,6 +98,13 @@ class SemanticsPreservingQueryAttack(QueryAttack):
             keep=self.keep if self.keep != 5 else None,
             xi=self.xi,
         )
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The candidates' rank, and that of the kept images; the ERS has a term for neither."""
+        (rank,) = super().columns
+        # A low rank of what is kept is good for the attacker, and says nothing of the network alone.
+        return (Column(self.name, rank.better), Column(f"{self.name}:keep", None))
 
     @property
     def weight(self) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, at, hit_at_1
+from robustmetric.attacks.columns import DISTANCE, Column, from_distance, from_share
 from robustmetric.distance import pair_distance
 
 
@@ -24,6 +25,14 @@ class EmbeddingShift(RankingAttack):
     def name(self) -> str:
         """ES."""
         return "ES"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The distance from the benign embedding, and R@1."""
+        return (
+            Column("ES:D", "lower", DISTANCE, from_distance),
+            Column("ES:R", "higher", term=from_share),
+        )
 
     @property
     def read_early(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from robustmetric.attacks.base import (
     nearest,
     rank_hinge,
 )
+from robustmetric.attacks.columns import Column, from_share
 from robustmetric.squares import square_distance
 
 
@@ -31,6 +32,11 @@ class GreedyTop1Translocation(RankingAttack):
     def name(self) -> str:
         """GTT."""
         return "GTT"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The share of queries whose first image stays in the top 4."""
+        return (Column(self.name, "higher", term=from_share),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the first image of the ranking: (B, 1)."""
