@@ -24,13 +24,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from robustmetric.evaluation.run import Store
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Gallery, Queries, Search, Target, Transfer
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.evaluation import Evaluation, Record
-from robustmetric.evaluation.run import Store
 from robustmetric.perturb import Budget, Objective
 
 Tiny = Callable[..., Evaluation]

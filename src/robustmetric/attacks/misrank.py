@@ -98,7 +98,8 @@ class GreedyTop1Misranking(RankingAttack):
     @property
     def columns(self) -> tuple[Column, ...]:
         """R@1."""
-        return (Column(self.name, "higher", term=from_share),)
+        # Near its target there are others, of the query's class too, whatever an attack may do.
+        return (Column(self.name, "higher", term=from_share, conclusive=False),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Choose the nearest image of another class: (B, 1)."""

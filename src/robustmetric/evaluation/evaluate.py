@@ -51,9 +51,9 @@ def evaluate(
 ) -> Record:
     """Measure how well a network ranks images, and how well it keeps that ranking under attack.
 
-    Every attack perturbs each query by at most ε a pixel. The record has R@1, R@2, mAP, NMI, mAP@R, the scores
-    under attack and, if all ten are there, the ERS, with 95 % intervals over the queries, and the checks of
-    how far to trust them.
+    Every attack perturbs each query by at most ε a pixel. The record has R@1, R@2, mAP, NMI, mAP@R, the
+    scores under attack and, if all ten are there, the ERS, with 95 % intervals over the queries, and the
+    checks of how far to trust them.
 
     Args:
         model: Any module that maps images (N, C, H, W) to vectors (N, D). It is held in evaluation mode,
@@ -75,14 +75,15 @@ def evaluate(
             finished stays on disk: the same call goes on where an interrupted one stopped.
         progress: Told the stage, how many of its pieces are done, and how many there are.
         plan: How to attack and to judge; made of the `settings` unless it is given.
-        settings: The fields of a `Plan`: protocol, eps, alpha, steps, search, attacks, queries, seed, batch and
-            checks.
+        settings: The fields of a `Plan`: protocol, eps, alpha, steps, search, attacks, queries, seed, batch
+            and checks.
 
     >>> import torch, robustmetric as rm
     >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 4
     >>> record = rm.evaluate(rm.model("c2f2", size=8), images, labels, steps=2, queries=8, checks="none")
     >>> 0 <= record["ERS"] <= 100, record.settings.protocol
     (True, 'strict')
+
     """
     if plan is None:
         plan = Plan.make(**settings)

@@ -29,8 +29,9 @@ class Found:
     pixels leave [0, 1].
 
     >>> zero = torch.zeros(2)
-    >>> tensors = dict.fromkeys(("number", "target", "change", "outside", "before/X", "after/X", "8-bit/X"), zero)
+    >>> tensors = dict.fromkeys(["number", "target", "change", "outside"], zero)
     >>> tensors |= {f"objective/{when}": zero for when in ("first", "last", "best")}
+    >>> tensors |= {f"{when}/X": zero for when in ("before", "after", "8-bit")}
     >>> found = Found.from_tensors(tensors, ["X"])
     >>> found.after, sorted(found.tensors()) == sorted(tensors)
     ({'X': tensor([0., 0.])}, True)
@@ -51,9 +52,7 @@ class Found:
     def from_tensors(cls, tensors: Mapping[str, Tensor], columns: Sequence[str]) -> Found:
         """Read what `tensors` wrote, of an attack with these columns."""
         plain = {field: tensors[key] for field, key in _PLAIN.items()}
-        values = {
-            field: {name: tensors[f"{key}/{name}"] for name in columns} for field, key in _WHEN.items()
-        }
+        values = {field: {name: tensors[f"{key}/{name}"] for name in columns} for field, key in _WHEN.items()}
         return cls(**plain, **values)  # type: ignore[arg-type]
 
     @classmethod

@@ -75,7 +75,8 @@ class Materials:
         pieces = [p for stage in self.stages for p in stage.pieces]
         mine = [p for p in pieces if isinstance(p, AttackPiece) and p.attack is attack]
         columns = [column.name for column in attack.columns]
-        return Found.join([Found.from_tensors(self.store.get(p), columns) for p in mine])
+        kept: list[Tensors] = [self.store.get(piece) for piece in mine]
+        return Found.join([Found.from_tensors(tensors, columns) for tensors in kept])
 
     @property
     def retrieval(self) -> Tensors:
@@ -174,7 +175,7 @@ class RetrievalPiece(_TensorPiece):
     """The ranking without attacks: values of each query that has an answer, and the NMI of the gallery."""
 
     stage: ClassVar[str] = "retrieval"  # type: ignore[misc]
-    file: ClassVar[str] = "retrieval.safetensors"  # type: ignore[misc]
+    file: ClassVar[str] = "retrieval.safetensors"
 
     def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
         """Rank the gallery for every image."""

@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from robustmetric.attacks import Column, Protocol, RankingAttack, Search, attack, make_search
+from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import differences, options_of
 from robustmetric.evaluation.schema import Part
@@ -57,7 +58,8 @@ class Plan(Part):
     )
 
     _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
-    _search: Search | None = PrivateAttr(None)
+    _search: Search | None = PrivateAttr(None)  # if it was given as an object
+    _text: str | None = PrivateAttr(None)  # if not
 
     @classmethod
     def make(cls, **settings: Any) -> Plan:
@@ -81,10 +83,13 @@ class Plan(Part):
         for name, least in (("queries", 1), ("batch", 1), ("seed", 0)):
             given[name] = _whole(name, given[name], least)
         _check_names(given["checks"])
-        goals, search = _attacks(given["attacks"], given["protocol"]), _search(given["search"])
+        goals, search = _attacks(given["attacks"], given["protocol"]), _made_search(given["search"])
         plan = cls(**{**given, "attacks": tuple(a.name for a in goals), "search": search.name})
         plan._goals = goals
-        plan._search = search if isinstance(given["search"], Search) else None
+        if isinstance(given["search"], str):
+            plan._text = given["search"]
+        else:
+            plan._search = search
         return plan
 
     @property
@@ -100,8 +105,15 @@ class Plan(Part):
         return self._goals
 
     def search_on(self, surrogate: nn.Module | None = None) -> Search:
-        """Make the search; one that transfers perturbations takes them from the `surrogate`."""
-        return self._search or make_search(self.search, surrogate=surrogate)
+        """Return the search; one that transfers perturbations takes them from the `surrogate`."""
+        if self._search is None:
+            return make_search(self._text or self.search, surrogate=surrogate)
+        if surrogate is not None and self._search.network is not surrogate:
+            raise UserError(
+                f"search {self.search!r} is an object with a network of its own, or none: give no surrogate",
+                parameter="surrogate",
+            )
+        return self._search
 
     @cached_property
     def columns(self) -> dict[str, Column]:
@@ -135,7 +147,7 @@ class Plan(Part):
         whole = {
             "settings": self.model_dump(mode="json"),
             "options": {
-                "search": options_of(self.search_on(nn.Identity())),
+                "search": options_of(_made_search(self._search or self._text or self.search)),
                 "attacks": {goal.name: options_of(goal) for goal in self.goals},
             },
         }
@@ -197,16 +209,17 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
         )
     columns = [column.name for a in goals for column in a.columns]
     if twice := {n for n in columns if columns.count(n) > 1}:
-        raise UserError(f"two attacks report {', '.join(sorted(twice))}: give one of them another name for it")
+        told = ", ".join(sorted(twice))
+        raise UserError(f"two attacks report {told}: give one of them another name for it")
     return goals
 
 
-def _search(given: object) -> Search:
-    """Make the search, with a placeholder for a surrogate that is not known yet."""
+def _made_search(given: object) -> Search:
+    """Make the search; a surrogate may be known only later, and an empty network stands for it."""
     if isinstance(given, str):
-        return make_search(given, surrogate=nn.Identity())
+        return make_search(given, surrogate=nn.Identity() if inside_transfer(given) else None)
     if not isinstance(given, Search):
-        raise UserError(f"{given!r} is no search; give its name, or an object of a Search", parameter="search")
+        raise UserError(
+            f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
+        )
     return given
-
-

@@ -22,11 +22,14 @@ class Storable(Protocol[T]):
     """What a store keeps: something with a file name, that can be written as bytes and read back."""
 
     @property
-    def file(self) -> str: ...
+    def file(self) -> str:
+        """The name of its file."""
 
-    def encode(self, value: T) -> bytes: ...
+    def encode(self, value: T) -> bytes:
+        """Write what was made as bytes."""
 
-    def decode(self, content: bytes) -> T: ...
+    def decode(self, content: bytes) -> T:
+        """Read what `encode` wrote; damaged bytes raise a ValueError."""
 
 
 class Store:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Gallery, Queries, Search
-from robustmetric.attacks.gallery import count_mates
+from robustmetric.attacks.base import count_mates
 from robustmetric.distance import embed
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Fingerprint, Images, Joined
@@ -109,7 +109,7 @@ class Subject:
         return Fingerprint.of(self.images, self.labels, self.gallery, self.places)
 
     def identity(self) -> dict[str, Any]:
-        """Return all that decides about the scores here, and what the record says besides, in JSON's types."""
+        """Return all that decides about the scores, and what the record says besides, in JSON's types."""
         return {
             "class": type(self.model).__qualname__,
             "network": digest_of(self.model),

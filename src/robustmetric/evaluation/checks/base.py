@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
@@ -127,7 +127,7 @@ class Findings:
         return Measured(values, torch.cat([p.last for p in parts]).cpu().double())
 
     def measured(self, attack: RankingAttack, positions: Tensor) -> Measured:
-        """Return what the evaluation found for the queries at these positions (S,), in the form of `again`."""
+        """Return what the evaluation found for the queries at these positions (S,), as `again` does."""
         found = self.found[attack.name]
         return Measured({n: v[positions] for n, v in found.after.items()}, found.last[positions])
 
@@ -146,7 +146,7 @@ Run = TypeVar("Run", bound=Callable[..., Verdict])
 
 
 def check(name: str, level: int) -> Callable[[Run], Run]:
-    """Register a check: of level 0 it is always run, of 1 unless there shall be none, of 2 with all checks."""
+    """Register a check: of level 0 always run, of 1 unless there shall be none, of 2 with all checks."""
 
     def add(run: Run) -> Run:
         run.level = level  # type: ignore[attr-defined]

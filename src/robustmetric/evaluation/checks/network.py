@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws
-from robustmetric.attacks.gallery import count_mates
+from robustmetric.attacks.base import count_mates
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks.base import Findings, Verdict, check, moved, shorter
 from robustmetric.evaluation.scene import embed_all
@@ -33,8 +33,12 @@ def _collapse(findings: Findings) -> Verdict:
             f"collapsed, or near it: all images lie in one direction, with a mean cosine of {cosine:.3f}",
         )
     if findings.recall < least:
-        return Verdict("fail", cosine, limit, f"R@1 is {findings.recall:.1f}, near chance: there is no ranking to keep")
-    return Verdict("pass", cosine, limit, f"the mean cosine of two images is {cosine:.3f}, R@1 {findings.recall:.1f}")
+        return Verdict(
+            "fail", cosine, limit, f"R@1 is {findings.recall:.1f}, near chance: there is no ranking to keep"
+        )
+    return Verdict(
+        "pass", cosine, limit, f"the mean cosine of two images is {cosine:.3f}, R@1 {findings.recall:.1f}"
+    )
 
 
 @check("mode", 1)
@@ -87,7 +91,9 @@ def _batch_of_one(findings: Findings) -> Verdict:
             moves += [abs(moved(c, many.values[c.name], one.values[c.name])) for c in a.columns]
         limit += ", scores within a query"
         if max(moves) > 100 / len(some) + 1e-9:
-            return Verdict("warn", max(moves), limit, f"attacked one by one, a score moves by {max(moves):.1f} points")
+            return Verdict(
+                "warn", max(moves), limit, f"attacked one by one, a score moves by {max(moves):.1f} points"
+            )
     return Verdict("pass", apart, limit, "images one by one are embedded as in a batch")
 
 

@@ -53,8 +53,8 @@ def _sweep(findings: Findings) -> Verdict:
             alpha = min(1.0, max(times, 1) * findings.budget.alpha)
             budget = Budget(eps=eps, alpha=alpha, steps=findings.budget.steps)
             now = findings.measured(a, some) if times == 1 else findings.again(a, some, budget)
-            for column in a.columns if before is not None else ():
-                if column.better is None:
+            for column in a.columns:
+                if before is None or column.better is None:
                     continue
                 rise = _points(column, now.values[column.name])
                 rise = rise - _points(column, before.values[column.name])
