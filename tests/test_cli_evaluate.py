@@ -36,7 +36,7 @@ from robustmetric.cli.show import Watch, arrow, show_scores
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.checks import CHECKS
 from robustmetric.evaluation.record import load_arrays, show
-from robustmetric.evaluation.run import Store
+from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.workers import WorkerError
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.training import load_recipe

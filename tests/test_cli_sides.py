@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from robustmetric import cli, load_record
 from robustmetric.cli.show import Watch
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.run import digest_of
+from robustmetric.evaluation.identity import digest_of
 from robustmetric.models.c2f2 import C2F2
 
 SHORT = ("--steps", 2, "--checks", "none", "--attacks", "ES,GTT", "--size", 8)

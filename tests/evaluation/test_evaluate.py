@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import PGD, Draws, Transfer
 from robustmetric.distance import embed
-from robustmetric.evaluation import COLUMNS, ERS_ATTACKS, Evaluation, Record, evaluate, run_attack
+from robustmetric.evaluation import (
+    COLUMNS,
+    ERS_ATTACKS,
+    Evaluation,
+    Plan,
+    Record,
+    Subject,
+    evaluate,
+    run_attack,
+)
 from robustmetric.perturb import frozen
 
 Tiny = Callable[..., Evaluation]
@@ -30,7 +39,9 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").r
 def values(evaluation: Evaluation) -> dict[str, Tensor]:
     """All per-query values of an evaluation that was run, by attack and name."""
     return {
-        f"{a.name}/{name}": value for a in evaluation.goals for name, value in evaluation.found(a).items()
+        f"{a.name}/{name}": value
+        for a in evaluation.plan.goals
+        for name, value in evaluation.materials.found(a).tensors().items()
     }
 
 
@@ -76,17 +87,9 @@ def test_retrieval_scores_are_those_of_the_reference(golden: Golden, golden_netw
 def test_attacks_leave_what_the_reference_leaves(golden: Golden, golden_network: nn.Module) -> None:
     """On its 64 queries: without a random target to one query, with one to three standard errors."""
     images, labels = pixels(golden)
-    evaluation = Evaluation(
-        golden_network,
-        images,
-        labels,
-        protocol="reference",
-        eps=16 / 255,
-        alpha=3 / 255,
-        checks="none",
-        queries=64,
-    )
-    evaluation.numbers = torch.arange(64)
+    plan = Plan.make(protocol="reference", eps=16 / 255, alpha=3 / 255, checks="none", queries=64)
+    evaluation = Evaluation(Subject(golden_network, images, labels), plan)
+    evaluation.materials.numbers = torch.arange(64)
     record = evaluation.run()
     found = values(evaluation)
     query = 100 / 64 + 1e-9
@@ -184,20 +187,12 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
     images, labels = pixels(golden)
     found = []
     for batch in (24, 5):
-        evaluation = Evaluation(
-            golden_network,
-            images[:120],
-            labels[:120],
-            eps=16 / 255,
-            alpha=3 / 255,
-            steps=8,
-            attacks=[attack],
-            queries=24,
-            batch=batch,
-            checks="none",
+        plan = Plan.make(
+            eps=16 / 255, alpha=3 / 255, steps=8, attacks=[attack], queries=24, batch=batch, checks="none"
         )
+        evaluation = Evaluation(Subject(golden_network, images[:120], labels[:120]), plan)
         evaluation.run()
-        found.append(evaluation.found(evaluation.goals[0])["objective/last"])
+        found.append(evaluation.materials.found(plan.goals[0]).last)
     moved = (found[0] - found[1]).abs() > 1e-3
     assert int(moved.sum()) <= 1, f"{int(moved.sum())} of 24 queries depend on the batch size"
 
@@ -205,14 +200,14 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
 def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
     evaluation = tiny(network.double(), images=images.double(), attacks=ATTACKS, steps=4, queries=14)
     evaluation.run()
-    scene = evaluation.scene
+    scene, plan, materials = evaluation.materials.scene, evaluation.plan, evaluation.materials
     with frozen(network):
         for chunk in (3, 39):
             pieces = replace(scene, gallery=replace(scene.gallery, chunk=chunk))
-            for a in evaluation.goals:
-                outcome = run_attack(pieces, a, evaluation.numbers, evaluation.budget, evaluation.how)
+            for a in plan.goals:
+                outcome = run_attack(pieces, a, materials.numbers, plan.budget, materials.search)
                 for name, value in outcome.after.items():
-                    wanted = evaluation.found(a)[f"after/{name}"]
+                    wanted = materials.found(a).after[name]
                     torch.testing.assert_close(value.double(), wanted, rtol=0, atol=1e-7)
 
 
@@ -522,10 +517,11 @@ def test_draws_are_of_the_evaluation_s_seed(tiny: Tiny) -> None:
     """Targets are what anyone gets who draws with the seed, the attack's name and the query's number."""
     evaluation = tiny(seed=11, queries=9, attacks=["TMA"])
     evaluation.run()
-    for row, number in enumerate(evaluation.numbers.tolist()):
-        alone = evaluation.goals[0].select(
-            evaluation.scene.queries[torch.tensor([number])],
-            evaluation.scene.gallery,
+    scene = evaluation.materials.scene
+    for row, number in enumerate(evaluation.materials.numbers.tolist()):
+        alone = evaluation.plan.goals[0].select(
+            scene.queries[torch.tensor([number])],
+            scene.gallery,
             draws=Draws(11, "TMA", [number]),
         )
         assert values(evaluation)["TMA/target"][row].tolist() == alone[0].tolist()
@@ -541,7 +537,8 @@ def test_progress_is_told_from_nothing_to_all(tiny: Tiny) -> None:
         progress=lambda stage, done, of: told.append((stage, done, of)),
     )
     evaluation.run()
-    for stage, names in evaluation.pieces().items():
-        mine = [(done, of) for s, done, of in told if s == stage]
-        assert mine == [(k, len(names)) for k in range(len(names) + 1)], stage
+    for stage in evaluation.materials.stages:
+        count = len(stage.pieces)
+        mine = [(done, of) for s, done, of in told if s == stage.name]
+        assert mine == [(k, count) for k in range(count + 1)], stage.name
     assert list(dict.fromkeys(s for s, _, _ in told)) == ["embed", "retrieval", "ES", "GTM", "checks"]

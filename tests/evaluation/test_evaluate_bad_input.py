@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import attack
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.evaluation import Evaluation, Record
+from robustmetric.evaluation import Evaluation, Record, Subject
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
@@ -110,7 +110,7 @@ def test_what_is_no_module_is_refused(images: Tensor, labels: Tensor, model: Any
     with pytest.raises(
         ValueError, match=r"the network must be a torch\.nn\.Module, not a (function|str|NoneT|ty)"
     ):
-        Evaluation(model, images, labels)
+        Subject(model, images, labels)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from robustmetric.evaluation import Evaluation, Record, load_arrays, load_record
-from robustmetric.evaluation.record import SCHEMA, Score, show
-from robustmetric.evaluation.run import digest_of
+from robustmetric.evaluation.identity import digest_of
+from robustmetric.evaluation.record import SCHEMA, Score
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]

@@ -24,17 +24,17 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from robustmetric.evaluation.run import Store
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Gallery, Queries, Search, Target, Transfer
 from robustmetric.attacks.shift import EmbeddingShift
-from robustmetric.evaluation import Evaluation, Record
+from robustmetric.evaluation import Evaluation, Plan, Record, Subject
+from robustmetric.evaluation.store import Store
 from robustmetric.perturb import Budget, Objective
 
 Tiny = Callable[..., Evaluation]
-Plan = tuple[str, float]  # what ends the attempt, and when; ("none", 0) lets it finish
+Ending = tuple[str, float]  # what ends the attempt, and when; ("none", 0) lets it finish
 
 FEW: dict[str, Any] = {"steps": 2, "queries": 12, "batch": 4, "attacks": ["CA+", "ES", "GTT"]}
 FILES = ("record.json", "queries.safetensors")
@@ -59,7 +59,7 @@ def evaluation(out: Path, **changes: Any) -> Evaluation:
         "checks": "quick",
     }
     settings |= {"attacks": ["CA-", "ES", "GTM"], **changes}
-    return Evaluation(model, images, torch.arange(30) % 4, out=out, **settings)
+    return Evaluation(Subject(model, images, torch.arange(30) % 4), Plan.make(**settings), out)
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -80,10 +80,11 @@ def at_call(number: float, act: Callable[..., Any], original: Callable[..., Any]
 
 def prepare(work: Evaluation, kind: str, number: float) -> None:
     """Arrange for this process to be killed as planned."""
+    model = work.subject.model
     keep, replace, unlink, rmdir = Store.keep, Path.replace, Path.unlink, Path.rmdir
 
-    def kept(store: Store, name: str, piece: dict[str, Tensor]) -> None:
-        keep(store, name, piece)
+    def kept(store: Store, piece: Any, value: Any) -> None:
+        keep(store, piece, value)
         die()
 
     def renamed(draft: Path, final: Path) -> None:
@@ -106,7 +107,7 @@ def prepare(work: Evaluation, kind: str, number: float) -> None:
         "fsync": lambda: (os, "fsync", at_call(number, die, os.fsync)),
         "remove": lambda: (Path, "unlink", at_call(number, die, unlink)),
         "rmdir": lambda: (Path, "rmdir", at_call(number, die, rmdir)),
-        "forward": lambda: (work.model, "forward", at_call(number, die, work.model.forward)),
+        "forward": lambda: (model, "forward", at_call(number, die, model.forward)),
     }
     if kind == "time":
         threading.Thread(target=wait_and_die, daemon=True).start()
@@ -118,7 +119,7 @@ def prepare(work: Evaluation, kind: str, number: float) -> None:
             setattr(where, name, replacement)
 
 
-def attempt(out: Path, plan: Plan) -> tuple[str, int]:
+def attempt(out: Path, plan: Ending) -> tuple[str, int]:
     """Evaluate in a new process until it ends or is killed; say how it ended, and the pieces on disk."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -139,7 +140,7 @@ def attempt(out: Path, plan: Plan) -> tuple[str, int]:
         text = said.read()
     _, status = os.waitpid(child, 0)
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    parts = len(list((out / "parts").glob("*.safetensors")))
+    parts = len(list((out / "parts").glob("[a-z]*")))
     return "killed" if killed else text.strip(), parts
 
 
@@ -170,7 +171,7 @@ def program(folder: Path) -> dict[str, list[tuple[str, int]]]:
 # The tests
 
 
-def scenarios() -> dict[str, list[Plan]]:
+def scenarios() -> dict[str, list[Ending]]:
     pieces = count_pieces()
     return {
         "everywhere": [
@@ -202,7 +203,7 @@ def scenarios() -> dict[str, list[Plan]]:
 
 
 def count_pieces() -> int:
-    return sum(len(names) for names in evaluation(Path("nowhere")).pieces().values())
+    return sum(len(stage.pieces) for stage in evaluation(Path("nowhere")).materials.stages)
 
 
 Result = Callable[[str], tuple[list[str], list[int]]]  # "random" stands for all whose name begins so
@@ -332,7 +333,7 @@ def test_all_that_is_missing_is_computed_and_nothing_else(tiny: Tiny, tmp_path: 
     before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in parts.iterdir()}
     assert {n.partition("-")[0] for n in before} == {"embed", "retrieval.safetensors", "attack", "check"}
     for name in ("embed-00000", "retrieval", "attack-01-00002", "check-eps-0"):
-        (parts / f"{name}.safetensors").unlink()
+        next(parts.glob(f"{name}.*")).unlink()
         tiny(out=out, **settings).work(0, 1)
         for file in parts.iterdir():
             content, stamp = before[file.name]
@@ -502,7 +503,7 @@ def test_a_damaged_piece_is_named(tiny: Tiny, tmp_path: Path, name: str, damage:
         tiny(out=whole, **settings).work(0, 1)
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    file = out / "parts" / f"{name}.safetensors"
+    file = next((out / "parts").glob(f"{name}.*"))
     content = file.read_bytes()
     broken = {"cut": content[: len(content) // 2], "empty": b"", "noise": b"\xff" * len(content)}[damage]
     file.write_bytes(broken)
@@ -543,11 +544,11 @@ def test_a_worker_that_is_still_there_when_the_record_is_made_ends(tiny: Tiny, t
     waits = threading.Event()
     wait = slow.store.wait
 
-    def late(names: Sequence[str]) -> bool:
-        if any(name.startswith("attack") for name in names):
+    def late(pieces: Sequence[Any]) -> bool:
+        if any(piece.file.startswith("attack") for piece in pieces):
             waits.set()
             time.sleep(1)
-        return wait(names)
+        return wait(pieces)
 
     slow.store.wait = late  # type: ignore[method-assign]
     worker = threading.Thread(target=slow.work, args=(0, 2), daemon=True)
@@ -556,7 +557,7 @@ def test_a_worker_that_is_still_there_when_the_record_is_made_ends(tiny: Tiny, t
     tiny(out=tmp_path, **settings).run()
     worker.join(5)
     stuck = worker.is_alive()
-    slow.store.has = lambda name: True  # type: ignore[method-assign]
+    slow.store.has = lambda piece: True  # type: ignore[method-assign]
     worker.join(5)
     assert not stuck, "a worker waits for ever for pieces that are no longer needed"
 
