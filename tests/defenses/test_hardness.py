@@ -21,7 +21,7 @@ from robustmetric.triplets import SAMPLERS, Semihard, Softhard, Triplets
 
 Golden = dict[str, NDArray[Any]]
 BUDGET = Budget(eps=16 / 255, alpha=2 / 255, steps=8)
-FIGURES = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
+FIGURES = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
 
 
 class Fixed:

@@ -17,7 +17,7 @@ from robustmetric.destination import Benign, Boosted, Constant, Destination, Gra
 from robustmetric.losses import TERMS, SextupletTerm
 from robustmetric.triplets import SAMPLERS, Distance, Hardest, Random, Sampler, Semihard, Softhard, Triplets
 
-PUBLISHED = Path(__file__).parent.parent / "data" / "published.csv"
+PUBLISHED = Path(__file__).parent.parent / "golden" / "published.csv"
 Form = Literal["NFC", "NFD"]
 # Derandomised: a failure is due to a change of the code, not to luck.
 thorough = settings(max_examples=150, deadline=None, derandomize=True)

@@ -20,7 +20,7 @@ from robustmetric.evaluation.ers import (
     terms,
 )
 
-PUBLISHED = Path(__file__).parents[1] / "data" / "published.csv"
+PUBLISHED = Path(__file__).parents[1] / "golden" / "published.csv"
 PROTOCOLS: tuple[Protocol, ...] = ("strict", "reference")
 
 # What a unit of each score is worth in its term.

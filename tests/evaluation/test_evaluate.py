@@ -33,7 +33,7 @@ Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
 Golden = dict[str, NDArray[Any]]
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
 
 
 def values(evaluation: Evaluation) -> dict[str, Tensor]:
