@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import NES, PGD, SPSA, Draws, Queries, RankingAttack, Search, Target
-from robustmetric.attacks.base import count_mates
+from robustmetric.attacks.gallery import count_mates
 from robustmetric.distance import BrokenEmbeddingsError, embed
 from robustmetric.evaluation.ers import COLUMNS, points
 from robustmetric.evaluation.record import Check

@@ -33,7 +33,7 @@ from robustmetric.attacks import (
     attack,
     make_search,
 )
-from robustmetric.attacks.base import count_mates
+from robustmetric.attacks.gallery import count_mates
 from robustmetric.distance import embed
 from robustmetric.evaluation import record as records
 from robustmetric.evaluation.checks import CHECKS, Lab
