@@ -7,8 +7,8 @@ BIN := .venv/bin
 NUMERIC := tests/attacks tests/models $(addprefix tests/, \
 	defenses/test_defenses.py defenses/test_hardness.py \
 	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_record.py \
-	test_destination.py test_distance.py test_losses.py test_perturb.py test_retrieval.py test_squares.py \
-	test_triplets.py training/test_module.py) \
+	test_destination.py test_distance.py test_losses.py test_perturb.py test_places.py test_retrieval.py \
+	test_squares.py test_triplets.py training/test_module.py) \
 	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \
 	--deselect tests/test_retrieval.py::test_memory_stays_within_the_budget
 AVX2 := MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from robustmetric import retrieval, squares
 from robustmetric.distance import BrokenEmbeddingsError, cross_distance
+from robustmetric.places import places_by_keys
 from robustmetric.retrieval import Ranking, distances, nmi, rank, retrieval_scores
 
 
@@ -317,9 +318,9 @@ def test_the_budget_does_not_change_the_ranking_by_cameras(
     check(rank(z, labels, z.clone(), labels, **more), expected, count)
 
     def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
-        return retrieval._places_by_keys(near[row], wanted)[:, : int(relevant.max())]
+        return places_by_keys(near[row], wanted)[:, : int(relevant.max())]
 
-    monkeypatch.setattr(retrieval, "_places", by_keys)  # what another device does instead
+    monkeypatch.setattr(retrieval, "places", by_keys)  # what another device does instead
     check(rank(z, labels, cameras=cameras), expected, count)
 
 
@@ -338,26 +339,6 @@ def test_distances_that_round_alike_go_by_position(relevant: int, tied: int, bef
     assert found.first.tolist() == place[:1]
     expected = sum(k / at for k, at in enumerate(place, 1)) / relevant
     assert found.average_precision.item() == pytest.approx(expected)
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 1e-30, 0.5, 1.0, 1.5, 2.0]) | st.floats(0, 4, width=32), min_size=2),
-    st.data(),
-    st.sampled_from([0, 2, 10, 1000]),
-)
-@settings(deadline=None)
-def test_places_are_those_of_a_sorted_list(values: list[float], data: st.DataObject, few: int) -> None:
-    chosen = st.sets(st.integers(0, len(values) - 1), min_size=1)
-    ranking = sorted(range(len(values)), key=lambda i: (values[i], i))
-    wanted = sorted(data.draw(chosen))
-    expected = sorted(ranking.index(i) + 1 for i in wanted)
-    near, position = torch.tensor(values).abs(), torch.tensor(wanted)
-    keys = retrieval._keys(near[position], position).sort().values
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retrieval, "_FEW", few)
-        assert retrieval._places_of_one(near.numpy(), keys.numpy()).tolist() == expected
-    # What another device does instead.
-    assert retrieval._places_by_keys(near[None], keys[None].flip(1))[0].tolist() == expected
 
 
 def test_labels_are_names_and_not_positions() -> None:

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from robustmetric.places import places
 from robustmetric.squares import (
     MOST_ROWS,
     Squares,
@@ -21,6 +20,7 @@ from robustmetric.squares import (
     check_embeddings,
     check_queries,
     distances,
+    keys_of,
 )
 from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError, is_number
@@ -31,8 +31,6 @@ __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
 _LEAST_ROWS = 8
 # Images on a side of a tile, where each pair of images is computed once but for the tiles on the diagonal.
 _TILE = 1024
-# Up to so many images it is faster to count what is nearer than each; above, to sort.
-_FEW = 10
 # Behind every key.
 _NONE = torch.iinfo(torch.long).max
 # Above this many classes k-means++ alone would take hours: see `nmi`.
@@ -294,7 +292,7 @@ def _ranks(
     column = torch.arange(int(task.size[piece].max()), device=near.device)
     # Behind the end of its class a query looks at itself and at others' images: both are struck out.
     member = task.members[(task.begin[piece, None] + column).clamp_max(len(task.members) - 1)]
-    wanted = _keys(near[row[:, None], member], member)
+    wanted = keys_of(near[row[:, None], member], member)
     beyond = column >= task.size[piece, None]
     unseen = (task.cameras[member] == task.query_cameras[piece, None]) & ~beyond
     wanted.masked_fill_((member == own[:, None]) | beyond | unseen, _NONE)
@@ -302,7 +300,7 @@ def _ranks(
     query, place = unseen.nonzero(as_tuple=True)
     near[row[query], member[query, place]] = torch.inf
     del member, beyond, unseen
-    place = _places(near, row, wanted, relevant, pool)
+    place = places(near, row, wanted, relevant, pool)
     first = place[:, 0].clone()
     column = column[: place.shape[1]]
     count = relevant[:, None]
@@ -311,60 +309,6 @@ def _ranks(
     average = precision.sum(1) / relevant
     precision.masked_fill_(place > count, 0)
     return first, average, precision.sum(1) / relevant
-
-
-def _places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: ThreadPoolExecutor) -> Tensor:
-    """Return the ranks (B, R) of the wanted keys in `near[row]` (B, N), ascending; may sort the keys."""
-    if near.device.type != "cpu":
-        return _places_by_keys(near[row], wanted)[:, : int(relevant.max())]
-    place = torch.ones(len(row), int(relevant.max()), dtype=torch.long)
-    squares, threads = near.numpy(), torch.get_num_threads()
-    tasks = list(zip(row.tolist(), relevant.tolist(), wanted.numpy(), place.numpy(), strict=True))
-
-    def fill(part: int) -> None:
-        for i, count, keys, into in tasks[part::threads]:
-            keys.sort()
-            into[:count] = _places_of_one(squares[i], keys[:count])
-
-    list(pool.map(fill, range(threads)))
-    return place
-
-
-def _places_of_one(near: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the ranks (R,) of the wanted keys, ascending, among a query's squares (N,).
-
-    numpy's vectorised sort is several times torch's, and takes half as long for squares as for keys: keys are
-    sorted only if many images are equally far.
-    """
-    square = (wanted >> 32).astype(np.int32).view(np.float32)
-    if len(wanted) <= _FEW:
-        place, unsure = np.empty(len(wanted), np.int64), np.arange(len(wanted))
-    else:
-        ordered = np.sort(near)
-        place = ordered.searchsorted(square) + 1
-        # If the next is as near, the positions decide.
-        unsure = np.flatnonzero(ordered.take(place, mode="clip") == square)
-        if len(unsure) > _FEW:
-            keys = near.view(np.int32).astype(np.int64)
-            keys <<= 32
-            keys |= np.arange(len(near))
-            keys.sort()
-            return keys.searchsorted(wanted) + 1
-    for i in unsure:
-        limit, position = square[i], wanted[i] & 0xFFFFFFFF
-        place[i] = np.count_nonzero(near[:position] <= limit) + np.count_nonzero(near[position:] < limit) + 1
-    return place
-
-
-def _places_by_keys(near: Tensor, wanted: Tensor) -> Tensor:
-    """Return the ranks (B, R), ascending, of the wanted keys in squares (B, N), in steps that suit a GPU."""
-    keys = _keys(near, torch.arange(near.shape[1], device=near.device))
-    return torch.searchsorted(keys.sort(dim=1).values, wanted.sort(dim=1).values).add_(1)
-
-
-def _keys(square: Tensor, position: Tensor) -> Tensor:
-    """Return the bits of each square above its image's position: unique, and ordered as the ranking is."""
-    return square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(position)
 
 
 def _side(images: int, dim: int) -> int:

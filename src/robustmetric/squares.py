@@ -1,4 +1,6 @@
-"""Squared distances to rank by: the same on every processor, whatever the block, the batch or the threads.
+"""Squared distances to rank by, and the order of what is equally far: the same on every processor.
+
+Whatever the block, the batch or the threads, a ranking is by distance and then by position.
 
 A matrix product rounds in an order of its own on each processor, and copies of an image by their place in it.
 It tells the distance of two points within a bound that holds for every order. Where the ends of that
@@ -9,7 +11,10 @@ of the fixed order, rounded once: copies of an image are equally far, and ties g
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +24,8 @@ from robustmetric.validate import UserError
 SAME = 1e-14
 """Squares up to this share of the largest squared length count as 0: the points are the same."""
 
+# The part of a key that is the position.
+_POSITION = 2**32 - 1
 # More queries at once make the product no faster.
 MOST_ROWS = 256
 # Numbers of the gallery in double precision at once, and images: what is small stays in the cache.
@@ -190,6 +197,51 @@ class Squares:
             i, j = row[part], column[part]
             out[i, j] = (_sum_of_squares(queries[i], images[j]) * scale).float()
         torch.threshold_(out, self.least * scale, 0.0)
+
+
+Keys = TypeVar("Keys", Tensor, npt.NDArray[np.int64])
+
+
+def keys_of(square: Tensor, position: Tensor) -> Tensor:
+    """Return keys that are ordered as the ranking is: by distance, and by position where that is equal.
+
+    The bits of a positive float are in the order of its value: those of each float32 `square` (…, N) stand
+    above its image's `position`, (…, N) or (N,). Every key of a row is another one.
+
+    >>> keys_of(torch.tensor([2.0, 1.0, 2.0]), torch.arange(3)).argsort()
+    tensor([1, 0, 2])
+    """
+    return square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(position)
+
+
+def keys_of_row(square: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return the keys (N,) of a whole row of squares (N,), as `keys_of` does, without torch's threads.
+
+    >>> keys_of_row(np.float32([2, 1, 2])).argsort().tolist()
+    [1, 0, 2]
+    """
+    keys = square.view(np.int32).astype(np.int64)
+    keys <<= 32
+    keys |= np.arange(len(square))
+    return keys
+
+
+def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return the squares that stand in keys (…,).
+
+    >>> squares_of(keys_of_row(np.float32([0.5, 4]))).tolist()
+    [0.5, 4.0]
+    """
+    return (keys >> 32).astype(np.int32).view(np.float32)
+
+
+def positions_of(keys: Keys) -> Keys:
+    """Return the positions that stand in keys (…,).
+
+    >>> positions_of(keys_of(torch.tensor([0.5, 4.0]), torch.tensor([7, 3])))
+    tensor([7, 3])
+    """
+    return keys & _POSITION
 
 
 def block_width(images: int, dim: int) -> int:

@@ -9,7 +9,8 @@ from scipy import stats
 from torch import Tensor
 
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
-from robustmetric.attacks.base import distinct, nearest
+from robustmetric.attacks.draws import distinct
+from robustmetric.attacks.gallery import nearest
 
 EVERY = [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3, keep=2)"]
 RANDOM = ["CA+", "CA+(w=3)", "QA+", "QA+(m=3)", "TMA", "SP-QA+", "SP-QA+(m=3)"]

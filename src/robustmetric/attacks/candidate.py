@@ -11,17 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import (
-    Gallery,
-    Queries,
-    SignedAttack,
-    Target,
-    away_from,
-    count_nearer,
-    normalised_rank,
-    put,
-    sign_of,
-)
+from robustmetric.attacks.base import ATTACKS, SignedAttack, Target, sign_of
+from robustmetric.attacks.gallery import Gallery, Queries, away_from, count_nearer, normalised_rank, put
 from robustmetric.distance import cross_distance, pair_distance
 from robustmetric.squares import square_distance
 
@@ -29,6 +20,8 @@ from robustmetric.squares import square_distance
 _KEPT = 2**26
 
 
+@ATTACKS.register("CA+", sign="+")
+@ATTACKS.register("CA-", sign="-")
 @dataclass(frozen=True, kw_only=True)
 class CandidateAttack(SignedAttack):
     """The perturbed image is a candidate; `w` gallery images query, and should rank it first (+) or last (−).

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, away_from, choose
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import COSINE, Column, from_cosine
+from robustmetric.attacks.draws import Draws, choose
+from robustmetric.attacks.gallery import Gallery, Queries, away_from
 
 
+@ATTACKS.register("TMA")
 @dataclass(frozen=True, kw_only=True)
 class TargetedMismatch(RankingAttack):
     """Bring the embedding to that of a random image; reported is the cosine that is reached.

@@ -11,22 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import (
-    Draws,
-    Gallery,
-    Queries,
-    RankingAttack,
-    Target,
-    away_from,
-    hit_at_1,
-    nearest,
-    put,
-    same_camera,
-)
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import Column, from_share
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import Gallery, Queries, away_from, hit_at_1, nearest, put, same_camera
 from robustmetric.distance import pair_distance
 
 
+@ATTACKS.register("LTM")
 @dataclass(frozen=True, kw_only=True)
 class LearningToMisrank(RankingAttack):
     """Bring the farthest image of another class nearer than the nearest one of the query's; reported is R@1.
@@ -82,6 +74,7 @@ class LearningToMisrank(RankingAttack):
         return {self.name: hit_at_1(z, queries, gallery, own, strict=self.strict)}
 
 
+@ATTACKS.register("GTM")
 @dataclass(frozen=True, kw_only=True)
 class GreedyTop1Misranking(RankingAttack):
     """Bring the embedding to the nearest image of another class; reported is R@1.

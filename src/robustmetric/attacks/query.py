@@ -11,25 +11,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import (
-    Draws,
-    Gallery,
-    Queries,
-    SignedAttack,
-    Target,
-    check_count,
-    count_nearer,
-    nearest,
-    normalised_rank,
-    rank_hinge,
-    sign_of,
-    with_options,
-)
+from robustmetric.attacks.base import ATTACKS, SignedAttack, Target, sign_of, with_options
 from robustmetric.attacks.columns import Column
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import Gallery, Queries, check_count, count_nearer, nearest, normalised_rank
+from robustmetric.attacks.hinge import rank_hinge
 from robustmetric.squares import square_distance
 from robustmetric.validate import UserError, is_number
 
 
+@ATTACKS.register("QA+", sign="+")
+@ATTACKS.register("QA-", sign="-")
 @dataclass(frozen=True, kw_only=True)
 class QueryAttack(SignedAttack):
     """The perturbed image is the query; it should rank `m` candidates first (+) or last (−).
@@ -67,6 +59,8 @@ class QueryAttack(SignedAttack):
         return torch.stack(ranks).double().mean(0)
 
 
+@ATTACKS.register("SP-QA+", sign="+")
+@ATTACKS.register("SP-QA-", sign="-")
 @dataclass(frozen=True, kw_only=True)
 class SemanticsPreservingQueryAttack(QueryAttack):
     """QA that also keeps the query's `keep` nearest images in front, so that it is not noticed.

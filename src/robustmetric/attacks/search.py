@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks.base import Draws
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import check_count
 from robustmetric.perturb import Budget, Objective, pgd
 from robustmetric.registry import Registry, registry
 from robustmetric.validate import UserError, is_number
-
-
-def _check_whole(name: str, value: int) -> None:
-    if not (is_number(value, Integral) and value >= 1):
-        raise UserError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +92,7 @@ class PGD(Search):
     follows_gradient = True
 
     def __post_init__(self) -> None:
-        _check_whole("restarts", self.restarts)
+        check_count("restarts", self.restarts)
         for name in ("random_start", "best"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {value!r}")
@@ -152,7 +147,7 @@ class _ByTrial(Search):
     follows_gradient = False
 
     def __post_init__(self) -> None:
-        _check_whole("samples", self.samples)
+        check_count("samples", self.samples)
         if not (is_number(self.sigma) and 0 < self.sigma <= 1):
             raise UserError(
                 f"sigma must be in (0, 1], not {self.sigma!r}: it is a distance in pixels of [0, 1]"

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, at, hit_at_1
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import DISTANCE, Column, from_distance, from_share
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import Gallery, Queries, at, hit_at_1
 from robustmetric.distance import pair_distance
 
 
+@ATTACKS.register("ES")
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingShift(RankingAttack):
     """Move the embedding away from the benign one; reported are the distance, ES:D, and R@1, ES:R.

@@ -6,20 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robustmetric.attacks.base import (
-    Draws,
-    Gallery,
-    Queries,
-    RankingAttack,
-    Target,
-    count_nearer,
-    nearest,
-    rank_hinge,
-)
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import Column, from_share
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import Gallery, Queries, count_nearer, nearest
+from robustmetric.attacks.hinge import rank_hinge
 from robustmetric.squares import square_distance
 
 
+@ATTACKS.register("GTT")
 @dataclass(frozen=True, kw_only=True)
 class GreedyTop1Translocation(RankingAttack):
     """Move the query's first image to the end of its ranking; reported is the share still in the top 4.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import Search, Target, Transfer, make_search
 from robustmetric.attacks import attack as make_attack
-from robustmetric.attacks.base import count_mates
+from robustmetric.attacks.gallery import count_mates
 from robustmetric.cli.app import app, read_changes, stoppable, wide
 from robustmetric.cli.progress import Decoding
 from robustmetric.cli.show import Watch, data_of, show_checks, show_scores
