@@ -45,9 +45,9 @@ SOME = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(0))
             "LTM follows another protocol than strict; the two are never mixed",
         ),
         ({"checks": "some"}, "unknown set of checks 'some'.*; known: full, none, quick"),
-        ({"queries": 0}, "queries must be from 1 to the number of images, 40, not 0"),
+        ({"queries": 0}, "queries must be .*at least 1, not 0"),
         ({"queries": 41}, "queries must be from 1 to the number of images, 40, not 41"),
-        ({"queries": -3}, "queries must be from 1 to the number of images, 40, not -3"),
+        ({"queries": -3}, "queries must be .*at least 1, not -3"),
         ({"batch": 0}, "batch must be a whole number of at least 1, not 0"),
         ({"batch": True}, "batch must be a whole number of at least 1, not True"),
         ({"batch": 2.5}, r"batch must be a whole number of at least 1, not 2\.5"),
@@ -84,7 +84,7 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(
 
 @pytest.mark.parametrize("value", [True, 2.5, "all"])
 def test_a_number_of_queries_that_is_none_is_refused(tiny: Tiny, value: Any) -> None:
-    with pytest.raises(ValueError, match="queries must be from 1 to the number of images"):
+    with pytest.raises(ValueError, match=r"queries must be a whole number of at least 1"):
         tiny(queries=value)
 
 
@@ -233,7 +233,7 @@ def test_a_network_that_cannot_be_attacked_so_leaves_no_folder(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"attacks": "ES,GTM"}, r"attacks is the text 'ES,GTM'; give a list of attacks"),
+        ({"attacks": "ES,GTM"}, r"attacks is 'ES,GTM'; give a list of attacks"),
         (
             {"gallery": torch.rand(9, 1, 6, 6)},
             "the gallery is a Tensor; give a pair of its images and labels",

@@ -27,6 +27,7 @@ from robustmetric.evaluation import (
     evaluate,
     run_attack,
 )
+from robustmetric.evaluation.store import Store
 from robustmetric.perturb import frozen
 
 Tiny = Callable[..., Evaluation]
@@ -233,7 +234,7 @@ def test_the_order_of_the_images_changes_no_image_s_values(
             torch.testing.assert_close(found[name][position], wanted[name], rtol=0, atol=1e-7, msg=name)
     for name in ("R@1", "R@2", "mAP", "mAP@R"):
         assert records[1][name] == pytest.approx(records[0][name], abs=1e-9)
-        arrays = [e.store.get("retrieval")[name] for e in (straight, shuffled)]
+        arrays = [e.materials.retrieval[name] for e in (straight, shuffled)]
         torch.testing.assert_close(arrays[1][position], arrays[0])
 
 
@@ -287,8 +288,8 @@ def test_the_number_of_workers_changes_nothing(tiny: Tiny, tmp_path: Path, share
     out = tmp_path / "shared"
     in_threads(tiny, out, shares, **changes)
     assert not (out / "record.json").exists()
-    pieces = [n for names in tiny(**changes).pieces().values() for n in names]
-    assert sorted(f.stem for f in (out / "parts").iterdir()) == sorted(pieces)
+    pieces = [piece.file for stage in tiny(**changes).materials.stages for piece in stage.pieces]
+    assert sorted(f.name for f in (out / "parts").iterdir()) == sorted(pieces)
     together = tiny(out=out, **changes).run()
     assert together.model_dump_json() == alone.model_dump_json()
     for name in ("record.json", "queries.safetensors"):
@@ -300,13 +301,13 @@ def test_the_number_of_workers_changes_nothing(tiny: Tiny, tmp_path: Path, share
 
 def test_each_worker_makes_its_share(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, str]] = []
-    make = Evaluation._make
+    keep = Store.keep
 
-    def noted(self: Evaluation, piece: str, *more: Any) -> dict[str, Tensor]:
-        made.append((threading.get_ident(), piece))
-        return make(self, piece, *more)
+    def noted(self: Store, piece: Any, value: Any) -> None:
+        made.append((threading.get_ident(), piece.file))
+        keep(self, piece, value)
 
-    monkeypatch.setattr(Evaluation, "_make", noted)
+    monkeypatch.setattr(Store, "keep", noted)
     in_threads(tiny, tmp_path / "out", 2, steps=2, batch=4)
     by_worker = [[p for t, p in made if t == thread] for thread in {t for t, _ in made}]
     assert len(by_worker) == 2
@@ -411,12 +412,13 @@ def test_a_seed_draws_queries_and_their_values_are_those_of_all(
     everything = whole.run()
     some = tiny(network, images=x, seed=3, queries=12)
     record = some.run()
-    assert len(some.numbers) == 12 == len(some.numbers.unique())
+    numbers = some.materials.numbers
+    assert len(numbers) == 12 == len(numbers.unique())
     assert record.queries.model_dump() == {"count": 12, "of": 40, "left_out": 0}
-    assert torch.equal(some.numbers, tiny(network, images=x, seed=3, queries=12).numbers)
-    assert not torch.equal(some.numbers, tiny(network, images=x, seed=4, queries=12).numbers)
-    assert torch.equal(tiny(queries=40).numbers, torch.arange(40))
-    all_values = {name: value[some.numbers] for name, value in values(whole).items()}
+    assert torch.equal(numbers, tiny(network, images=x, seed=3, queries=12).materials.numbers)
+    assert not torch.equal(numbers, tiny(network, images=x, seed=4, queries=12).materials.numbers)
+    assert torch.equal(tiny(queries=40).materials.numbers, torch.arange(40))
+    all_values = {name: value[numbers] for name, value in values(whole).items()}
     assert_same(values(some), all_values)
     # Retrieval is of all images in both.
     for name in ("R@1", "R@2", "mAP", "NMI", "mAP@R"):

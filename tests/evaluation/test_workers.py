@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from robustmetric.evaluation.workers import _deaf, run_workers
+from robustmetric.validate import UserError
 
 # Workers import what they call, so it stands in a module of its own.
 WORK = """
@@ -102,7 +103,7 @@ def test_what_a_worker_raises_is_raised_and_ends_the_others(work: Any, tmp_path:
 
 
 def test_a_worker_that_dies_is_named_with_its_code(work: Any, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="worker 0 of 1 ended with code -9; what was finished is kept"):
+    with pytest.raises(UserError, match="worker 0 of 1 ended with code -9; what was finished is kept"):
         run_workers(work.die, (str(tmp_path),), 1, lambda: None)
 
 
@@ -132,7 +133,7 @@ def test_a_long_message_comes_through(work: Any, tmp_path: Path) -> None:
 
 def test_an_exception_that_cannot_be_sent_is_still_told(work: Any, tmp_path: Path) -> None:
     # It can be pickled but not made again: its constructor takes two arguments.
-    with pytest.raises(Exception, match="one and two"):
+    with pytest.raises(RuntimeError, match="Odd: one and two"):
         run_workers(work.be_odd, (str(tmp_path),), 1, lambda: None)
 
 

@@ -7,9 +7,9 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -87,6 +87,13 @@ class Arrays(Part):
     sha256: str
 
 
+def _whole(settings: object) -> object:
+    """Refuse settings of which some are missing: a record does not fall back on defaults."""
+    if isinstance(settings, dict) and (missing := Plan.model_fields.keys() - settings.keys()):
+        raise ValueError(f"{', '.join(sorted(missing))} missing")
+    return settings
+
+
 class Record(Part):
     """The scores of a network on a data set, with all they depend on.
 
@@ -100,7 +107,7 @@ class Record(Part):
     schema_: Literal["robustmetric/record/1"] = Field(SCHEMA, alias="schema")
     network: Network
     data: Data
-    settings: Plan
+    settings: Annotated[Plan, BeforeValidator(_whole)]
     queries: Queries
     retrieval: dict[str, Score]
     scores: dict[str, Score]
@@ -191,7 +198,7 @@ def build_record(materials: Materials) -> Record:
             "cameras": subject.cameras is not None,
             "skipped": list(subject.origin.skipped),
         },
-        "settings": plan,
+        "settings": plan.model_dump(),
         "queries": {
             "count": len(materials.numbers),
             "of": len(subject.images),

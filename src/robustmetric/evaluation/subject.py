@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Gallery, Queries, Search
-from robustmetric.attacks.base import count_mates
+from robustmetric.attacks.gallery import count_mates
 from robustmetric.distance import embed
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Fingerprint, Images, Joined

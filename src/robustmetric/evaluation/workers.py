@@ -9,6 +9,7 @@ import pickle
 import queue
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
@@ -31,7 +32,7 @@ def run_workers(
     by themselves.
     """
     context = multiprocessing.get_context("spawn")
-    errors: Queue[BaseException] = context.Queue()
+    errors: Queue[tuple[Exception, str]] = context.Queue()
     workers = [
         context.Process(target=_worker, args=(work, arguments, k, count, errors), daemon=True)
         for k in range(count)
@@ -60,13 +61,17 @@ def run_workers(
                 worker.join()
 
 
-def _raise_from(errors: Queue[BaseException], wait: float) -> None:
+class _TracebackOfWorkerError(Exception):
+    """Stands for where a worker failed, as text: a traceback cannot be sent."""
+
+
+def _raise_from(errors: Queue[tuple[Exception, str]], wait: float) -> None:
     """Raise what a worker has sent, if one does so within a while."""
     try:
-        error = errors.get(timeout=wait)
+        error, trace = errors.get(timeout=wait)
     except queue.Empty:
         return
-    raise error
+    raise error from _TracebackOfWorkerError(trace)
 
 
 @contextmanager
@@ -87,7 +92,7 @@ def _worker(
     arguments: tuple[Any, ...],
     share: int,
     shares: int,
-    errors: Queue[BaseException],
+    errors: Queue[tuple[Exception, str]],
 ) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -95,7 +100,7 @@ def _worker(
     try:
         work(*arguments, share, shares)
     except Exception as error:
-        errors.put(_sendable(error))
+        errors.put((_sendable(error), f"\n{traceback.format_exc()}"))
         raise SystemExit(1) from None
 
 
@@ -105,8 +110,8 @@ def _sendable(error: Exception) -> Exception:
         if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
             return error
     except Exception as problem:
-        return WorkerError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
-    return WorkerError(f"{type(error).__name__}: {error}")
+        return RuntimeError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:

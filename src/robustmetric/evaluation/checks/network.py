@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws
-from robustmetric.attacks.base import count_mates
+from robustmetric.attacks.gallery import count_mates
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks.base import Findings, Verdict, check, moved, shorter
 from robustmetric.evaluation.scene import embed_all
