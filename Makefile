@@ -5,9 +5,8 @@ BIN := .venv/bin
 # The tests that compute, and the kernels of other processors, which round otherwise. Left out are tests that
 # start processes with settings of their own.
 NUMERIC := tests/attacks tests/models $(addprefix tests/, \
-	defenses/test_defenses.py defenses/test_hardness.py \
+	defenses/test_defenses.py defenses/test_hardness.py evaluation/test_same_as_before.py \
 	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_record.py \
-	evaluation/test_same_as_before.py \
 	test_destination.py test_distance.py test_losses.py test_perturb.py test_retrieval.py test_squares.py \
 	test_triplets.py training/test_module.py) \
 	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \
