@@ -134,6 +134,7 @@ print(hashlib.sha256(b"".join(f.numpy().tobytes() for f in found)).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_same_bits_come_out_of_every_kernel() -> None:
     seen = set()
     for threads, kernel in [(1, KERNELS[0]), (2, KERNELS[0]), (1, KERNELS[1]), (2, KERNELS[2])]:

@@ -20,14 +20,12 @@ from robustmetric.cli.demo import DEFENSES
 from robustmetric.evaluation import load_record
 from robustmetric.evaluation.workers import WorkerError
 from robustmetric.training import CollapsedError, Stopped
+from tests.helpers.command import cells
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
 
 
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in re.split("[┃│]", line)[1:-1]]
-
-
+@pytest.mark.slow
 def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
     def demo() -> tuple[str, dict[str, object]]:
         options = ["--out", str(tmp_path), "--epochs", "2", "--queries", "12", "--seed", "1"]

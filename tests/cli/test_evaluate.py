@@ -1,7 +1,6 @@
 """Evaluate, attack and compare as a user does it: through the entry point, with real signals.
 
-This file is also the program that the tests of interruptions start. It imports everything once and forks a
-process for each attempt, so that an attempt costs only its evaluation.
+This file is also the program that the tests of interruptions start (see tests/helpers/processes.py).
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,49 +37,25 @@ from robustmetric.evaluation.workers import WorkerError
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.training import load_recipe
 from robustmetric.training.inputs import Subject, pixels
+from tests.helpers.command import Clock, cells, command, refused, works
+from tests.helpers.processes import (
+    alive,
+    at_call,
+    die,
+    forked,
+    needs_fork,
+    needs_proc,
+    run_program,
+    stop_by,
+    until,
+)
+from tests.helpers.runs import make_run
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
 SMALL = ("--queries", "12", "--steps", "3", "--batch", "5")
 DIGITS = ("--data", "digits")
+OTHER: dict[str, Any] = {"dim": 12, "defense": "N/A[S]", "eps": 0.1}
 ONE = ("--queries", "6", "--steps", "2", "--checks", "none", "--attacks", "CA+")
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def command(*arguments: object) -> Said:
-    """Run the entry point in this process; only an exit ends it, anything else is raised: a traceback."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["robustmetric", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.run()
-    return Said(int(ended.value.code or 0), out.getvalue(), err.getvalue())
-
-
-def works(*arguments: object) -> str:
-    said = command(*arguments)
-    assert said.code == 0, (said.out, said.err)
-    return said.out
-
-
-def refused(*arguments: object) -> str:
-    """Give what is said of a mistake: one error, without a traceback, with exit code 1."""
-    said = command(*arguments)
-    assert said.code == 1, (said.out, said.err)
-    assert said.err.startswith("error: ")
-    assert "Traceback" not in said.err + said.out
-    return said.err
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in re.split("[┃│]", line)[1:-1]]
 
 
 def scores_in(text: str) -> dict[str, dict[str, str]]:
@@ -175,15 +147,6 @@ def test_the_stages_are_told_once_each(whole: tuple[Path, str]) -> None:
     attacks = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
     assert [stage for stage, _ in told] == ["embed", "retrieval", *attacks, "checks"]
     assert [stage for stage, left in told if left] == attacks[:-1]
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize(
@@ -500,17 +463,8 @@ def test_other_seeds_draw_other_targets(run: Path, tmp_path: Path) -> None:
     assert (first["CA+/target"] != other["CA+/target"]).float().mean() > 0.9
 
 
-def make_run(folder: Path, seed: int) -> Path:
-    """Write a folder like that of a run: a recipe and weights at random."""
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text("data: digits\nmodel: c2f2\ndim: 12\ndefense: N/A[S]\neps: 0.1\n")
-    torch.manual_seed(seed)
-    save_weights(model("c2f2", size=8, dim=12), folder / "best.safetensors")
-    return folder
-
-
 def test_transfer_comes_from_the_surrogate(run: Path, tmp_path: Path) -> None:
-    other = make_run(tmp_path / "other", 1)
+    other = make_run(tmp_path / "other", "best", first=1, **OTHER)
     direct, there = tmp_path / "direct", tmp_path / "there"
     options = [*ONE, "--attacks", "ES", "--queries", 20]
     works("evaluate", run, "--out", direct, *options)
@@ -550,6 +504,7 @@ def test_a_surrogate_for_images_with_other_channels(
     assert told in said
 
 
+@pytest.mark.slow
 def test_all_images_or_those_of_the_test(run: Path, tmp_path: Path) -> None:
     printed = works("evaluate", run, "--split", "all", "--out", tmp_path / "all", *ONE)
     assert "6 of 1797 images of 10 classes attacked; digits (all) 8×8; " in printed
@@ -920,8 +875,7 @@ def test_images_of_files_are_named(split: str, tmp_path: Path) -> None:
 def test_an_attack_that_is_stopped(
     number: signal.Signals, code: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    act, original = partial(signal.raise_signal, number), C2F2.forward
-    monkeypatch.setattr(C2F2, "forward", at_call(12, act, original))
+    monkeypatch.setattr(C2F2, "forward", at_call(12, stop_by(number), C2F2.forward))
     before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         options = ["--queries", 4, "--batch", 2, "--steps", 3, "--out", tmp_path / "out"]
@@ -938,8 +892,7 @@ def test_an_attack_that_is_stopped(
 def test_an_attack_that_is_stopped_while_it_writes(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    act = partial(signal.raise_signal, signal.SIGTERM)
-    monkeypatch.setattr(Image.Image, "save", at_call(5, act, Image.Image.save))
+    monkeypatch.setattr(Image.Image, "save", at_call(5, stop_by(signal.SIGTERM), Image.Image.save))
     out = tmp_path / "out"
     said = command("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
     assert said.code == 143
@@ -950,7 +903,7 @@ def test_an_attack_that_is_stopped_while_it_writes(
 
 
 def test_an_attack_by_transfer(run: Path, tmp_path: Path) -> None:
-    other, out = make_run(tmp_path / "other", 1), tmp_path / "images"
+    other, out = make_run(tmp_path / "other", "best", first=1, **OTHER), tmp_path / "images"
     options = ["--search", "transfer", "--surrogate", other, "--queries", 2, "--steps", 2]
     works("attack", run, "--attack", "GTM", "--out", out, *options)
     assert (out / "ranks.csv").exists()
@@ -1050,28 +1003,8 @@ def test_what_is_no_record(records: dict[str, Path], tmp_path: Path) -> None:
 Plan = tuple[str, float]  # what ends the attempt, and when; ("none", 0) lets it finish
 
 
-def at_call(number: float, act: Callable[[], object], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Act before the n-th call of a function."""
-    calls = 0
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            act()
-        return original(*args, **kwargs)
-
-    return counted
-
-
 def arm(kind: str, number: float) -> None:
     """Prepare the end of this process."""
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def stop() -> None:
-        signal.raise_signal(signal.Signals[kind.split()[0]])
 
     replace = Path.replace
 
@@ -1083,7 +1016,7 @@ def arm(kind: str, number: float) -> None:
         return done
 
     renamings: list[str] = []
-    act = stop if kind.startswith("SIG") else die
+    act = stop_by(signal.Signals[kind.split()[0]]) if kind.startswith("SIG") else die
     patched: dict[str, tuple[Any, str]] = {
         "forward": (C2F2, "forward"),
         "piece": (Store, "keep"),  # a piece is made and not yet kept
@@ -1096,29 +1029,15 @@ def arm(kind: str, number: float) -> None:
 
 
 def attempt(arguments: list[str], plan: Plan) -> tuple[int, str]:
-    """Run the command in a new process; give its exit code, −9 if it was killed, and what it said."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            os.dup2(writing, 1)
-            os.dup2(writing, 2)
-            arm(*plan)
-            sys.argv = ["robustmetric", *arguments]
-            cli.run()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException as error:
-            print("Traceback", repr(error))
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as said:
-        text = said.read()
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), text
+    """Run the command in a new process; return its exit code, −9 if it was killed, and what it said."""
+
+    def act() -> None:
+        os.dup2(1, 2)
+        arm(*plan)
+        sys.argv = ["robustmetric", *arguments]
+        cli.run()
+
+    return forked(act)
 
 
 STORIES: dict[str, list[Plan]] = {
@@ -1151,21 +1070,14 @@ def program(order: dict[str, Any]) -> dict[str, list[tuple[int, str]]]:
     return ends
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGKILL and fork are POSIX's")
+@pytest.mark.slow
+@needs_fork
 def test_killed_or_interrupted_at_any_moment_the_same_command_goes_on(
     run: Path, whole: tuple[Path, str], tmp_path: Path
 ) -> None:
-    order = json.dumps({"folder": str(tmp_path), "arguments": ["evaluate", str(run), *SMALL]})
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-W", "error", __file__, order],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    order = {"folder": str(tmp_path), "arguments": ["evaluate", str(run), *SMALL]}
     wrong = {}
-    for story, ends in json.loads(done.stdout.splitlines()[-1]).items():
+    for story, ends in run_program(__file__, order).items():
         stopped = {"interrupted": 130, "terminated": 143}.get(story)
         *codes, last = (code for code, _ in ends)
         told = [text for _, text in ends[:-1]] if stopped else []
@@ -1241,21 +1153,6 @@ def shared(tmp_path: Path) -> tuple[Path, list[str], dict[str, bytes]]:
     return tmp_path, [*arguments, str(tmp_path / "out")], contents(tmp_path / "whole")
 
 
-def alive(number: int) -> bool:
-    """Tell whether a process runs; one that only waits to be collected does not."""
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def until(what: Callable[[], bool], seconds: float = 90) -> bool:
-    end = time.monotonic() + seconds
-    while not what() and time.monotonic() < end:
-        time.sleep(0.02)
-    return what()
-
-
 def workers_of(folder: Path) -> list[int]:
     return [int(file.name.partition("-")[2]) for file in folder.glob("worker-*")]
 
@@ -1264,6 +1161,7 @@ def pieces(folder: Path) -> set[str]:
     return {file.name for file in (folder / "out" / "parts").glob("[a-z]*.safetensors")}
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_bytes(run: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
     printed = works("evaluate", run, *SMALL, "--devices", 2, "--out", tmp_path / "out")
     assert contents(tmp_path / "out") == contents(whole[0])
@@ -1272,6 +1170,7 @@ def test_workers_give_the_same_bytes(run: Path, whole: tuple[Path, str], tmp_pat
     assert len(told) == len(set(told)), "a stage was told more than once"
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_said_in_a_line_and_leaves_what_is_finished(
     shared: tuple[Path, list[str], dict[str, bytes]],
 ) -> None:
@@ -1316,9 +1215,7 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into Linux's /proc")
-
-
+@pytest.mark.slow
 @needs_proc
 def test_workers_end_with_a_killed_parent_and_the_evaluation_goes_on(
     shared: tuple[Path, list[str], dict[str, bytes]],
@@ -1338,6 +1235,7 @@ def test_workers_end_with_a_killed_parent_and_the_evaluation_goes_on(
     assert contents(folder / "out") == wanted
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_ends_workers_that_have_just_been_started(

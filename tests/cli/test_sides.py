@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +16,12 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 
-from robustmetric import cli, load_record
+from robustmetric import load_record
 from robustmetric.cli.show import Watch
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.models.c2f2 import C2F2
+from tests.helpers.command import Clock, refused, works
 
 SHORT = ("--steps", 2, "--checks", "none", "--attacks", "ES,GTT", "--size", 8)
 NETWORKS = """
@@ -34,40 +33,6 @@ def pooled():
 def narrow():
     return nn.Sequential(nn.Flatten(), nn.Linear(27, 8))
 """
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def command(*arguments: object) -> Said:
-    """Run the entry point in this process; only an exit ends it, anything else is raised: a traceback."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["robustmetric", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.run()
-    return Said(int(ended.value.code or 0), out.getvalue(), err.getvalue())
-
-
-def works(*arguments: object) -> str:
-    said = command(*arguments)
-    assert said.code == 0, (said.out, said.err)
-    return said.out
-
-
-def refused(*arguments: object) -> str:
-    """Give what is said of a mistake: one error, without a traceback, with exit code 1."""
-    said = command(*arguments)
-    assert said.code == 1, (said.out, said.err)
-    assert said.err.startswith("error: ")
-    assert "Traceback" not in said.err + said.out
-    return said.err
 
 
 def one_line(text: str) -> str:
@@ -531,15 +496,6 @@ def test_a_single_attack_is_refused_before_an_image_is_decoded(
 
 
 # Lines of progress
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def told_by(

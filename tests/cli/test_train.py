@@ -16,14 +16,9 @@ from robustmetric import cli
 from robustmetric.data import DATA
 from robustmetric.training import Stopped
 from robustmetric.training.recipe import Recipe, load_recipe, recipe_names, recipe_text
+from tests.helpers.command import works
 
 QUICK = ("--defense", "N/A[R]", "--batch", "1024", "--epochs", "2", "--set", "dim=16")
-
-
-def works(*arguments: object) -> str:
-    done = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.output
 
 
 # Recipes

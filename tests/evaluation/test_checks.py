@@ -14,6 +14,7 @@ from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 from robustmetric.evaluation.checks import run_check
 from robustmetric.perturb import Budget, Objective, frozen
+from tests.helpers.searches import Own
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
@@ -41,28 +42,6 @@ def ask(tiny: Tiny) -> Ask:
         return check
 
     return make
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own(PGD):
-    """A search of one's own that counts as a white-box attack: `way` does the work."""
-
-    way: Callable[[Tensor, Objective, Budget, Draws], Tensor]
-
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        return self.way(images, objective, budget, draws)
-
-    @property
-    def name(self) -> str:
-        return "own"
 
 
 def figure(check: Check) -> float:

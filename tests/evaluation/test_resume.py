@@ -1,7 +1,6 @@
 """Evaluations that are killed at any moment and run again: as if nothing had happened.
 
-This file is also the program that the tests start. It imports everything once and forks a process for each
-attempt, so that an attempt costs only its evaluation.
+This file is also the program that the tests start (see tests/helpers/processes.py).
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +29,7 @@ from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.evaluation import Evaluation, Plan, Record, Subject
 from robustmetric.evaluation.store import Store
 from robustmetric.perturb import Budget, Objective
+from tests.helpers.processes import at_call, die, forked, run_program
 
 Tiny = Callable[..., Evaluation]
 Ending = tuple[str, float]  # what ends the attempt, and when; ("none", 0) lets it finish
@@ -60,22 +58,6 @@ def evaluation(out: Path, **changes: Any) -> Evaluation:
     }
     settings |= {"attacks": ["CA-", "ES", "GTM"], **changes}
     return Evaluation(Subject(model, images, torch.arange(30) % 4), Plan.make(**settings), out)
-
-
-def die(*_: Any, **__: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def at_call(number: float, act: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Call `act` in the place of the n-th call of a function."""
-    calls = 0
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return (act if calls == number else original)(*args, **kwargs)
-
-    return counted
 
 
 def prepare(work: Evaluation, kind: str, number: float) -> None:
@@ -121,27 +103,16 @@ def prepare(work: Evaluation, kind: str, number: float) -> None:
 
 def attempt(out: Path, plan: Ending) -> tuple[str, int]:
     """Evaluate in a new process until it ends or is killed; say how it ended, and the pieces on disk."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        os.dup2(writing, 1)
-        try:
-            work = evaluation(out)
-            prepare(work, *plan)
-            work.run()
-            print("finished", flush=True)
-        except BaseException:
-            print(traceback.format_exc(), flush=True)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as said:
-        text = said.read()
-    _, status = os.waitpid(child, 0)
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+    def act() -> None:
+        work = evaluation(out)
+        prepare(work, *plan)
+        work.run()
+        print("finished")
+
+    code, text = forked(act)
     parts = len(list((out / "parts").glob("[a-z]*")))
-    return "killed" if killed else text.strip(), parts
+    return "killed" if code == -signal.SIGKILL else text.strip(), parts
 
 
 def program(folder: Path) -> dict[str, list[tuple[str, int]]]:
@@ -215,15 +186,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     if not hasattr(os, "fork"):
         pytest.skip("SIGKILL and fork are POSIX's")
     folder = tmp_path_factory.mktemp("killed")
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-W", "error", __file__, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_program(__file__, str(folder))
     assert found["whole"] == [["finished", 0]]
 
     def of(scenario: str) -> tuple[list[str], list[int]]:
@@ -244,10 +207,12 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return of
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(result: Result) -> None:
     assert result("random")[0] == ["killed"] * 10
 
 
+@pytest.mark.slow
 def test_killed_between_pieces_in_the_network_and_while_writing(result: Result) -> None:
     ends, parts = result("everywhere")
     assert ends == ["killed"] * 16, (ends, parts)
@@ -256,17 +221,20 @@ def test_killed_between_pieces_in_the_network_and_while_writing(result: Result) 
     assert parts[-1] < count_pieces()
 
 
+@pytest.mark.slow
 def test_killed_while_the_record_is_put_together(result: Result) -> None:
     ends, parts = result("record")
     assert ends == ["killed"] * 5, (ends, parts)
     assert parts == [count_pieces()] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["tidying", "tidied"])
 def test_killed_while_tidying_up_leaves_nothing_behind(result: Result, scenario: str) -> None:
     assert result(scenario)[0] == ["killed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["plan half written", "plan not on disk"])
 def test_killed_before_the_plan_is_written(result: Result, scenario: str) -> None:
     assert result(scenario)[0] == ["killed"]
@@ -563,4 +531,4 @@ def test_a_worker_that_is_still_there_when_the_record_is_made_ends(tiny: Tiny, t
 
 
 if __name__ == "__main__":
-    print(json.dumps(program(Path(sys.argv[1]))))
+    print(json.dumps(program(Path(json.loads(sys.argv[1])))))

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from robustmetric.evaluation.workers import _deaf, run_workers
-from robustmetric.validate import UserError
+from robustmetric.evaluation.workers import WorkerError, _deaf, run_workers
+
+pytestmark = pytest.mark.slow  # workers start as processes that import everything
 
 # Workers import what they call, so it stands in a module of its own.
 WORK = """
@@ -103,7 +104,7 @@ def test_what_a_worker_raises_is_raised_and_ends_the_others(work: Any, tmp_path:
 
 
 def test_a_worker_that_dies_is_named_with_its_code(work: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="worker 0 of 1 ended with code -9; what was finished is kept"):
+    with pytest.raises(WorkerError, match="worker 0 of 1 ended with code -9; what was finished is kept"):
         run_workers(work.die, (str(tmp_path),), 1, lambda: None)
 
 

@@ -33,6 +33,7 @@ def test_a_collapse_is_caught_and_the_good_weights_kept(defense: str, tmp_path: 
     assert spread > 0.01
 
 
+@pytest.mark.slow
 def test_told_to_go_on_it_says_so_and_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
     train(
@@ -47,6 +48,7 @@ def test_told_to_go_on_it_says_so_and_goes_on(tmp_path: Path) -> None:
     assert said[0].endswith("Going on, as told")
 
 
+@pytest.mark.slow
 def test_the_gradual_adversary_does_not_collapse(tmp_path: Path) -> None:
     train(load_recipe("digits", {**SMALL, "defense": "HM[S,LGA]"}), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "good.safetensors").exists()

@@ -15,16 +15,7 @@ import robustmetric as rm
 from robustmetric.data import decode as decoding
 from robustmetric.training.inputs import Subject, image_files, make_model, pixels
 from robustmetric.training.recipe import load_recipe, make_recipe
-
-
-def make_run(folder: Path, *weights: str) -> Path:
-    """Write a run's recipe and some of its weights, each of another network."""
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text("data: digits\nmodel: c2f2\ndim: 16\nseed: 3\n")
-    for number, name in enumerate(weights):
-        torch.manual_seed(number)
-        rm.save_weights(rm.model("c2f2", size=8, dim=16), folder / f"{name}.safetensors")
-    return folder
+from tests.helpers.runs import make_run
 
 
 def make_pictures(root: Path) -> Path:
@@ -58,7 +49,7 @@ def test_weights_that_are_given_go_before_both(tmp_path: Path) -> None:
 
 
 def test_the_recipe_is_that_of_the_run_with_changes(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "best")
+    run = make_run(tmp_path / "run", "best", seed=3)
     assert Subject.of_run(run, {}).recipe == make_recipe(
         {"data": "digits", "model": "c2f2", "dim": 16, "seed": 3}
     )

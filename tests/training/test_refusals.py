@@ -11,7 +11,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
@@ -22,6 +21,7 @@ from robustmetric.data.cache import Pixels
 from robustmetric.training.inputs import first_image, suited_recipe, try_network
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import Machines, train
+from tests.helpers.runs import make_pictures
 
 NETS = """
 import torch
@@ -59,13 +59,7 @@ class Late(nn.Module):
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Twelve classes of four images of 20×16 pixels."""
-    root = tmp_path / "data"
-    for number in range(12):
-        (root / f"class{number:02}").mkdir(parents=True)
-        for k in range(4):
-            noise = np.random.default_rng(100 * number + k).integers(0, 256, (16, 20, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / f"class{number:02}" / f"{k}.png")
-    return root
+    return make_pictures(tmp_path / "data", each=4, height=16, width=20)
 
 
 @pytest.fixture

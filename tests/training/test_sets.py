@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from safetensors.torch import load_file
 
 import robustmetric as rm
@@ -23,15 +22,7 @@ from robustmetric.training.inputs import Subject, pixels
 from robustmetric.training.recipe import Recipe, load_recipe, make_recipe
 from robustmetric.training.run import train
 from robustmetric.training.sets import PairData, load_sets, set_apart
-
-
-def make_pictures(root: Path, classes: int = 12, each: int = 3, size: int = 10) -> Path:
-    for number in range(classes):
-        (root / f"class{number:02}").mkdir(parents=True)
-        for k in range(each):
-            noise = np.random.default_rng(100 * number + k).integers(0, 256, (size, size, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / f"class{number:02}" / f"{k}.png")
-    return root
+from tests.helpers.runs import make_pictures, make_run
 
 
 def tiny(root: Path, **changes: Any) -> Recipe:
@@ -223,17 +214,6 @@ def test_a_stopped_run_says_it_too(tmp_path: Path) -> None:
 # What evaluate takes
 
 
-def make_run(folder: Path, *weights: str, about: str | None = None, validation: float = 0.1) -> Path:
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text(f"data: digits\nmodel: c2f2\ndim: 16\nvalidation: {validation}\n")
-    for number, name in enumerate(weights):
-        torch.manual_seed(number)
-        rm.save_weights(rm.model("c2f2", size=8, dim=16), folder / f"{name}.safetensors")
-    if about is not None:
-        (folder / "run.json").write_text(about)
-    return folder
-
-
 ON_TEST, ON_VALIDATION = (
     json.dumps({"choice": {"images": f"{which} images"}}) for which in ("test", "validation")
 )
@@ -266,13 +246,13 @@ def test_weights_of_a_run(
 
 
 def test_weights_that_are_given_are_of_unknown_choice(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last", "best")
+    run = make_run(tmp_path / "run", "last", "best", validation=0.1)
     assert Subject.of_run(run, {}, run / "best.safetensors").chosen is None
     assert Subject(make_recipe({})).chosen is None
 
 
 def test_best_weights_that_are_not_there(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last")
+    run = make_run(tmp_path / "run", "last", validation=0.1)
     assert Subject.of_run(run, {}).chosen == "last weights"
     with pytest.raises(
         FileNotFoundError, match=r"no weights .*best\.safetensors: the run has not been valid"
