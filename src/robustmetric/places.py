@@ -63,8 +63,8 @@ def places_of_one(near: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64]) 
             keys = keys_of_row(near)
             keys.sort()
             return keys.searchsorted(wanted) + 1
-    for i, position in zip(unsure, positions_of(wanted[unsure]), strict=True):
-        limit = square[i]
+    for i in unsure:
+        limit, position = square[i], positions_of(wanted[i])
         place[i] = np.count_nonzero(near[:position] <= limit) + np.count_nonzero(near[position:] < limit) + 1
     return place
 

@@ -1,23 +1,20 @@
 """Attacks by name: what is made, what is refused and in which words, and what is written can be read."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
-import torch
 
 from robustmetric.attacks import (
     ATTACKS,
     CandidateAttack,
     EmbeddingShift,
-    Gallery,
     GreedyTop1Misranking,
     GreedyTop1Translocation,
     LearningToMisrank,
-    Queries,
     QueryAttack,
     RankingAttack,
     SemanticsPreservingQueryAttack,
-    Target,
     TargetedMismatch,
     attack,
 )
@@ -139,30 +136,6 @@ def test_an_attack_has_no_state(name: str) -> None:
         made.protocol = "reference"  # type: ignore[misc]
 
 
-def test_rows_of_queries_and_targets() -> None:
-    queries = Queries(torch.eye(5), torch.arange(5) + 10, torch.tensor([4, 3, 2, 1, -1]))
-    some = queries[torch.tensor([3, 0])]
-    assert len(some) == 2
-    assert torch.equal(some.z, torch.eye(5)[[3, 0]])
-    assert some.labels.tolist() == [13, 10]
-    assert some.own.tolist() == [1, 4]
-    target = Target(torch.arange(6).view(3, 2), torch.arange(12).view(3, 2, 2))
-    part = target[torch.tensor([2])]
-    assert part.index.tolist() == [[4, 5]]
-    assert part.extra is not None
-    assert part.extra.tolist() == [[[8, 9], [10, 11]]]
-    assert Target(torch.zeros(3, 0))[torch.tensor([1])].extra is None
-
-
-def test_a_gallery_is_cut_into_blocks_that_cover_it() -> None:
-    for chunk in (1, 3, 5, 6, 100):
-        cut = Gallery(torch.eye(6), torch.arange(6), chunk=chunk)
-        blocks = list(cut.blocks())
-        assert [p for b in blocks for p in range(b.start, b.stop)] == list(range(6))
-        assert all(b.stop - b.start <= chunk for b in blocks)
-        torch.testing.assert_close(cut.square, torch.ones(6))
-
-
 @pytest.mark.parametrize("name", ["CA+(sign='-')", "CA+(w=2, w=3)", "CA+(protocol='reference')"])
 def test_an_option_is_given_once(name: str) -> None:
     with pytest.raises(ValueError, match=r"is given already; leave it out"):
@@ -175,8 +148,58 @@ def test_a_name_tells_options_apart() -> None:
     assert all(attack(n).name == n for n in names)
 
 
-def test_a_gallery_refuses_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"labels have shape \(5,\) for 6 images"):
-        Gallery(torch.eye(6), torch.arange(5))
-    with pytest.raises(ValueError, match="chunk must be a whole number of at least 1, not 0"):
-        Gallery(torch.eye(6), torch.arange(6), chunk=0)
+OWN = """
+from dataclasses import dataclass
+import torch
+from robustmetric.attacks import Column, RankingAttack
+
+class Plain(RankingAttack):
+    name = "plain"
+    columns = (Column("plain", "higher"),)
+
+    def select(self, queries, gallery, *, draws):
+        return queries.own[:, None]
+
+    def objective(self, z, target, queries, gallery):
+        return -z.sum(1)
+
+    def measure(self, z, target, queries, gallery):
+        return {"plain": z.sum(1)}
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Plain):
+    k: int = 1
+
+class Fixed(Plain):
+    def __init__(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("folder", ["own", "a−b"])
+def test_an_attack_of_a_file(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / folder / "own.py"
+    file.parent.mkdir()
+    file.write_text(OWN)
+    made = attack(f"{file}:Mine(k=2)", protocol="reference")
+    assert repr(made) == "Mine(protocol='reference', k=2)"
+    assert attack(f"{file}:Plain").protocol == "strict"
+    # One that takes no protocol has that of the class.
+    assert attack(f"{file}:Fixed", protocol="reference").protocol == "strict"
+    with pytest.raises(ValueError, match="unexpected keyword argument 'w'; its options: k"):
+        attack(f"{file}:Mine(w=2)")
+    with pytest.raises(ValueError, match=r"unknown name 'Mien' \(did you mean 'Mine'"):
+        attack(f"{file}:Mien")
+
+
+def test_an_attack_is_registered_by_a_decorator() -> None:
+    @ATTACKS.register("nearer", sign="+")
+    @ATTACKS.register("farther", sign="-")
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(QueryAttack):
+        pass
+
+    assert attack("nearer(m=2)") == Own(sign="+", m=2)
+    assert attack("farther", protocol="reference") == Own(sign="-", protocol="reference")
+    with pytest.raises(ValueError, match="'nearer' is registered already"):
+        ATTACKS.register("nearer")(QueryAttack)

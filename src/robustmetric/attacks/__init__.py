@@ -15,6 +15,7 @@ from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAtta
 from robustmetric.attacks.search import NES, PGD, SEARCHES, SPSA, Search, Transfer, make_search
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.attacks.translocation import GreedyTop1Translocation
+from robustmetric.registry import file_of
 
 __all__ = [
     "ATTACKS",
@@ -64,4 +65,6 @@ def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> Ranking
     ...
     robustmetric.UserError: unknown attack 'LMT' (did you mean 'LTM'?); known: CA+, CA-, ES, GTM, ...
     """
-    return ATTACKS.make(name.replace("−", "-"), {"protocol": protocol}, **options)
+    # The paper writes a minus; a file's name stays as it is.
+    plain = name if file_of(name) else name.replace("−", "-")
+    return ATTACKS.make(plain, {"protocol": protocol}, **options)
