@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -65,3 +66,35 @@ def shorten(items: Sequence[object]) -> str:
     """
     text = ", ".join(str(item) for item in items[:_SHOWN])
     return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text
+
+
+def called(part: object) -> str:
+    """Return what a part is called in messages: its own name if it is a function, else that of its class.
+
+    >>> called(shorten), called(0.5)
+    ('shorten', 'float')
+    """
+    return str(getattr(part, "__name__", type(part).__name__))
+
+
+def check_signature(who: str, method: Callable[..., Any], written: str) -> None:
+    """Refuse a method that cannot be called as its contract says.
+
+    `who` is its name in the message, `written` its parameters, such as ``"batch, *, generator"``.
+
+    >>> check_signature("Mine.step", lambda images: 0, "network, images, labels")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: Mine.step takes (images); it must take (network, images, labels)
+    """
+    positional, _, keywords = (part.strip(", ") for part in written.partition("*"))
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # some of C have none
+        return
+    try:
+        signature.bind(*positional.split(","), **{name.strip(): None for name in keywords.split(",") if name})
+    except TypeError:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        taken = signature.replace(parameters=bare, return_annotation=signature.empty)
+        raise UserError(f"{who} takes {taken}; it must take ({written})") from None
