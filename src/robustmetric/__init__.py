@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
     from robustmetric.registry import register
+    from robustmetric.training.runs import load_run
     from robustmetric.triplets import Triplets
     from robustmetric.validate import UserError
 
@@ -44,6 +45,7 @@ __all__ = [
     "evaluate",
     "hardness",
     "load_record",
+    "load_run",
     "load_weights",
     "model",
     "register",
@@ -63,7 +65,7 @@ _FROM = {
     "registry": ("register",),
     "retrieval": (),
     "evaluation": ("Record", "ers", "evaluate", "load_record"),
-    "training": (),
+    "training": ("load_run",),
     "triplets": ("Triplets",),
     "validate": ("UserError",),
 }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+from robustmetric.validate import UserError
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -56,3 +59,24 @@ def publish(draft: Path, final: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a folder that cannot be made or written to, without making it.
+
+    >>> check_writable(Path("/dev/null/run"))
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: the folder /dev/null/run cannot be written to (Not a directory): give another ...
+    """
+    try:
+        if out.is_symlink() and not out.exists():
+            raise FileNotFoundError(None, "a link that leads nowhere")
+        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"the folder {out} cannot be written to ({reason}): give another folder", parameter="out"
+        ) from None

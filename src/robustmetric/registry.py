@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import importlib
 import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -111,7 +113,11 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
             raise UserError(f"{self.kind} {text!r}: {twice[0]} is given already; leave it out")
         whole = {**options, **taken, **given}
         _check_options(self.kind, text, factory, whole, {*taken, *getattr(factory, "keywords", {})})
-        made = _run(text, partial(factory, **whole)) if file_of(text) else factory(**whole)
+        if (source := file_of(text)) is None:
+            made = factory(**whole)
+        else:
+            with _neighbours(source.file.absolute().parent):
+                made = _run(text, partial(factory, **whole))
         if self.expects is not None and not isinstance(made, self.expects):
             raise UserError(
                 f"{self.kind} {text!r} made a {type(made).__name__}; it must make a {self.expects.__name__}"
@@ -311,11 +317,35 @@ def _import(kind: str, file: Path) -> ModuleType:
     _IMPORTED[path] = (digest, module)
     try:
         # From its text and never from compiled bytes, which may be of another text.
-        _run(str(file), lambda: exec(compile(content, str(path), "exec"), vars(module)))  # noqa: S102
+        with _neighbours(path.parent):
+            _run(str(file), lambda: exec(compile(content, str(path), "exec"), vars(module)))  # noqa: S102
     except BaseException:
         del _IMPORTED[path], sys.modules[module.__name__]
         raise
     return module
+
+
+@contextmanager
+def _neighbours(folder: Path) -> Iterator[None]:
+    """Let imports find what is in this folder first, also where another has modules of the same names."""
+    beside = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        file = getattr(module, "__file__", None)
+        if top not in beside or top in sys.stdlib_module_names or top.startswith("__") or not file:
+            continue
+        place = Path(file)
+        own = place == folder / f"{top}.py" or place.is_relative_to(folder / top)
+        # What is installed stays: others hold parts of it.
+        if not own and "site-packages" not in place.parts and top != "robustmetric":
+            del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()  # the folder may be younger than what is known of it
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
 
 
 def _run(what: str, code: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import robustmetric as rm
 from robustmetric.data import decode as decoding
-from robustmetric.training.inputs import Subject, image_files, make_model, pixels
+from robustmetric.training.inputs import Subject, image_files, pixels
 from robustmetric.training.recipe import load_recipe, make_recipe
 from tests.helpers.runs import make_run
 

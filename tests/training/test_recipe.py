@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import robustmetric
+from robustmetric.data.inputs import sizes_for
 from robustmetric.training.recipe import (
     Recipe,
     dump_recipe,
@@ -22,7 +23,6 @@ from robustmetric.training.recipe import (
     make_recipe,
     recipe_names,
     recipe_text,
-    sizes_for,
     usual_recipe,
 )
 

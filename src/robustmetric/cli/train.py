@@ -6,7 +6,7 @@ import io
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -19,9 +19,12 @@ from robustmetric.training import Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
 from robustmetric.validate import UserError
 
+if TYPE_CHECKING:
+    from robustmetric.training.runs import RunFolder
+
 # Lightning and torch take seconds to import: they are imported in the commands that need them.
 
-DATA = "digits, mnist, fashion-mnist, cub, cars, sop, market1501, inshop, folder or csv."
+DATA = "digits, mnist, fashion-mnist, cub, cars, sop, market1501, inshop, folder, csv or file.py:function."
 
 
 @app.command()
@@ -95,7 +98,9 @@ def train(
     accelerator: str = typer.Option("auto", help="auto, cpu, gpu or mps."),
     devices: int = typer.Option(1, help="Workers on a machine."),
     nodes: int = typer.Option(1, help="Machines."),
-    logger: list[str] = typer.Option([], help="tensorboard, csv or wandb, beside metrics.csv."),
+    logger: list[str] = typer.Option(
+        [], help="tensorboard, csv, wandb or file.py:Logger, beside metrics.csv."
+    ),
 ) -> None:
     """Train a network; Ctrl-C stops it so that --resume goes on from there."""
     given = {
@@ -111,11 +116,14 @@ def train(
         # A run is not tied to the folder that it was started in.
         if changes.get(key) is not None:
             changes[key] = Path(str(changes[key])).expanduser().absolute()
-    kept = out / "recipe.yaml"
-    if resume and not kept.exists() and not changes and not recipe:
+
+    from robustmetric.training.runs import RunFolder
+
+    run = RunFolder(out)
+    if resume and not run.exists and not changes and not recipe:
         raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
-    if resume and kept.exists():
-        title, made = f"the recipe of {out}", load_recipe(kept, changes)
+    if resume and run.exists:
+        title, made = f"the recipe of {out}", run.recipe(changes)
     else:
         title, made = _recipe(recipe, changes)
 
@@ -161,7 +169,7 @@ def train(
     finally:
         decoding.bar.stop()
         shown.stop()
-    for line in _end_lines(out, cache):
+    for line in _end_lines(run, cache):
         say(line)
 
 
@@ -169,7 +177,7 @@ def _recipe(name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
     """Make the recipe of a new run: one by name or file, or the data set's, which looks at the images."""
     if name:
         return f"recipe {name}", load_recipe(name, changes)
-    from robustmetric.training.inputs import suited_recipe
+    from robustmetric.training.parts import suited_recipe
 
     return f"recipe {usual_recipe(str(changes.get('data', 'digits')))}", suited_recipe(changes)
 
@@ -186,18 +194,21 @@ def _command(out: Path, again: dict[str, Any]) -> str:
     return shlex.join(parts)
 
 
-def _end_lines(out: Path, cache: Path | None) -> list[str]:
+def _end_lines(run: RunFolder, cache: Path | None) -> list[str]:
     """Say how well a finished run ranks, where its weights are, and what comes next."""
-    from robustmetric.training.folder import read_run
-
-    choice = read_run(out).get("choice", {})
+    choice = run.read().get("choice", {})
     lines = []
     if "best" in choice:
         best, last = (f"{choice[k]['R@1']:.1f} at step {choice[k]['step']:,}" for k in ("best", "last"))
         lines.append(f"R@1 of the {choice['count']:,} {choice['images']}: best {best}, last {last}")
-    kept = {file.stem: file for file in (out / "best.safetensors", out / "last.safetensors") if file.exists()}
+    kept = {file.stem: file for file in (run.best, run.last) if file.exists()}
     told = " and ".join(f"{name} in {file}" for name, file in kept.items())
-    following = ["robustmetric", "evaluate", str(out), *([] if cache is None else ["--cache", str(cache)])]
+    following = [
+        "robustmetric",
+        "evaluate",
+        str(run.path),
+        *([] if cache is None else ["--cache", str(cache)]),
+    ]
     return [*lines, f"weights: {told}", f"next: {shlex.join(following)}"]
 
 

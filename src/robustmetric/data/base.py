@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ Split = Literal["train", "validation", "test", "all"]
 Part = Literal["train", "validation", "test"]
 Half = Literal["train", "test"]
 """What every data set has."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the upright image
 Columns = Mapping[str, tuple[str, ...]]
@@ -37,6 +39,7 @@ class ImageSet:
     - `is_query`, `is_gallery` (N,) bool: which are searched for, and which are searched; without them,
       every image is both.
     - `columns`: further columns of a table by name, N texts each.
+    - `root`: where the data set lies; `load` sets it.
 
     >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
     >>> len(ImageSet("tiny", "train", torch.tensor([0, 0]), ("zero",), pixels=grey))
@@ -54,6 +57,7 @@ class ImageSet:
     is_query: Tensor | None = None
     is_gallery: Tensor | None = None
     columns: Columns = field(default_factory=dict)
+    root: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.files is None) == (self.pixels is None):
@@ -115,6 +119,21 @@ class ImageSet:
             is_gallery=some(self.is_gallery),
             columns={name: tuple(texts[i] for i in places) for name, texts in self.columns.items()},
         )
+
+
+def sets_apart(reader: F) -> F:
+    """Mark the reader of a data set that may set validation images apart.
+
+    Such a reader is asked for the split "validation" too, and returns an empty set where there are none.
+
+    >>> @sets_apart
+    ... def mine(root, split):
+    ...     return ImageSet("mine", split, torch.zeros(0).long(), (), files=())
+    >>> mine.sets_apart
+    True
+    """
+    reader.sets_apart = True  # type: ignore[attr-defined]
+    return reader
 
 
 def merged(parts: Sequence[ImageSet]) -> ImageSet:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robustmetric.registry import register
 from robustmetric.validate import UserError
 
 
+@register("model", "c2f2")
 class C2F2(nn.Module):
     """Two 5×5 convolutions and two fully connected layers, for small images.
 

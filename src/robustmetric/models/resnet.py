@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robustmetric.registry import register
 from robustmetric.validate import UserError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -150,6 +151,7 @@ class ResNet(nn.Module):
         return self
 
 
+@register("model", "resnet18")
 def resnet18(
     *,
     dim: int = 512,
@@ -165,6 +167,7 @@ def resnet18(
     return ResNet(BasicBlock, (2, 2, 2, 2), dim=dim, freeze_bn=freeze_bn, mean=mean, std=std)
 
 
+@register("model", "resnet50")
 def resnet50(
     *,
     dim: int = 512,

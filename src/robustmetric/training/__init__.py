@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile
     from robustmetric.training.module import MetricModule
     from robustmetric.training.run import Machines, train
+    from robustmetric.training.runs import Run, RunFolder, load_run
 
 _LATER = {
     "AtomicCheckpointIO": "callbacks",
@@ -23,6 +24,9 @@ _LATER = {
     "Machines": "run",
     "MetricModule": "module",
     "MetricsFile": "callbacks",
+    "Run": "runs",
+    "RunFolder": "runs",
+    "load_run": "runs",
     "train": "run",
 }
 
@@ -50,9 +54,12 @@ __all__ = [
     "MetricModule",
     "MetricsFile",
     "Recipe",
+    "Run",
+    "RunFolder",
     "Stopped",
     "dump_recipe",
     "load_recipe",
+    "load_run",
     "recipe_names",
     "train",
 ]
