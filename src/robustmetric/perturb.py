@@ -34,14 +34,18 @@ class Budget:
     def __post_init__(self) -> None:
         if not (is_number(self.eps) and 0 <= self.eps <= 1):
             raise UserError(
-                f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255"
+                f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255",
+                parameter="eps",
             )
         if not (is_number(self.alpha) and 0 < self.alpha <= 1):
             raise UserError(
-                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is 1/255"
+                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is 1/255",
+                parameter="alpha",
             )
         if not (is_number(self.steps, Integral) and self.steps >= 1):
-            raise UserError(f"steps must be a whole number of at least 1, not {self.steps!r}")
+            raise UserError(
+                f"steps must be a whole number of at least 1, not {self.steps!r}", parameter="steps"
+            )
 
     @property
     def stride(self) -> float:

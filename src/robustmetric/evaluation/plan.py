@@ -45,16 +45,22 @@ class Plan(Part):
     protocol: Protocol = Field(
         "strict", description="strict, or reference for what published figures were made with"
     )
-    eps: float = Field(8 / 255, description="largest change of a pixel, of 1")
-    alpha: float = Field(3 / 255, description="size of a step")
-    steps: int = Field(32, description="number of steps")
-    search: str = Field("pgd", description="how perturbations were searched for")
-    attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="which attacks were run")
-    queries: int | None = Field(None, description="number of queries that were drawn; null for all")
+    eps: float = Field(8 / 255, description="ε, the largest change of a pixel in [0, 1], such as 8/255")
+    alpha: float = Field(3 / 255, description="α, the size of a step")
+    steps: int = Field(32, description="η, the number of steps")
+    search: str = Field(
+        "pgd",
+        description="how perturbations are searched for: pgd, pgd(restarts=5), nes, spsa, transfer or transfer(nes)",
+    )
+    attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
+    queries: int | None = Field(
+        None, description="number of images that are attacked, drawn from the seed; without, all"
+    )
     seed: int = Field(0, description="starts every random draw")
-    batch: int = Field(128, description="queries that were perturbed together")
+    batch: int = Field(128, description="images that are perturbed together")
     checks: str = Field(
-        "quick", description="which checks were run: none, quick or full, and further ones by name"
+        "quick",
+        description="checks of the scores: none (but collapse), quick or full, and further ones by name",
     )
 
     _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
