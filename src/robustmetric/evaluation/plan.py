@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from robustmetric.attacks import Column, Protocol, RankingAttack, Search, attack, make_search
+from robustmetric.attacks.contract import checked_columns
 from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import differences, options_of
@@ -50,7 +51,7 @@ class Plan(Part):
     steps: int = Field(32, description="η, the number of steps")
     search: str = Field(
         "pgd",
-        description="how perturbations are searched for: pgd, pgd(restarts=5), nes, spsa, transfer or transfer(nes)",
+        description="how perturbations are searched for: pgd, pgd(restarts=5), nes, spsa, transfer(nes)",
     )
     attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
     queries: int | None = Field(
@@ -60,7 +61,7 @@ class Plan(Part):
     batch: int = Field(128, description="images that are perturbed together")
     checks: str = Field(
         "quick",
-        description="checks of the scores: none (but collapse), quick or full, and further ones by name",
+        description="checks of the scores: none (but collapse), quick or full, and others by name",
     )
 
     _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
@@ -213,7 +214,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
             f"{', '.join(other)} follows another protocol than {protocol}; the two are never mixed",
             parameter="protocol",
         )
-    columns = [column.name for a in goals for column in a.columns]
+    columns = [column.name for a in goals for column in checked_columns(a)]
     if twice := {n for n in columns if columns.count(n) > 1}:
         told = ", ".join(sorted(twice))
         raise UserError(f"two attacks report {told}: give one of them another name for it")

@@ -10,6 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Search, Target
+from robustmetric.attacks.contract import (
+    checked_aim,
+    checked_measure,
+    checked_objective,
+    checked_search,
+    checked_select,
+    checked_start,
+)
 from robustmetric.distance import embed
 from robustmetric.evaluation.images import Images
 from robustmetric.perturb import Budget
@@ -48,15 +56,15 @@ class Scene:
     def aim(self, attack: RankingAttack, queries: Queries, draws: Draws) -> Target:
         """Choose what B queries aim at, and prepare it for the objective."""
         where = self.judged.z.device
-        index = attack.select(queries.to(where), self.judged, draws=draws)
-        return attack.aim(index.to(queries.z.device), queries, self.gallery)
+        index = checked_select(attack, queries.to(where), self.judged, draws=draws)
+        return checked_aim(attack, index.to(queries.z.device), queries, self.gallery)
 
     def measure(
         self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries
     ) -> dict[str, Tensor]:
         """Measure what became of B queries with embeddings (B, D): (B,) values by name."""
         where = self.judged.z.device
-        return attack.measure(z.to(where), target.to(where), queries.to(where), self.judged)
+        return checked_measure(attack, z.to(where), target.to(where), queries.to(where), self.judged)
 
     def rank(self, z: Tensor, queries: Queries) -> Ranking:
         """Rank the gallery for B queries with embeddings (B, D)."""
@@ -158,8 +166,8 @@ def run_attack(
     seen = queries if surrogate is None else surrogate.queries[numbers.to(surrogate.device)]
     with torch.no_grad():
         target = scene.aim(attack, queries, Draws(seed, attack.name, listed))
-        goal = target if surrogate is None else attack.aim(target.index, seen, surrogate.gallery)
-        first = attack.objective(queries.z, target, queries, scene.gallery)
+        goal = target if surrogate is None else checked_aim(attack, target.index, seen, surrogate.gallery)
+        first = checked_objective(attack, queries.z, target, queries, scene.gallery)
     draws = Draws(seed, f"{attack.name}/search", listed)
     best, early = first.clone(), seen.z.clone()
 
@@ -168,18 +176,18 @@ def run_attack(
             tick()
         z = embed(ground.model, x)
         all_rows = len(rows) == len(seen)
-        value = attack.objective(
-            z, goal if all_rows else goal[rows], seen if all_rows else seen[rows], ground.gallery
-        )
+        aims, asked = (goal, seen) if all_rows else (goal[rows], seen[rows])
+        value = checked_objective(attack, z, aims, asked, ground.gallery)
         if x.requires_grad:  # a step of the descent, and not a trial beside it
             best[rows] = torch.minimum(best[rows], value.detach())
             early[rows] = z.detach()
         return value
 
-    moved = search(images, objective, budget, draws=draws, start=attack.start(images, draws=draws))
+    start = checked_start(attack, images, draws=draws)
+    moved = checked_search(search, images, objective, budget, draws=draws, start=start)
     with torch.no_grad():
         z = embed(scene.model, moved)
-        last = attack.objective(z, target, queries, scene.gallery)
+        last = checked_objective(attack, z, target, queries, scene.gallery)
         after = scene.measure(attack, z, target, queries)
         # Where the end of one descent counts: of several, or of trials, the point before is not known.
         if attack.read_early and surrogate is None and search.keeps_last:
