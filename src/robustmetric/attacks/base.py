@@ -48,7 +48,8 @@ class RankingAttack(ABC):
     the two differ. All values are for each query by itself: B queries with embeddings (B, D) are perturbed
     together.
 
-    >>> from robustmetric.attacks.columns import DISTANCE
+    >>> from robustmetric.distance import pair_distance
+    >>> from robustmetric.attacks import DISTANCE
     >>> class Blend(RankingAttack):
     ...     name = "blend"
     ...     columns = (Column("blend", "higher", DISTANCE),)
