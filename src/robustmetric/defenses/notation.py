@@ -66,7 +66,8 @@ def defense(
     first, *behind = _Part(name, 0, name).split("&")
     family, inside, rest = first.enclosed("[", "]")
     if rest.plain:
-        rest.fail("only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS")
+        wanted = "only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS"
+        rest.fail(wanted + _about_paths(rest))
     head, manipulates = _family(family, bare=inside is None)
     if behind and not manipulates:
         behind[0].fail("only HM takes terms behind &: they need a perturbed anchor, positive and negative")
@@ -133,6 +134,8 @@ class _Reader:
             factory, _ = _made(part, partial(SAMPLERS.find, text))
             is_function = not isinstance(factory, type) and _takes(factory, "generator")
             made: Any = _made(part, lambda: SAMPLERS.bind(text) if is_function else self.make(text, SAMPLERS))
+            if isinstance(made, Destination):
+                part.fail(f"{text} is a destination; here stands the sampler of the source triplets")
             _made(part, partial(check_sampler, made))
             self.samplers[text] = made
         return self.samplers[text], text
