@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,15 @@ def test_blanks_and_other_spellings_make_one_name(file: Path) -> None:
     gamma.mkdir()
     (gamma / "xi.py").write_text(FILE)
     assert rm.defense(f"N/A[ {gamma}/xi.py:Nearest ]").name == f"N/A[{gamma}/xi.py:Nearest]"
+
+
+@pytest.mark.parametrize("name", ["gamma", "\u00f1", "my own", "xi-like", "2nd"])
+def test_any_name_without_signs_of_the_notation_can_be_written(name: str, parts: dict[str, Any]) -> None:
+    for kind, known in (("sampler", "N"), ("destination", "mine"), ("term", "pull"), ("defense", "plain")):
+        rm.register(kind, name)(parts[known])
+    for text in (f"N/A[{name}(k=2)]", f"HM[{name},gB({name}(k=2))]&{name}", f"{name}[{name}]"):
+        assert rm.defense(text).name == text
+        assert rm.defense(unicodedata.normalize("NFD", f" {text}")).name == text
 
 
 @pytest.mark.usefixtures("parts")

@@ -105,7 +105,7 @@ def defense(
 
 def _family(part: _Part, *, bare: bool) -> tuple[str, bool]:
     """Return the text of the family before the brackets, and whether it is a Hardness Manipulation."""
-    name = _bare(part)
+    name = _bare(part, DEFENSES)
     if bare and (name in FAMILIES or (name not in DEFENSES and file_of(part.text) is None)):
         form = "a defense is written FAMILY[…], such as HM[S,LGA]&ICS, N/A[R], EST[R] or ACT[S]"
         part.fail(form if name in ("", *FAMILIES) else f"{form}; {_unknown(part, DEFENSES, name)}")
@@ -141,7 +141,7 @@ class _Reader:
         return self.samplers[text], text
 
     def destination(self, part: _Part) -> tuple[Destination, str]:
-        name = _bare(part)
+        name = _bare(part, DESTINATIONS, SAMPLERS)
         if name != "gB" and file_of(part.text) is not None:
             text = _written(part, DESTINATIONS)
             factory, _ = _made(part, partial(DESTINATIONS.find, text))
@@ -183,7 +183,7 @@ class _Reader:
         return made, made.name
 
     def term(self, part: _Part) -> tuple[Term, str]:
-        kind = _bare(part)
+        kind = _bare(part, TERMS)
         if file_of(part.text) is None:
             _, arguments = part.call()
             if kind == "L" and arguments:
@@ -210,7 +210,7 @@ def _written(part: _Part, parts: Registry[T]) -> str:
     """Return the text of a piece in one spelling: NAME(option=value,…), its name known or in a file."""
     text = part.text.strip()
     if (source := file_of(text)) is None:
-        name, (_, inside, rest) = _bare(part), part.enclosed("(", ")")
+        name, (_, inside, rest) = _bare(part, parts), part.enclosed("(", ")")
         if name not in parts:
             part.fail(_unknown(part, parts, name))
         if rest.plain:
@@ -223,10 +223,11 @@ def _written(part: _Part, parts: Registry[T]) -> str:
     return f"{name}({listed})" if listed else name
 
 
-def _bare(part: _Part) -> str:
-    """Return the name before a piece's bracket of parameters, in one spelling."""
-    opened = part.text.find("(")
-    return part.part(0, opened).plain if opened >= 0 else part.plain
+def _bare(part: _Part, *known: Registry[Any]) -> str:
+    """Return the name before a piece's bracket of parameters: as it stands if it is known, else `plain`."""
+    head = part.part(0, len(part.text.partition("(")[0]))
+    name = unicodedata.normalize("NFC", head.text.strip())
+    return name if any(name in parts for parts in known) else head.plain
 
 
 def _unknown(part: _Part, parts: Registry[T], name: str) -> str:
