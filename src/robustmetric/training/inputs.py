@@ -16,6 +16,7 @@ from robustmetric.data.inputs import load_pixels, relative_files
 from robustmetric.data.pairs import ImageArray
 from robustmetric.models import NetworkSource
 from robustmetric.models import source as networks
+from robustmetric.training.code import bare
 from robustmetric.training.parts import inputs_of, source_of, suited_recipe
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder, Which
@@ -57,7 +58,8 @@ class Subject:
     @property
     def name(self) -> str:
         """The network and how it was trained."""
-        return f"{self.recipe.model} {self.recipe.defense}"
+        entries = bare(self.recipe.model_dump())
+        return f"{entries['model']} {entries['defense']}"
 
     def train_classes(self) -> tuple[str, ...] | None:
         """Return the classes that the run was trained on, if that is known and its images are there."""
