@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from robustmetric import cli, load_record
 from robustmetric.data import load, load_pixels
+from robustmetric.data.inputs import Inputs
 
 Make = Callable[..., Path]
 FEW = ["--queries", "5", "--steps", "2"]
