@@ -36,7 +36,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def is_draft(path: Path) -> bool:
-    """Tell what a killed program left of a file it was writing.
+    """Return whether `path` is what a killed program left of a file it was writing.
 
     >>> is_draft(Path(".note.txt.0123.tmp")), is_draft(Path("note.txt"))
     (True, False)
@@ -45,7 +45,7 @@ def is_draft(path: Path) -> bool:
 
 
 def publish(draft: Path, final: Path) -> None:
-    """Rename a file that is on the disk over another, and bring the folder's new entry to the disk.
+    """Rename the file `draft`, complete on the disk, to `final`, and bring the folder's entry to the disk.
 
     >>> publish(Path("no such draft"), Path("final"))
     Traceback (most recent call last):
@@ -62,7 +62,7 @@ def publish(draft: Path, final: Path) -> None:
 
 
 def check_writable(out: Path) -> None:
-    """Refuse a folder that cannot be made or written to, without making it.
+    """Refuse a folder `out` that cannot be made or written to, without making it.
 
     >>> check_writable(Path("/dev/null/run"))
     Traceback (most recent call last):

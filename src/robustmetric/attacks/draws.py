@@ -27,15 +27,15 @@ class Draws:
         self._streams = [np.random.Generator(np.random.Philox(_key(seed, purpose, n))) for n in numbers]
 
     def uniform(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Return (B, *shape) numbers in [0, 1), or (R, *shape) for some `rows` (R,)."""
+        """Return (B, *`shape`) numbers in [0, 1), or (R, *`shape`) for some `rows` (R,)."""
         return torch.from_numpy(np.stack([s.random(shape) for s in self._of(rows)]))
 
     def normal(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Return (B, *shape) numbers of mean 0 and deviation 1, or (R, *shape) for some `rows` (R,)."""
+        """Return (B, *`shape`) numbers of mean 0 and deviation 1, or (R, *`shape`) for some `rows` (R,)."""
         return torch.from_numpy(np.stack([s.standard_normal(shape, np.float32) for s in self._of(rows)]))
 
     def signs(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Return (B, *shape) of −1 and 1, or (R, *shape) for some `rows` (R,)."""
+        """Return (B, *`shape`) of −1 and 1, or (R, *`shape`) for some `rows` (R,)."""
         drawn = np.stack([s.integers(0, 2, shape, np.int8) for s in self._of(rows)])
         return torch.from_numpy(2 * drawn - 1).float()
 

@@ -218,7 +218,7 @@ class MetricsFile(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write the step's figures every so many steps."""
+        """Write the figures of every n-th step, n being `every`."""
         if trainer.is_global_zero and trainer.global_step % self.every == 0:
             self._add(
                 trainer,

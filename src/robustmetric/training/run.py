@@ -33,7 +33,11 @@ from robustmetric.validate import UserError
 
 @dataclass(frozen=True)
 class Machines:
-    """What to train on: how many workers on how many machines, of which kind."""
+    """What to train on: `devices` workers on each of `nodes` machines; `accelerator` is Lightning's name.
+
+    >>> Machines(devices=2, nodes=4).workers
+    8
+    """
 
     accelerator: str = "auto"
     devices: int = 1
@@ -79,6 +83,14 @@ def train(
     - `go_on_after_collapse`: report a collapse and train on.
     - `watch`: is told, while images are decoded, the split, how many are done and how many there are.
     - `report`: gets what is worth a sentence.
+
+    >>> import tempfile
+    >>> from robustmetric.training import load_recipe
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recipe = load_recipe("digits", {"epochs": 1, "steps": 1, "batch": 512})
+    ...     module = train(recipe, Path(folder, "run"), progress=False)
+    ...     sorted(path.name for path in Path(folder, "run").glob("*.safetensors"))
+    ['best.safetensors', 'last.safetensors']
     """
     machines = machines or Machines()
     run = RunFolder(out)
@@ -147,7 +159,7 @@ def checkpoint_step(out: Path) -> int:
 
 
 def _is_first() -> bool:
-    """Tell whether this is the worker that writes."""
+    """Return whether this is the worker that writes."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 

@@ -133,7 +133,7 @@ class RunFolder:
         check_writable(self.path)
 
     def continued(self, recipe: Recipe, report: Callable[[str], None] = print) -> Recipe:
-        """Return the run's own recipe, whose files are its copies, with the epochs of the one given.
+        """Return the run's own recipe, whose files are its copies, with the epochs of `recipe`.
 
         `report` is told of files that have changed since they were copied.
         """
@@ -148,7 +148,7 @@ class RunFolder:
     def begin(
         self, recipe: Recipe, skipped: list[str], choice: Mapping[str, Any], images: Pixels | None = None
     ) -> None:
-        """Write down what is about to happen: the user's files, the recipe as resolved, and `run.json`.
+        """Write down what is about to happen: the user's files, the `recipe` as resolved, and `run.json`.
 
         `skipped` are the images left out, `choice` tells how weights are chosen, `images` are some of those
         that are trained on.
@@ -293,7 +293,7 @@ class Run:
     """What a run trained, as :func:`load_run` returns it.
 
     - `network`: in evaluation mode, on the CPU.
-    - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it of a file or a Pillow image.
+    - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it from a file or a Pillow image.
     - `recipe`: that of the run.
     - `chosen`: how the weights were chosen; None if they were given.
     """
