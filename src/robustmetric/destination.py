@@ -39,7 +39,7 @@ class Destination(nn.Module):
         raise UserError(f"the destination {type(self).__name__} must implement forward(mined, *, generator)")
 
     def update(self, loss: Tensor) -> None:
-        """Take note of the adversarial triplet `loss` of this iteration, a scalar."""
+        """Receive the adversarial triplet `loss` of this iteration, a scalar."""
 
     def extra_repr(self) -> str:
         """Show the name."""

@@ -15,7 +15,7 @@ from robustmetric.validate import UserError
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a new file, bring it to the disk, and put it in the place of `path` in one step.
 
-    Until then `path` is what it was; if anything goes wrong it stays so, and no rest is left behind.
+    Until then `path` is what it was; if anything goes wrong it stays so, and no partial file is left behind.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

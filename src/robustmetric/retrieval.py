@@ -207,7 +207,7 @@ def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
     """Return how well (N,) `labels` agree with as many k-means clusters of (N, D) `embeddings`: 1 at best.
 
     The mutual information is divided by the mean of both entropies. Up to 1,000 classes the clusters begin
-    with k-means++ and move until they rest. Above, where k-means++ would take hours, they begin at random
+    with k-means++ and move until they converge. Above, where k-means++ would take hours, they begin at random
     images and move 20 times at most. The `seed` is that of k-means, which holds two copies of the embeddings.
 
     >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))

@@ -65,7 +65,7 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
 
 @torch.no_grad()
 def square_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Return squares on the unit sphere row by row, `x` and `y` (…, D) to (…,), to the bit as `distances`.
+    """Return squares on the unit sphere row by row, `x` and `y` (…, D) to (…,), exactly as `distances`.
 
     >>> z = torch.nn.functional.normalize(torch.randn(3, 7))
     >>> bool(square_distance(z[:1], z).equal(distances(z[:1], z)[0]))
@@ -131,7 +131,7 @@ class Squares:
         return into if self.centre is None else into.sub_(self.centre)
 
     def lengths(self, embeddings: Tensor, what: str) -> Tensor:
-        """Return squares (N,) of `embeddings` from the centre; refuse NaN in them, called `what`."""
+        """Return squared lengths (N,) of `embeddings` from the centre; an error calls them `what`."""
         lengths = torch.empty(len(embeddings), dtype=self.right.dtype, device=self.right.device)
         dim = embeddings.shape[1]
         for begin, end in blocks(len(embeddings), len(self.right)):
@@ -210,7 +210,7 @@ def keys_of(square: Tensor, position: Tensor) -> Tensor:
     """Return keys that are ordered as the ranking is: by distance, and by position where that is equal.
 
     The bits of a positive float are in the order of its value: those of each float32 `square` (…, N) stand
-    above its image's `position`, (…, N) or (N,). Every key of a row is another one.
+    above its image's `position`, (…, N) or (N,). All keys of a row differ.
 
     >>> keys_of(torch.tensor([2.0, 1.0, 2.0]), torch.arange(3)).argsort()
     tensor([1, 0, 2])

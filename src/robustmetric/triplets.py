@@ -111,7 +111,7 @@ class Mined:
 
 
 def draw_triplets(sampler: Sampler, batch: Batch, *, generator: torch.Generator) -> Triplets:
-    """Return what a `sampler` draws from a `batch` with a `generator`; refuse what are no triplets of it.
+    """Return what a `sampler` draws from a `batch` with a `generator`; refuse anything but triplets.
 
     >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
     >>> draw_triplets(lambda batch, generator: [0, 1, 2], batch, generator=torch.Generator())
@@ -200,7 +200,7 @@ def _is_whole(labels: object) -> bool:
 
 
 def check_classes(labels: Tensor) -> None:
-    """Refuse `labels` (N,) of which no triplet can be made.
+    """Refuse `labels` (N,) from which no triplet can be made.
 
     >>> check_classes(torch.tensor([4, 4, 4]))
     Traceback (most recent call last):
@@ -241,7 +241,7 @@ def _in_pairs(labels: Tensor) -> bool:
 
 
 def check_margin(margin: float) -> None:
-    """Refuse a `margin` γ that no triplet of the unit sphere could keep.
+    """Refuse a `margin` γ that is not in (0, 2].
 
     >>> check_margin(3)
     Traceback (most recent call last):

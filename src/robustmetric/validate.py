@@ -1,4 +1,4 @@
-"""What a value must be: numbers, and the error that says what a person can mend."""
+"""What a value must be: numbers, and the error that says what the user can fix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SHOWN = 5  # of many items
 
 
 class UserError(ValueError):
-    """Something a person can mend: it names the value, what is allowed and what to do next.
+    """An error that the user can fix: it names the value, what is allowed and what to do next.
 
     `parameter` is the name of the argument to change, where there is one: the command line shows its flag
-    behind the message. It prints the error in a line, without a traceback.
+    after the message. It prints the error in one line, without a traceback.
 
     >>> raise UserError("eps must be in [0, 1], not 8: pixels are in [0, 1]")
     Traceback (most recent call last):
@@ -47,7 +47,7 @@ def fraction(value: object) -> object:
 
 
 def is_number(value: Any, kind: type = Real) -> bool:
-    """Return whether `value` is a finite number of this `kind` (numpy's included) and not a truth value.
+    """Return whether `value` is a finite number of this `kind` (numpy's included) and not a bool.
 
     >>> from numbers import Integral
     >>> is_number(0.5), is_number(2.0, kind=Integral), is_number(True), is_number("8"), is_number(math.nan)

@@ -67,7 +67,7 @@ def distinct(uniform: Tensor, size: int) -> Tensor:
 def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
     """Return (B, W) positions in the `gallery`, chosen by `uniform` (B, W) numbers in [0, 1).
 
-    If `strict`, not the query's `own` (B,), −1 for none, and none twice.
+    With `strict`, neither the query's `own` position (B,), −1 for none, nor any position twice.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> choose(torch.tensor([[0.0, 0.99]]), gallery, torch.tensor([0]), strict=True)

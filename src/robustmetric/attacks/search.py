@@ -18,7 +18,7 @@ from robustmetric.validate import UserError, is_number
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """Looks for the perturbation that minimises an objective; any attack goes with any search.
+    """Looks for the perturbation that minimises an objective; any attack works with any search.
 
     A new search is a class that says whether it follows gradients and can be called.
 
@@ -192,7 +192,7 @@ class _ByTrial(Search):
 class NES(_ByTrial):
     """Natural evolution strategies: the gradient from `samples` pairs of points along normal directions.
 
-    The points are `sigma` away from the image. Black-box: only values are used. Ilyas et al., "Black-box
+    Their distance scales with `sigma`. Black-box: only values are used. Ilyas et al., "Black-box
     Adversarial Attacks with Limited Queries and Information", ICML 2018.
 
     >>> make_search("nes")

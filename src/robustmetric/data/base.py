@@ -96,7 +96,7 @@ class ImageSet:
     def take(self, rows: Sequence[int] | Tensor) -> ImageSet:
         """Return the images in these `rows`, in this order, with all that is known of them.
 
-        Classes stay as they are, also those of which no image is left.
+        Classes stay as they are, even those without an image left.
 
         >>> files = (Path("a.png"), Path("b.png"), Path("c.png"))
         >>> three = ImageSet("mine", "train", torch.tensor([0, 1, 1]), ("x", "y"), files)

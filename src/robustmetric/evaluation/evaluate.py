@@ -156,7 +156,7 @@ class Evaluation:
                 self._share(share, shares)
 
     def begin(self) -> Record | None:
-        """Look at the data and the network, write down what is to be done; return a finished record."""
+        """Check data and network, write down what is to be done; return the record if it is finished."""
         folder = self.store.folder
         if folder is None:
             self.probe()

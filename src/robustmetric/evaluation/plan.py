@@ -150,7 +150,7 @@ class Plan(Part):
         return order[: self.queries].sort().values
 
     def describe(self) -> dict[str, Any]:
-        """Return all that decides about the scores, in JSON's types; options that no name tells included."""
+        """Return everything that decides the scores, in JSON's types, with options that no name shows."""
         whole = {
             "settings": self.model_dump(mode="json"),
             "options": {

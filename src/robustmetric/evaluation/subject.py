@@ -112,7 +112,7 @@ class Subject:
         return Fingerprint.of(self.images, self.labels, self.gallery, self.places)
 
     def identity(self) -> dict[str, Any]:
-        """Return all that decides about the scores, and what the record says besides, in JSON's types."""
+        """Return everything that decides the scores, and what else the record says, in JSON's types."""
         return {
             "class": type(self.model).__qualname__,
             "network": digest_of(self.model),

@@ -16,7 +16,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalize(nn.Module):
-    """Pixel normalisation as a layer, so that an attack lives in [0, 1]: ``(images - mean) / std``.
+    """Pixel normalisation as a layer, so that an attack works in [0, 1]: ``(images - mean) / std``.
 
     Images ``(B, C, H, W)``, with ``C`` the length of `mean` and `std`. Nothing of it is in the state dict.
 

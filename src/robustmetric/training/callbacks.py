@@ -27,7 +27,7 @@ Report = Callable[[str], None]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to the disk under another name, and renames it when it is there as a whole."""
+    """Writes a checkpoint to the disk under another name, and renames it when it is complete."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint; until the last moment `path` holds the previous one."""

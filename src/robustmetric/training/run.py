@@ -33,7 +33,7 @@ from robustmetric.validate import UserError
 
 @dataclass(frozen=True)
 class Machines:
-    """What to train on: `devices` workers on each of `nodes` machines; `accelerator` is Lightning's name.
+    """What to train on: `devices` workers on each of `nodes` machines; `accelerator` as Lightning has it.
 
     >>> Machines(devices=2, nodes=4).workers
     8
@@ -64,7 +64,7 @@ def train(
     watch: Callable[[str, int, int], None] | None = None,
     report: Report = print,
 ) -> MetricModule:
-    """Train as a `recipe` says, leave in `out` all that explains and continues the run, return the module.
+    """Train as a `recipe` says, write to `out` all that explains and continues the run; return the module.
 
     `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out, which images chose the best
     weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps and on SIGTERM or
@@ -75,14 +75,14 @@ def train(
     good weights in `good.safetensors`.
 
     - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs.
-    - `machines`: what to train on, by default one worker on what there is.
+    - `machines`: what to train on, by default one worker on the best device available.
     - `cache`: where decoded images are kept, by default ``~/.cache/robustmetric``.
     - `skip_broken`: leave out images that cannot be read.
-    - `callbacks`, `loggers`: more of Lightning's.
+    - `callbacks`, `loggers`: more of Lightning's, besides those of the run.
     - `progress`: show Lightning's progress bar.
     - `go_on_after_collapse`: report a collapse and train on.
     - `watch`: is told, while images are decoded, the split, how many are done and how many there are.
-    - `report`: gets what is worth a sentence.
+    - `report`: is called with each message for the user.
 
     >>> import tempfile
     >>> from robustmetric.training import load_recipe

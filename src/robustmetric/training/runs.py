@@ -190,7 +190,7 @@ class RunFolder:
         self._write({**self.read(), "choice": dict(choice)})
 
     def read(self) -> dict[str, Any]:
-        """Return `run.json`; one that is not there or not in order is no reason not to go on.
+        """Return the contents of `run.json`; empty if it is missing or damaged.
 
         >>> RunFolder("nowhere").read()
         {}
@@ -253,7 +253,7 @@ class RunFolder:
     def shape(self) -> tuple[int, int]:
         """Return the channels and the size (the height) of the images that the network was made for.
 
-        A run of before, which did not write them down, looks at its first image.
+        An older run, which did not write them down, looks at its first image.
         """
         known, recipe = self._images(), self.recipe()
         if known:
