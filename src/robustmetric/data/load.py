@@ -29,9 +29,9 @@ def load(name: str, root: Path | str | None = None, split: Split = "train") -> I
 
     ``name`` is one of ``DATA``, or ``file.py:function`` for a function ``(root, split) -> ImageSet`` of your
     own; options of it stand in brackets, ``file.py:function(year=2020)``. ``root`` is where the data set lies
-    (``~`` is the home directory); digits needs none. Labels (N,) count the classes of the split from 0. Some
-    class must have two images, except in the split "all", which is every image, with the classes of all
-    splits merged by name. "validation" is what the data itself sets apart.
+    (``~`` is the home directory); digits needs none. Labels (N,) count the classes of the ``split`` from
+    0. Some class must have two images, except in the split "all", which is every image, with the classes of
+    all splits merged by name. "validation" is what the data itself sets apart.
 
     >>> train = load("digits")
     >>> train.pixels.shape, train.labels[:3], train.classes[:3]
