@@ -1,10 +1,15 @@
 """For all tests, those in docstrings included."""
 
+import importlib
 from collections.abc import Iterator
 
 import pytest
 
 from robustmetric.registry import KINDS, registry
+
+# They register the built-in parts when they are imported: not in a test, which would forget them.
+for part in ("attacks", "data", "defenses", "evaluation", "models", "training.loggers"):
+    importlib.import_module(f"robustmetric.{part}")
 
 
 @pytest.fixture(autouse=True)
