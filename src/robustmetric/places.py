@@ -18,8 +18,9 @@ _FEW = 10
 def places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: ThreadPoolExecutor) -> Tensor:
     """Return the ranks (B, R) of the keys of `wanted` images among the squares `near[row]` (B, N), ascending.
 
-    Of the keys (B, W) each query's `relevant` (B,) lowest count; R is the most of any. The queries are shared
-    out to the threads of the `pool`. The keys may be sorted in place.
+    `row` (B,) are the queries' rows of `near`. Of the keys (B, W) each query's `relevant` (B,) lowest count;
+    R is the most of any. The queries are shared out to the threads of the `pool`. The keys may be sorted in
+    place.
 
     >>> near, row, wanted = torch.tensor([[0.5, 2.0, 1.0]]), torch.tensor([0]), torch.tensor([[1, 2]])
     >>> with ThreadPoolExecutor(1) as pool:

@@ -79,7 +79,7 @@ class Ranking:
             raise UserError(f"left_out must be a count of queries, 0 or more, not {self.left_out!r}")
 
     def recall(self, k: int) -> float:
-        """R@K: the share of queries with a relevant image among the first `k`, in %."""
+        """Return R@K: the share of queries with a relevant image among the first `k`, in %."""
         if not is_number(k, Integral) or k < 1:
             raise UserError(f"k must be a whole number, 1 or more, not {k!r}: R@1 looks at the nearest image")
         return 100 * int((self.first <= k).sum()) / len(self.first)
@@ -97,13 +97,14 @@ def rank(
     query_cameras: Tensor | None = None,
     memory: int = 10**9,
 ) -> Ranking:
-    """Rank the (N, D) gallery with (N,) labels for each query, by distance and then by position.
+    """Return where queries find the images of their class in the (N, D) `gallery` with (N,) `labels`.
 
-    Without `queries`, each image queries all others: query i is left out of its own ranking by its index, and
-    copies of it stay. With (Q, D) `queries` and (Q,) `query_labels`, each ranks the whole gallery but for its
-    `own` (Q,) position in it, −1 for none. Embeddings are floats of any precision and length. With the
-    `cameras` (N,) that took the images, and those of the queries (Q,), an image of the query's class from
-    the query's camera is left out of its ranking: the rule of re-identification.
+    Images are ranked by distance and then by position. Without `queries`, each image queries all others:
+    query i is left out of its own ranking by its index, and copies of it stay. With (Q, D) `queries` and (Q,)
+    `query_labels`, each ranks the whole gallery but for its `own` (Q,) position in it, −1 for none.
+    Embeddings are floats of any precision and length. With the `cameras` (N,) that took the images, and the
+    `query_cameras` (Q,) of the queries, an image of the query's class from the query's camera is left out of
+    its ranking: the rule of re-identification.
 
     What is allocated beyond the embeddings stays below `memory` bytes; a smaller budget is slower and changes
     nothing else. The ranking is the same on every processor: see `robustmetric.squares`. On a device without
@@ -181,9 +182,10 @@ def retrieval_scores(
     nmi: bool = True,
     memory: int = 10**9,
 ) -> dict[str, float]:
-    """R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) embeddings with (N,) labels, all in %.
+    """Return R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) `embeddings` with (N,) `labels`, in %.
 
-    Each image queries all others, or, with `queries`, each query the embeddings: see `rank`. mAP is over the
+    Each image queries all others, or, with `queries` (Q, D) of `query_labels` (Q,), each query the
+    embeddings, in so many bytes of `memory`: see `rank`. mAP is over the
     whole ranking; a query without an answer is left out. NMI is that of the embeddings, whatever the queries;
     `nmi=False` leaves it out, which saves most of the time where there are many classes.
 
@@ -202,11 +204,11 @@ def retrieval_scores(
 
 @torch.no_grad()
 def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
-    """Compare the classes (N,) with as many k-means clusters of (N, D) embeddings: 1 if they agree.
+    """Return how well (N,) `labels` agree with as many k-means clusters of (N, D) `embeddings`: 1 at best.
 
     The mutual information is divided by the mean of both entropies. Up to 1,000 classes the clusters begin
     with k-means++ and move until they rest. Above, where k-means++ would take hours, they begin at random
-    images and move 20 times at most. k-means holds two copies of the embeddings.
+    images and move 20 times at most. The `seed` is that of k-means, which holds two copies of the embeddings.
 
     >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))
     1.0
@@ -339,7 +341,9 @@ def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[in
 
 
 def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
-    """Refuse positions in a gallery that cannot be; return them (Q,), −1 for each if there are none.
+    """Return the positions `own` (Q,) in a gallery, −1 for each if none are given; refuse what cannot be.
+
+    `queries` and `images` are how many there are.
 
     >>> check_own(None, 2, 5)
     tensor([-1, -1])
@@ -360,7 +364,9 @@ def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
 
 
 def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
-    """Refuse cameras, of N images and of Q queries, that are not there for each.
+    """Refuse `cameras` (N,) of the images and `query_cameras` (Q,) that are not there for each.
+
+    `images` and `queries` are how many there are.
 
     >>> check_cameras(torch.tensor([0, 1]), None, 2, 2)
     Traceback (most recent call last):

@@ -36,7 +36,7 @@ _AGAIN = 2**17
 
 @torch.no_grad()
 def distances(queries: Tensor, gallery: Tensor) -> Tensor:
-    """Squared Euclidean distances for ranking: (B, D) queries and (N, D) gallery to (B, N), in float32.
+    """Return squared distances to rank by: `queries` (B, D) and `gallery` (N, D) to (B, N), in float32.
 
     Each is the sum in double precision in a fixed order, rounded once. Squares up to 1e-14 of the gallery's
     largest squared length, to the nearest power of two, are 0. On a device without double precision they
@@ -65,7 +65,7 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
 
 @torch.no_grad()
 def square_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distance on the unit sphere row by row, (…, D) and (…, D) to (…,), to the bit as `distances`.
+    """Return squares on the unit sphere row by row, `x` and `y` (…, D) to (…,), to the bit as `distances`.
 
     >>> z = torch.nn.functional.normalize(torch.randn(3, 7))
     >>> bool(square_distance(z[:1], z).equal(distances(z[:1], z)[0]))
@@ -130,7 +130,7 @@ class Squares:
         return into if self.centre is None else into.sub_(self.centre)
 
     def lengths(self, embeddings: Tensor, what: str) -> Tensor:
-        """Squared distances (N,) of embeddings from the centre; refuses those that are no numbers."""
+        """Return squares (N,) from the centre; refuse embeddings, called `what`, that are no numbers."""
         lengths = torch.empty(len(embeddings), dtype=self.right.dtype, device=self.right.device)
         dim = embeddings.shape[1]
         for begin, end in blocks(len(embeddings), len(self.right)):
@@ -215,7 +215,7 @@ def keys_of(square: Tensor, position: Tensor) -> Tensor:
 
 
 def keys_of_row(square: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Return the keys (N,) of a whole row of squares (N,), as `keys_of` does, without torch's threads.
+    """Return the keys (N,) of a whole row `square` (N,), as `keys_of` does, without torch's threads.
 
     >>> keys_of_row(np.float32([2, 1, 2])).argsort().tolist()
     [1, 0, 2]
@@ -227,7 +227,7 @@ def keys_of_row(square: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return the squares that stand in keys (…,).
+    """Return the squares that stand in `keys` (…,).
 
     >>> squares_of(keys_of_row(np.float32([0.5, 4]))).tolist()
     [0.5, 4.0]
@@ -236,7 +236,7 @@ def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
 
 
 def positions_of(keys: Keys) -> Keys:
-    """Return the positions that stand in keys (…,).
+    """Return the positions that stand in `keys` (…,).
 
     >>> positions_of(keys_of(torch.tensor([0.5, 4.0]), torch.tensor([7, 3])))
     tensor([7, 3])
@@ -245,7 +245,7 @@ def positions_of(keys: Keys) -> Keys:
 
 
 def block_width(images: int, dim: int) -> int:
-    """Return how many images to compare at once: at most 2,048, and 8 MB in double precision.
+    """Return how many of `images` of length `dim` to compare at once: at most 2,048, and 8 MB of doubles.
 
     >>> block_width(10_000, 512), block_width(100, 512)
     (2048, 100)
@@ -254,7 +254,7 @@ def block_width(images: int, dim: int) -> int:
 
 
 def blocks(images: int, width: int) -> list[tuple[int, int]]:
-    """Split positions into equal blocks of at most `width`: their beginnings and ends.
+    """Return the beginnings and ends of equal blocks of at most `width`, that cover so many `images`.
 
     >>> blocks(10, 4)
     [(0, 3), (3, 6), (6, 10)]
@@ -264,7 +264,7 @@ def blocks(images: int, width: int) -> list[tuple[int, int]]:
 
 
 def check_embeddings(embeddings: Tensor, what: str) -> None:
-    """Refuse what is no (N, D) tensor of floats.
+    """Refuse `embeddings` that are no (N, D) tensor of floats; `what` is their name in the message.
 
     >>> check_embeddings(torch.zeros(3), "the gallery")
     Traceback (most recent call last):
@@ -281,7 +281,7 @@ def check_embeddings(embeddings: Tensor, what: str) -> None:
 
 
 def check_queries(queries: Tensor, gallery: Tensor) -> None:
-    """Refuse queries that cannot be compared with a gallery (N, D).
+    """Refuse `queries` that cannot be compared with a `gallery` (N, D).
 
     >>> check_queries(torch.zeros(1, 3), torch.zeros(2, 4))
     Traceback (most recent call last):

@@ -35,7 +35,7 @@ class Target:
         return Target(self.index[rows], None if self.extra is None else self.extra[rows])
 
     def to(self, device: torch.device) -> Target:
-        """Move all to a device."""
+        """Return the same on a `device`."""
         return Target(self.index.to(device), None if self.extra is None else self.extra.to(device))
 
 
@@ -48,7 +48,8 @@ class RankingAttack(ABC):
     the two differ. All values are for each query by itself: B queries with embeddings (B, D) are perturbed
     together.
 
-    >>> from robustmetric.attacks.columns import DISTANCE
+    >>> from robustmetric.distance import pair_distance
+    >>> from robustmetric.attacks import DISTANCE
     >>> class Blend(RankingAttack):
     ...     name = "blend"
     ...     columns = (Column("blend", "higher", DISTANCE),)
@@ -78,27 +79,39 @@ class RankingAttack(ABC):
         """What it reports: the columns that `measure` returns, all of them and in their order."""
 
     def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        """Refuse a gallery of so few `images` that the targets cannot be found in it."""
         return
 
     @abstractmethod
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose what each query aims at: (B, W) positions in the gallery; W may be 0."""
+        """Return what each of B `queries` aims at: (B, W) positions in the `gallery`; W may be 0.
+
+        Random numbers come from `draws`, which has a stream of its own for each query.
+        """
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Prepare what the objective needs in each step, once."""
+        """Return what the objective needs in each step, prepared once for B `queries`.
+
+        They aim at the positions `index` (B, W) in the `gallery`.
+        """
         return Target(index)
 
     @abstractmethod
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return (B,) values, to be minimised over the perturbed queries' embeddings `z` (B, D)."""
+        """Return (B,) values, to be minimised over the perturbed queries' embeddings `z` (B, D).
+
+        `queries` has the benign embeddings, `target` what they aim at in the `gallery`.
+        """
 
     @abstractmethod
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Return the (B,) values of each column by name, for embeddings `z` (B, D); NaN where is none."""
+        """Return the (B,) values of each column by name, for embeddings `z` (B, D); NaN where is none.
+
+        `queries` has the benign embeddings, `target` what they aim at in the `gallery`.
+        """
 
     def start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
-        """Where the search begins, if not at the images (B, C, H, W) themselves."""
+        """Return where the search begins, with numbers from `draws`; None at the `images` (B, C, H, W)."""
         return None
 
     @property
@@ -112,7 +125,7 @@ class RankingAttack(ABC):
         return self.protocol == "strict"
 
     def myself(self, queries: Queries, gallery: Gallery) -> Tensor:
-        """Find each query's own position (B,) in the gallery: by index, or by distance for the reference."""
+        """Return the position (B,) of `queries` in the `gallery`: by index, for the reference by distance."""
         return queries.own if self.strict else nearest(queries.z, gallery, 1)[:, 0]
 
 
@@ -156,11 +169,11 @@ class SignedAttack(RankingAttack):
         return (Column(self.name, "lower", term=from_lowered_rank),)
 
     def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        """Refuse a gallery of so few `images` that the targets cannot be found in it."""
         check_count(self.letter, self.count, images)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the targets: (B, W) positions in the gallery."""
+        """Return the targets: (B, W) positions in the gallery."""
         self.check_fits(len(gallery))
         own, uniform = self.myself(queries, gallery), draws.uniform(self.count)
         if self.sign == "+":
@@ -169,7 +182,7 @@ class SignedAttack(RankingAttack):
 
 
 def sign_of(sign: str) -> float:
-    """Return 1 for "+" and −1 for "-".
+    """Return 1 for the `sign` "+" and −1 for "-".
 
     >>> sign_of("-")
     -1.0
@@ -178,7 +191,7 @@ def sign_of(sign: str) -> float:
 
 
 def with_options(name: str, **options: float | None) -> str:
-    """Write an attack's name with the options that are given, as it is read back.
+    """Return an attack's `name` with the `options` that are given, as it is read back.
 
     >>> with_options("CA+", w=None), with_options("SP-QA+", m=2, xi=0.5)
     ('CA+', 'SP-QA+(m=2,xi=0.5)')

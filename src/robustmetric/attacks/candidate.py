@@ -39,7 +39,7 @@ class CandidateAttack(SignedAttack):
     w: int = 1
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Measure once how far all images are from those that query, (B, w, N), if that is not too much."""
+        """Return with the targets how far all images are from them, (B, w, N), if that is not too much."""
         if index.numel() * len(gallery) > _KEPT:
             return Target(index)
         rivals = gallery.z.new_empty(*index.shape, len(gallery))
@@ -49,7 +49,7 @@ class CandidateAttack(SignedAttack):
         return Target(index, rivals)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Mean over images x of max(0, ±(d(q, x̃) − d(q, x))): how far x̃ is from first, or last."""
+        """Return the mean over images x of max(0, ±(d(q, x̃) − d(q, x))): how far x̃ is from first, or last."""
         sign = sign_of(self.sign)
         goal = gallery.z[target.index]
         dist = pair_distance(away_from(z[:, None], goal), goal)
@@ -72,7 +72,7 @@ class CandidateAttack(SignedAttack):
 
     @torch.no_grad()
     def _rivals(self, q: Tensor, block: slice, queries: Queries, gallery: Gallery) -> Tensor:
-        """Measure how far a block of n images is from those that query, `q` (B,): (B, n)."""
+        """Return how far a block of n images is from those that query, `q` (B,): (B, n)."""
         rivals = cross_distance(gallery.z[q], gallery.z[block])
         if self.strict:
             # Neither the image that queries nor the candidate's original is a rival: their hinge never opens.
@@ -82,7 +82,7 @@ class CandidateAttack(SignedAttack):
         return rivals
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Rank in % of the perturbed image among all that are ranked for the same query."""
+        """Return the rank in % of the perturbed image among all that are ranked for the same query."""
         ranks = []
         for q in target.index.T:
             level = square_distance(z, gallery.z[q])

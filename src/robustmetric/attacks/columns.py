@@ -60,7 +60,7 @@ class Column:
         return "" if self.better is None else {"higher": "↑", "lower": "↓"}[self.better]
 
     def show(self, value: float | None) -> str:
-        """Return the value as text with the digits of its unit, "-" if there is none or it is NaN."""
+        """Return the `value` as text with the digits of its unit, "-" if there is none or it is NaN."""
         return "-" if value is None or math.isnan(value) else f"{value:.{self.unit.digits}f}"
 
 
@@ -69,7 +69,7 @@ class Column:
 
 
 def from_share(value: Any) -> Any:
-    """Return the term of a share of queries that keep their answer, in %.
+    """Return the term of a `value` that is the share of queries with their answer kept, in %.
 
     >>> from_share(60.0)
     60.0
@@ -78,7 +78,7 @@ def from_share(value: Any) -> Any:
 
 
 def from_raised_rank(value: Any) -> Any:
-    """Return the term of a rank in % that an attack brings from about 50 to 0.
+    """Return the term of a `value` that is a rank in %, which an attack brings from about 50 to 0.
 
     >>> from_raised_rank(20.0)
     40.0
@@ -87,7 +87,7 @@ def from_raised_rank(value: Any) -> Any:
 
 
 def from_lowered_rank(value: Any) -> Any:
-    """Return the term of a rank in % that an attack brings from about 0 to 100.
+    """Return the term of a `value` that is a rank in %, which an attack brings from about 0 to 100.
 
     >>> from_lowered_rank(20.0)
     80.0
@@ -96,7 +96,7 @@ def from_lowered_rank(value: Any) -> Any:
 
 
 def from_cosine(value: Any) -> Any:
-    """Return the term of the cosine that an attack brings to 1.
+    """Return the term of a `value` that is a cosine, which an attack brings to 1.
 
     >>> from_cosine(0.75)
     25.0
@@ -105,7 +105,7 @@ def from_cosine(value: Any) -> Any:
 
 
 def from_distance(value: Any) -> Any:
-    """Return the term of the distance that an attack brings to 2.
+    """Return the term of a `value` that is a distance, which an attack brings to 2.
 
     >>> from_distance(1.5)
     25.0

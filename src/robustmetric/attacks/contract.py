@@ -69,7 +69,7 @@ def checked_select(attack: RankingAttack, queries: Queries, gallery: Gallery, *,
 
 
 def checked_aim(attack: RankingAttack, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-    """Return what an `attack` prepares once for `queries` that aim at the positions `index` (B, W)."""
+    """Return what an `attack` prepares once for `queries` that aim at `index` (B, W) in the `gallery`."""
     target = attack.aim(index, queries, gallery)
     if not isinstance(target, Target):
         raise _breach(attack, "aim", _described(target), "a Target, such as Target(index)")

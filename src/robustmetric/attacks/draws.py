@@ -15,8 +15,8 @@ from robustmetric.attacks.gallery import Gallery, Queries, nearest
 class Draws:
     """Random numbers for B queries, from a stream of its own for each.
 
-    A query's numbers depend on the seed, the purpose and the query's number alone: not on the batch it is
-    in, the order of the queries or the worker.
+    `numbers` are those of the queries. A query's stream depends on the `seed`, the `purpose` and the query's
+    number alone: not on the batch it is in, the order of the queries or the worker.
 
     >>> one, all_ = Draws(0, "CA+", [7]), Draws(0, "CA+", [5, 6, 7])
     >>> bool(one.uniform(2)[0].equal(all_.uniform(2)[2]))
@@ -27,15 +27,15 @@ class Draws:
         self._streams = [np.random.Generator(np.random.Philox(_key(seed, purpose, n))) for n in numbers]
 
     def uniform(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Draw (B, *shape) numbers in [0, 1), or (R, *shape) for some rows."""
+        """Return (B, *shape) numbers in [0, 1), or (R, *shape) for some `rows` (R,)."""
         return torch.from_numpy(np.stack([s.random(shape) for s in self._of(rows)]))
 
     def normal(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Draw (B, *shape) numbers of mean 0 and deviation 1, or (R, *shape) for some rows."""
+        """Return (B, *shape) numbers of mean 0 and deviation 1, or (R, *shape) for some `rows` (R,)."""
         return torch.from_numpy(np.stack([s.standard_normal(shape, np.float32) for s in self._of(rows)]))
 
     def signs(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Draw (B, *shape) of −1 and 1, or (R, *shape) for some rows."""
+        """Return (B, *shape) of −1 and 1, or (R, *shape) for some `rows` (R,)."""
         drawn = np.stack([s.integers(0, 2, shape, np.int8) for s in self._of(rows)])
         return torch.from_numpy(2 * drawn - 1).float()
 
@@ -49,7 +49,7 @@ def _key(seed: int, purpose: str, number: int) -> np.random.SeedSequence:
 
 
 def distinct(uniform: Tensor, size: int) -> Tensor:
-    """Turn (B, W) numbers in [0, 1) into W different positions of `size`, each equally likely.
+    """Return (B, W) different positions of `size`, each equally likely, by `uniform` (B, W) in [0, 1).
 
     >>> distinct(torch.tensor([[0.0, 0.0, 0.99]]), 4)
     tensor([[0, 1, 3]])
@@ -65,7 +65,9 @@ def distinct(uniform: Tensor, size: int) -> Tensor:
 
 
 def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
-    """Choose positions in the gallery by (B, W) numbers in [0, 1); if `strict`, not `own` (B,), none twice.
+    """Return (B, W) positions in the `gallery`, chosen by `uniform` (B, W) numbers in [0, 1).
+
+    If `strict`, not the query's `own` (B,), −1 for none, and none twice.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> choose(torch.tensor([[0.0, 0.99]]), gallery, torch.tensor([0]), strict=True)
@@ -84,7 +86,15 @@ def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> T
 
 
 def choose_near(uniform: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
-    """Choose (B, W) positions at random among the nearest 1 % of the gallery."""
+    """Return (B, W) positions in the nearest 1 % of the `gallery`, chosen by `uniform` (B, W) in [0, 1).
+
+    The `queries` themselves, at `own` (B,), −1 for none, are left out. If `strict`, none is chosen twice.
+
+    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
+    >>> queries = Queries(gallery.z[:1], torch.tensor([0]), torch.tensor([0]))
+    >>> choose_near(torch.tensor([[0.9]]), queries, gallery, queries.own, strict=True)
+    tensor([[1]])
+    """
     wanted = uniform.shape[1]
     share = -(-len(gallery) // 100) if strict else max(1, len(gallery) // 100)
     pool = nearest(queries.z, gallery, max(wanted, share), without=own)

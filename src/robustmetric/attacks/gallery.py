@@ -56,11 +56,11 @@ class Gallery:
         return self.z.square().sum(1)
 
     def to(self, device: torch.device) -> Gallery:
-        """Move all to a device."""
+        """Return the same on a `device`."""
         return move(self, device)
 
     def blocks(self) -> Iterator[slice]:
-        """Cut the gallery into slices of `chunk` images."""
+        """Yield slices of `chunk` images that cover the gallery."""
         for begin in range(0, len(self), self.chunk):
             yield slice(begin, min(begin + self.chunk, len(self)))
 
@@ -89,7 +89,7 @@ class Queries:
         return Queries(self.z[rows], self.labels[rows], self.own[rows], cameras)
 
     def to(self, device: torch.device) -> Queries:
-        """Move all to a device."""
+        """Return the same on a `device`."""
         return move(self, device)
 
 
@@ -97,7 +97,7 @@ Held = TypeVar("Held", "Gallery", "Queries")
 
 
 def move(held: Held, device: torch.device) -> Held:
-    """Move the tensors of a gallery or of queries to a device; what is there already stays the same object.
+    """Return a gallery or queries, `held`, on a `device`: the same object if they are there already.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> move(gallery, torch.device("cpu")) is gallery
@@ -111,7 +111,7 @@ def move(held: Held, device: torch.device) -> Held:
 
 
 def at(z: Tensor, place: Tensor) -> Tensor:
-    """Tell which of `z` (…, D) are at their `place` (…, D) but for rounding: (…,).
+    """Return which of `z` (…, D) are at their `place` (…, D) but for rounding: (…,).
 
     Embeddings of one image differ by less than 1e-5 from batch to batch and from processor to processor, and
     a step of any attack moves them by more.
@@ -123,7 +123,7 @@ def at(z: Tensor, place: Tensor) -> Tensor:
 
 
 def away_from(z: Tensor, place: Tensor) -> Tensor:
-    """Cut the gradient of those `z` (…, D) that are at their `place` (…, D) but for rounding: (…, D).
+    """Return `z` (…, D), without a gradient where it is at its `place` (…, D) but for rounding.
 
     A gradient of the distance is all rounding there, and would depend on the batch and on the processor. It
     is zero instead, as at no distance at all. An image may be aimed at a copy of it and, by the reference,
@@ -147,10 +147,10 @@ def nearest(
     other_than: Tensor | None = None,
     queries: Queries | None = None,
 ) -> Tensor:
-    """Find the `count` gallery images nearest to each of `z` (B, D), nearest first: (B, count) positions.
+    """Return the `count` images of the `gallery` nearest to each of `z` (B, D), nearest first: (B, count).
 
-    Ties go to the lower position. `without` (B,) is left out, and so is the class `other_than` (B,), and
-    what does not count for the `queries` that the embeddings are of.
+    They are positions; ties go to the lower one. `without` (B,) is left out, and so is the class `other_than`
+    (B,), and what does not count for the `queries` that the embeddings are of.
 
     >>> nearest(torch.eye(5)[:1], Gallery(torch.eye(5), torch.arange(5)), 2, without=torch.tensor([0]))
     tensor([[1, 2]])
@@ -183,7 +183,7 @@ def count_nearer(
     *,
     queries: Queries | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Count the gallery images whose squared distance to `z` (B, D) is below `level` (B,), and at it.
+    """Return how many of the `gallery` are nearer to `z` (B, D) than the square `level` (B,), and as near.
 
     Each of `without` is a (B,) tensor of positions to leave out; −1 is none. What does not count for the
     `queries` that the embeddings are of is left out as well.
@@ -207,9 +207,14 @@ def count_nearer(
 
 
 def normalised_rank(z: Tensor, level: Tensor, gallery: Gallery, without: tuple[Tensor, Tensor]) -> Tensor:
-    """Rank, in % from first to last, of something at the squared distance `level` (B,) from `z` (B, D).
+    """Return the rank, in % from first to last, of what is at the square `level` (B,) from `z` (B, D).
 
-    Tied images share the middle rank. The two positions (B,) of `without` are not ranked, −1 is none.
+    Tied images of the `gallery` share the middle rank. The two positions (B,) of `without` are not ranked, −1
+    is none.
+
+    >>> gallery, one = Gallery(torch.eye(5), torch.arange(5)), torch.tensor([0])
+    >>> normalised_rank(torch.eye(5)[:1], torch.tensor([2.0]), gallery, (one, one + 1))
+    tensor([50.])
     """
     nearer, tied = count_nearer(z, level, gallery, without)
     own, other = without
@@ -218,9 +223,10 @@ def normalised_rank(z: Tensor, level: Tensor, gallery: Gallery, without: tuple[T
 
 
 def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
-    """Whether the nearest image to `z` (B, D) but for `own` (B,) is of the query's class: 100 or 0, (B,).
+    """Return whether the image nearest to `z` (B, D), but for `own` (B,), is of the class: 100 or 0, (B,).
 
-    NaN where no other image is of that class and `strict` says to leave such queries out.
+    The embeddings are of the `queries`, the image is one of the `gallery` that counts for them. NaN where no
+    other image is of that class and `strict` says to leave such queries out.
 
     >>> z, labels, own = torch.eye(5), torch.tensor([0, 0, 1, 2, 2]), torch.arange(5)
     >>> hit_at_1(z, Queries(z, labels, own), Gallery(z, labels), own, strict=True)
@@ -234,7 +240,9 @@ def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, stri
 
 
 def count_mates(queries: Queries, gallery: Gallery, own: Tensor) -> Tensor:
-    """Count what each query can find: images of its class that count, but for `own` (B,), −1 for none: (B,).
+    """Return how many images each of the `queries` can find: those of its class that count, (B,).
+
+    In the `gallery`, but for `own` (B,), −1 for none.
 
     >>> z, labels, own = torch.eye(5), torch.tensor([0, 0, 1, 2, 2]), torch.arange(5)
     >>> count_mates(Queries(z, labels, own), Gallery(z, labels), own)
@@ -255,9 +263,9 @@ def count_mates(queries: Queries, gallery: Gallery, own: Tensor) -> Tensor:
 
 
 def same_camera(queries: Queries, gallery: Gallery, block: slice) -> Tensor | None:
-    """Tell which of a block's n images do not count for the queries: of their class and camera, (B, n).
+    """Return which of n images do not count for the `queries`: those of their class and camera, (B, n).
 
-    None where no cameras are known.
+    The images are a `block` of the `gallery`. None where no cameras are known.
 
     >>> z, zero = torch.eye(5), torch.zeros(5, dtype=torch.long)
     >>> gallery = Gallery(z, zero, cameras=torch.tensor([0, 0, 1, 1, 1]))
@@ -271,15 +279,24 @@ def same_camera(queries: Queries, gallery: Gallery, block: slice) -> Tensor | No
 
 
 def put(values: Tensor, rows: Tensor, position: Tensor, block: slice, value: float) -> None:
-    """Set each row's value at its gallery position (B,), where that lies in the block."""
+    """Set a `value` in each of `rows` (B,) at its `position` (B,), where that lies in the `block`.
+
+    `values` (B, n) are those of the block's n images, and changed in place.
+
+    >>> values = torch.zeros(2, 3)
+    >>> put(values, torch.arange(2), torch.tensor([4, 9]), slice(3, 6), 7.0)
+    >>> values
+    tensor([[0., 7., 0.],
+            [0., 0., 0.]])
+    """
     inside = (position >= block.start) & (position < block.stop)
     values[rows[inside], position[inside] - block.start] = value
 
 
 def check_count(letter: str, count: int, gallery: int | None = None) -> None:
-    """Refuse a count that cannot be, or that is too many targets for a gallery of so many images.
+    """Refuse a `count` that cannot be, or of more targets than a gallery of so many images has.
 
-    `letter` is the name of the option that the `count` was given as.
+    `letter` is the name of the option that it was given as, `gallery` the number of images.
 
     >>> check_count("W", 0)
     Traceback (most recent call last):

@@ -15,11 +15,17 @@ from robustmetric.distance import pair_distance
 def rank_hinge(
     z: Tensor, index: Tensor, weights: Sequence[float], gallery: Gallery, own: Tensor | None
 ) -> Tensor:
-    """How far the targets `index` (B, W) are from first in `z`'s ranking, or last: (B, D) to (B,).
+    """Return how far targets `index` (B, W) are from first, or last, in the ranking for `z` (B, D): (B,).
 
-    Sums over the targets t, each with its weight c: |c| · mean over images x of max(0, ±(d(z, t) − d(z, x))),
-    with the sign of c: a positive weight wants the target near, a negative one far. With `own` (B,), the
-    mean leaves out the query itself and the target. Value and gradient come from one pass over the gallery.
+    It sums over the targets t, each with its weight c of the W `weights`: |c| · mean over images x of
+    max(0, ±(d(z, t) − d(z, x))), with the sign of c: a positive weight wants the target near, a negative one
+    far. With the queries' `own` (B,) positions, −1 for none, the mean leaves out the query itself and the
+    target. Value and gradient come from one pass over the `gallery`.
+
+    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
+    >>> z = torch.tensor([[0.6, 0.8, 0.0, 0.0, 0.0]])
+    >>> rank_hinge(z, torch.tensor([[1]]), [1.0], gallery, None)  # the nearest already
+    tensor([0.])
     """
     value: Tensor = _RankHinge.apply(z, index, tuple(weights), gallery, own)  # type: ignore[no-untyped-call]
     return value

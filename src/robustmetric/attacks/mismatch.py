@@ -35,14 +35,14 @@ class TargetedMismatch(RankingAttack):
         return (Column(self.name, "lower", COSINE, from_cosine),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose one image at random: (B, 1)."""
+        """Return one image at random: (B, 1)."""
         return choose(draws.uniform(1), gallery, self.myself(queries, gallery), strict=self.strict)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """1 − cos(x̃, t)."""
+        """Return 1 − cos(x̃, t)."""
         t = gallery.z[target.index[:, 0]]
         return 1 - (away_from(z, t) * t).sum(1)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Cosine of the perturbed image and its target."""
+        """Return the cosine of the perturbed image and its target."""
         return {self.name: (z.double() * gallery.z[target.index[:, 0]].double()).sum(1)}

@@ -39,16 +39,16 @@ class QueryAttack(SignedAttack):
     m: int = 1
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Mean over images x of max(0, ±(d(x̃, c) − d(x̃, x))): how far c is from first, or last."""
+        """Return the mean over images x of max(0, ±(d(x̃, c) − d(x̃, x))): how far c is from first, or last."""
         weights = [sign_of(self.sign) / self.m] * self.m
         return rank_hinge(z, target.index, weights, gallery, queries.own if self.strict else None)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Rank in % of the candidates for the perturbed query."""
+        """Return the rank in % of the candidates for the perturbed query."""
         return {self.name: self.ranks(z, target.index, queries, gallery)}
 
     def ranks(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
-        """Mean rank in % of the images `index` (B, M) for embeddings `z` (B, D): (B,)."""
+        """Return the mean rank (B,) in % of images `index` (B, M) of the `gallery`, for `queries` at `z`."""
         ranks = []
         for c in index.T:
             level = square_distance(z, gallery.z[c])
@@ -108,7 +108,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         return 1.0 if self.sign == "+" else 100.0
 
     def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        """Refuse a gallery of so few `images` that the targets cannot be found in it."""
         super().check_fits(images)
         check_count("keep", self.keep, images)
         if self.m + self.keep > images - 2:
@@ -118,7 +118,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
             )
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the (B, m) candidates, and the nearest images that are none: (B, m + keep)."""
+        """Return the (B, m) candidates, and the nearest images that are none: (B, m + keep)."""
         candidates = super().select(queries, gallery, draws=draws)
         near = nearest(queries.z, gallery, self.m + self.keep, without=self.myself(queries, gallery))
         taken = (near[..., None] == candidates[:, None]).any(2)
@@ -131,7 +131,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         return rank_hinge(z, target.index, weights, gallery, queries.own if self.strict else None)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Rank in % of the candidates, and of the images to keep."""
+        """Return the rank in % of the candidates, and of the images to keep."""
         return {
             self.name: self.ranks(z, target.index[:, : self.m], queries, gallery),
             f"{self.name}:keep": self.ranks(z, target.index[:, self.m :], queries, gallery),

@@ -48,7 +48,7 @@ class Search(ABC):
         return False
 
     def differentiates(self, model: nn.Module) -> bool:
-        """Return whether gradients of this network are needed."""
+        """Return whether gradients of this network, `model`, are needed."""
         return self.follows_gradient
 
     @property
@@ -66,7 +66,11 @@ class Search(ABC):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the `images` (B, C, H, W) perturbed within the `budget`, so that the `objective` is low.
+
+        The objective takes images (R, C, H, W) and the rows (R,) of the batch that they are, and returns
+        (R,) values. Random numbers come from `draws`. The search begins at `start` if it is given.
+        """
 
 
 SEARCHES: Registry[Search] = registry("search", Search)
@@ -111,7 +115,7 @@ class PGD(Search):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
         rows = torch.arange(len(images), device=images.device)
         single = torch.promote_types(images.dtype, torch.float32)
         kept, lowest = images.clone(), torch.full_like(rows, torch.inf, dtype=single)
@@ -162,7 +166,7 @@ class _ByTrial(Search):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
 
         def estimate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
             slope = torch.zeros_like(point)
@@ -180,7 +184,7 @@ class _ByTrial(Search):
     @staticmethod
     @abstractmethod
     def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
-        """Draw a direction (R, C, H, W) for each row."""
+        """Return a direction (R, C, H, W) for each row."""
 
 
 @SEARCHES.register("nes")
@@ -242,7 +246,7 @@ class Transfer(Search):
         return self.surrogate
 
     def differentiates(self, model: nn.Module) -> bool:
-        """Return whether gradients of this network are needed: of the surrogate, by what searches on it."""
+        """Return whether gradients of `model` are needed: of the surrogate, by what searches on it."""
         return model is self.surrogate and self.search.differentiates(model)
 
     def __call__(
@@ -254,7 +258,7 @@ class Transfer(Search):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
         return self.search(images, objective, budget, draws=draws, start=start)
 
 
@@ -291,7 +295,7 @@ def make_search(name: str, *, surrogate: nn.Module | None = None) -> Search:
 
 
 def inside_transfer(name: str) -> str | None:
-    """Return the search in the brackets of ``transfer(...)``, PGD if there is none; None for other searches.
+    """Return the search in the brackets of a `name` such as ``transfer(nes)``; None for other searches.
 
     >>> inside_transfer("transfer(nes)"), inside_transfer("transfer"), inside_transfer("nes")
     ('nes', 'pgd', None)

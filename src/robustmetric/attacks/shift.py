@@ -44,11 +44,11 @@ class EmbeddingShift(RankingAttack):
         return () if self.strict else ("ES:D",)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Aim at nothing: (B, 0)."""
+        """Return no image: it aims at none, (B, 0)."""
         return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """−d(φ(x̃), φ(x)); the reference's distance, and its other end in the first step, see `_shift`."""
+        """Return −d(φ(x̃), φ(x)); the reference measures otherwise, see `_shift`."""
         if self.strict:
             return -pair_distance(z, queries.z)
         # Before its first step an embedding is where it was, however a batch of another size had rounded it.
@@ -56,7 +56,7 @@ class EmbeddingShift(RankingAttack):
         return -_shift(z, benign)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Distance from the benign embedding, and whether the nearest image is still of the class."""
+        """Return the distance from the benign embedding, and whether the nearest image is of the class."""
         own = self.myself(queries, gallery)
         return {
             "ES:D": (pair_distance if self.strict else _shift)(z.double(), queries.z.double()),
@@ -64,7 +64,7 @@ class EmbeddingShift(RankingAttack):
         }
 
     def start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
-        """Begin a little way off: at the image itself the gradient of the distance is zero."""
+        """Return a point a little way off: at the image itself the gradient of the distance is zero."""
         if not self.strict:
             return None
         # Less would be lost in the rounding of the embeddings, which depends on the batch.
@@ -73,7 +73,7 @@ class EmbeddingShift(RankingAttack):
 
 
 def _shift(z: Tensor, benign: Tensor) -> Tensor:
-    """Measure as the reference does: torch adds 1e-6 to each coordinate of the difference, (B, D) to (B,).
+    """Return the reference's distance, (B, D) to (B,): 1e-6 is added to each coordinate of the difference.
 
     At the image itself that is where the gradient comes from.
     """

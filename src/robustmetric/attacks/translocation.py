@@ -34,15 +34,15 @@ class GreedyTop1Translocation(RankingAttack):
         return (Column(self.name, "higher", term=from_share),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the first image of the ranking: (B, 1)."""
+        """Return the first image of the ranking: (B, 1)."""
         return nearest(queries.z, gallery, 1, without=self.myself(queries, gallery), queries=queries)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Mean over images x of max(0, d(x̃, x) − d(x̃, t))."""
+        """Return the mean over images x of max(0, d(x̃, x) − d(x̃, t))."""
         return rank_hinge(z, target.index, [-1.0], gallery, queries.own if self.strict else None)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Whether the image is still among the first four, with the middle rank where it is tied."""
+        """Return whether the image is still among the first four, with the middle rank where it is tied."""
         first = target.index[:, 0]
         own = self.myself(queries, gallery)
         level = square_distance(z, gallery.z[first])
