@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError, hardness
 from robustmetric.registry import Registry, lookup, parameters, registry
@@ -100,7 +100,8 @@ def check_term(term: object) -> None:
             f"the term {term!r} is a {type(term).__name__}; it must be an object with roles that is called "
             "with (embeddings, *, margin), such as SextupletTerm"
         )
-    check_signature(f"{type(term).__name__}.__call__", term, "embeddings, *, margin")
+    call = term.forward if isinstance(term, nn.Module) else term
+    check_signature(f"{type(term).__name__}.__call__", call, "embeddings, *, margin")
     roles = term.roles
     listed = isinstance(roles, Collection) and not isinstance(roles, str)
     if not listed or not roles or any(role not in SEXTUPLET for role in roles):

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robustmetric.distance import cross_distance, wide_dtype
 from robustmetric.registry import Registry, registry
@@ -167,7 +167,8 @@ def check_sampler(sampler: object) -> None:
     """
     if isinstance(sampler, type) or not callable(sampler):
         raise UserError(f"a sampler is an object that is called with (batch, *, generator), not {sampler!r}")
-    check_signature(f"the sampler {called(sampler)}", sampler, "batch, *, generator")
+    call = sampler.forward if isinstance(sampler, nn.Module) else sampler
+    check_signature(f"the sampler {called(sampler)}", call, "batch, *, generator")
 
 
 def check_labels(labels: Tensor, count: int) -> None:

@@ -53,9 +53,7 @@ def golden_defense(kind: str, golden: Golden) -> Reference:
         destination.update(torch.tensor(0.09))
     else:
         destination = Constant(2)
-    return Reference(
-        Fixed(golden["HM/source_triplets"]), destination, [SextupletTerm("ICS")], budget=BUDGET
-    )
+    return Reference(Fixed(golden["HM/source_triplets"]), destination, [SextupletTerm("ICS")], budget=BUDGET)
 
 
 def benign(network: nn.Module, images: Tensor, labels: Tensor) -> Batch:

@@ -515,7 +515,7 @@ WRONG = [
 
 
 def refusal(name: str) -> tuple[str, int]:
-    """Return the message for a wrong name, and the column its caret points at; check how they are laid out."""
+    """Return the message for a wrong name and the column its caret points at; check how they are laid out."""
     with pytest.raises(ValueError, match=r".") as error:
         rm.defense(name)
     message, shown, caret = str(error.value).split("\n")

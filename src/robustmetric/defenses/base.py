@@ -66,7 +66,7 @@ class Step:
 
 
 class Network:
-    """A model as a map from images to the unit sphere that counts the images it computes.
+    """A `model` as a map from images to the unit sphere that counts the images it computes.
 
     >>> network = Network(nn.Flatten())
     >>> with torch.no_grad():
@@ -83,7 +83,7 @@ class Network:
         self.backwards = 0
 
     def __call__(self, images: Tensor, *, learn: bool = False) -> Tensor:
-        """Embed (N, C, H, W) images as (N, D); with gradients enabled, a backward pass is counted too.
+        """Return the embeddings (N, D) of `images`; with gradients enabled, a backward pass is counted too.
 
         Only what the network is to `learn` from goes through DistributedDataParallel: its workers wait for
         each other in every pass, and perturbations take each worker another number of passes.

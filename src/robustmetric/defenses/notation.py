@@ -66,7 +66,8 @@ def defense(
     first, *behind = _Part(name, 0, name).split("&")
     family, inside, rest = first.enclosed("[", "]")
     if rest.plain:
-        rest.fail("only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS")
+        wanted = "only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS"
+        rest.fail(wanted + _about_paths(rest))
     head, manipulates = _family(family, bare=inside is None)
     if behind and not manipulates:
         behind[0].fail("only HM takes terms behind &: they need a perturbed anchor, positive and negative")
@@ -104,7 +105,7 @@ def defense(
 
 def _family(part: _Part, *, bare: bool) -> tuple[str, bool]:
     """Return the text of the family before the brackets, and whether it is a Hardness Manipulation."""
-    name = _bare(part)
+    name = _bare(part, DEFENSES)
     if bare and (name in FAMILIES or (name not in DEFENSES and file_of(part.text) is None)):
         form = "a defense is written FAMILY[…], such as HM[S,LGA]&ICS, N/A[R], EST[R] or ACT[S]"
         part.fail(form if name in ("", *FAMILIES) else f"{form}; {_unknown(part, DEFENSES, name)}")
@@ -133,12 +134,14 @@ class _Reader:
             factory, _ = _made(part, partial(SAMPLERS.find, text))
             is_function = not isinstance(factory, type) and _takes(factory, "generator")
             made: Any = _made(part, lambda: SAMPLERS.bind(text) if is_function else self.make(text, SAMPLERS))
+            if isinstance(made, Destination):
+                part.fail(f"{text} is a destination; here stands the sampler of the source triplets")
             _made(part, partial(check_sampler, made))
             self.samplers[text] = made
         return self.samplers[text], text
 
     def destination(self, part: _Part) -> tuple[Destination, str]:
-        name = _bare(part)
+        name = _bare(part, DESTINATIONS, SAMPLERS)
         if name != "gB" and file_of(part.text) is not None:
             text = _written(part, DESTINATIONS)
             factory, _ = _made(part, partial(DESTINATIONS.find, text))
@@ -180,7 +183,7 @@ class _Reader:
         return made, made.name
 
     def term(self, part: _Part) -> tuple[Term, str]:
-        kind = _bare(part)
+        kind = _bare(part, TERMS)
         if file_of(part.text) is None:
             _, arguments = part.call()
             if kind == "L" and arguments:
@@ -207,7 +210,7 @@ def _written(part: _Part, parts: Registry[T]) -> str:
     """Return the text of a piece in one spelling: NAME(option=value,…), its name known or in a file."""
     text = part.text.strip()
     if (source := file_of(text)) is None:
-        name, (_, inside, rest) = _bare(part), part.enclosed("(", ")")
+        name, (_, inside, rest) = _bare(part, parts), part.enclosed("(", ")")
         if name not in parts:
             part.fail(_unknown(part, parts, name))
         if rest.plain:
@@ -220,10 +223,11 @@ def _written(part: _Part, parts: Registry[T]) -> str:
     return f"{name}({listed})" if listed else name
 
 
-def _bare(part: _Part) -> str:
-    """Return the name before a piece's bracket of parameters, in one spelling."""
-    opened = part.text.find("(")
-    return part.part(0, opened).plain if opened >= 0 else part.plain
+def _bare(part: _Part, *known: Registry[Any]) -> str:
+    """Return the name before a piece's bracket of parameters: as it stands if it is known, else `plain`."""
+    head = part.part(0, len(part.text.partition("(")[0]))
+    name = unicodedata.normalize("NFC", head.text.strip())
+    return name if any(name in parts for parts in known) else head.plain
 
 
 def _unknown(part: _Part, parts: Registry[T], name: str) -> str:
