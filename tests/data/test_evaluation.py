@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from robustmetric import cli, load_record
-from robustmetric.data import load
-from robustmetric.training.inputs import pixels
+from robustmetric.data import load, load_pixels
+from robustmetric.training.parts import inputs_of
 from robustmetric.training.recipe import load_recipe
 
 Make = Callable[..., Path]
@@ -78,7 +78,7 @@ def test_an_evaluation_from_beginning_to_end(
 
     # The images are the middle of the resized ones.
     made = load_recipe(recipe, {"data": name, "root": root})
-    (test,) = pixels(made, tmp_path / "cache", splits=["test"])
+    (test,) = load_pixels(made.data, made.root, inputs_of(made), ["test"], tmp_path / "cache")
     middle = test.pixels[:, 2:10, 2:10].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
     shape = f"{middle.shape} torch.float32".encode()
     whole = hashlib.sha256(test.labels.to(torch.int64).numpy().tobytes() + shape + middle.tobytes())

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import robustmetric as rm
 from robustmetric import data
 from robustmetric.data import DATA, ImageSet, Split, load, own_validation
 from robustmetric.data.base import Half
@@ -92,11 +93,11 @@ def test_digits_refuse_a_root(tmp_path: Path) -> None:
         load("digits", tmp_path)
 
 
-def test_a_data_set_of_ones_own_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_of_ones_own_can_be_added() -> None:
+    @rm.register("data set", "mine")
     def mine(root: Path | None, split: Split) -> ImageSet:
         return ImageSet("mine", split, torch.zeros(2).long(), (split,), files=(Path(str(root)), Path("b")))
 
-    monkeypatch.setitem(DATA, "mine", mine)
     assert load("mine", "here", "test").files == (Path("here"), Path("b"))
     assert load("mine", "here", "all").classes == ("test", "train")
     assert own_validation("mine", "here") is None
@@ -295,3 +296,85 @@ def test_no_image_is_decoded(make: Callable[[str, Path, Sequence[int]], Path], t
             if file.lower().endswith((".jpg", ".png")):
                 Path(folder, file).write_bytes(b"no image")
     assert all(len(load(name, root)) == 2 for name, root in roots.items())
+
+
+# Data sets in files of the user's
+
+SETS = """
+import torch, numpy as np
+from pathlib import Path
+from robustmetric.data import ImageSet, sets_apart
+
+def good(root, split, count=4):
+    labels = torch.arange(count) % 2
+    return ImageSet("mine/own", split, labels, ("a", "b"), pixels=np.zeros((count, 8, 8, 3), np.uint8))
+
+@sets_apart
+def apart(root, split):
+    return good(root, split, 6 if split == "validation" else 4)
+
+def listed(root, split):
+    return [1, 2]
+
+def floats(root, split):
+    return ImageSet("mine", split, torch.zeros(2), ("a",), files=(Path("x"), Path("y")))
+
+def beyond(root, split):
+    return ImageSet("mine", split, torch.tensor([1, 2]), ("a", "b"), files=(Path("x"), Path("y")))
+
+def wide(root, split):
+    return ImageSet("mine", split, torch.tensor([0, 0]), ("a",), pixels=np.zeros((2, 8, 8, 4), np.uint8))
+
+def fails(root, split):
+    return {}["no such key"]
+
+def rootless(split):
+    return None
+"""
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> str:
+    (tmp_path / "sets.py").write_text(SETS)
+    return f"{tmp_path}/sets.py"
+
+
+def test_a_function_of_ones_own_reads_a_data_set(sets: str, tmp_path: Path) -> None:
+    found = load(f"{sets}:good", tmp_path, "test")
+    assert (found.name, len(found), found.root) == ("mine/own", 4, tmp_path)
+    assert len(load(f"{sets}:good(count=8)")) == 8
+    assert len(load(f"{sets}:good", split="all")) == 8
+    assert own_validation(f"{sets}:good") is None
+    assert len(load(f"{sets}:apart", split="validation")) == 6
+    assert len(load(f"{sets}:apart", split="all")) == 14
+    with pytest.raises(rm.UserError, match=r"sets no validation images apart; .*sets_apart"):
+        load(f"{sets}:good", split="validation")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("listed", "listed, asked for its train split, returned a list; it must return a .*ImageSet"),
+        ("floats", r"floats.* labels that are torch\.float32 \(2,\); expected a tensor \(N,\) of int64"),
+        ("beyond", "beyond.* labels from 1 to 2 for 2 classes; labels must count the classes, 0 to 1"),
+        ("wide", r"wide.* pixels that are uint8 \(2, 8, 8, 4\); expected 8 bits"),
+        ("fails", r"(?s)fails failed on its train split with KeyError.*Traceback.*in fails"),
+        ("rootless", r"called with a root and a split, .*define it as \(root, split\)"),
+        ("goood", r"unknown name 'goood' \(did you mean 'good'"),
+        ("good(size=3)", "has no option 'size'; its options: .*count"),
+        ("good(split='test')", r"leave both out of the brackets"),
+    ],
+)
+def test_functions_that_break_their_contract(name: str, told: str, sets: str) -> None:
+    with pytest.raises(rm.UserError, match=told):
+        load(f"{sets}:{name}")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone\.py to take the data set from"):
+        load(f"{tmp_path}/gone.py:mine")
+
+
+def test_options_of_a_built_in_one() -> None:
+    with pytest.raises(rm.UserError, match=r"'digits\(first=3\)' has no option 'first'"):
+        load("digits(first=3)")

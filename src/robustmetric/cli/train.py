@@ -116,16 +116,7 @@ def train(
         # A run is not tied to the folder that it was started in.
         if changes.get(key) is not None:
             changes[key] = Path(str(changes[key])).expanduser().absolute()
-
-    from robustmetric.training.runs import RunFolder
-
-    run = RunFolder(out)
-    if resume and not run.exists and not changes and not recipe:
-        raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
-    if resume and run.exists:
-        title, made = f"the recipe of {out}", run.recipe(changes)
-    else:
-        title, made = _recipe(recipe, changes)
+    title, made = _resumed(out, recipe, changes) if resume else _recipe(recipe, changes)
 
     from lightning.pytorch.utilities import rank_zero_only
 
@@ -133,6 +124,7 @@ def train(
     from robustmetric.training.progress import Teller
     from robustmetric.training.run import Machines, checkpoint_step
     from robustmetric.training.run import train as run_training
+    from robustmetric.training.runs import RunFolder
 
     console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
 
@@ -169,8 +161,20 @@ def train(
     finally:
         decoding.bar.stop()
         shown.stop()
-    for line in _end_lines(run, cache):
+    for line in _end_lines(RunFolder(out), cache):
         say(line)
+
+
+def _resumed(out: Path, name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
+    """Take the recipe of the run in a folder, or that of a new run where there is none."""
+    from robustmetric.training.runs import RunFolder
+
+    run = RunFolder(out)
+    if run.exists:
+        return f"the recipe of {out}", run.recipe(changes)
+    if not changes and not name:
+        raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
+    return _recipe(name, changes)
 
 
 def _recipe(name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:

@@ -164,15 +164,16 @@ def load_pixels(
     >>> train.pixels.shape, len(test)
     ((1000, 8, 8, 1), 797)
     """
-    found, broken = [], []
+    found: list[Pixels] = []
+    broken: list[UserError] = []
     # All are listed before any is decoded.
     for images in [load(data, root, split) for split in splits]:
         try:
             found.append(inputs.pixels(images, cache, skip_broken=skip_broken, watch=watch))
         except UserError as error:
-            broken.append(str(error))
+            broken.append(error)
     if broken:
-        raise UserError("\n".join(broken))
+        raise UserError("\n".join(map(str, broken)), parameter=broken[0].parameter)
     return found
 
 
