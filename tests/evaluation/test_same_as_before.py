@@ -1,5 +1,7 @@
 """Records are what they were: fresh ones against those that earlier code made (tests/golden/records).
 
+A record may tell more than it did then; what it told must be told.
+
 All cases but one compute in double precision. Their scores are then the same on every processor: with the
 kernels of `make kernels` and one or two threads, per-query values were seen to differ by 1.2e-14 at most, so
 that 1e-9 leaves nothing to chance but a pixel whose gradient is all rounding, which was never seen.
@@ -46,7 +48,6 @@ def close(before: float | None, after: float | None, slack: float) -> bool:
 
 def assert_close(before: dict[str, Any], after: dict[str, Any], slack: float, what: str) -> None:
     """Compare a score, its interval and what it was before the attack."""
-    assert before.keys() == after.keys(), what
     for name, value in before.items():
         assert close(value, after[name], slack), (what, name, value, after[name])
 
@@ -56,9 +57,8 @@ def test_a_fresh_record_is_the_same(case: str, tmp_path: Path) -> None:
     make_records.make(case, tmp_path)
     before, values_before = make_records.read(make_records.RECORDS / case)
     after, values_after = make_records.read(tmp_path)
-    assert list(before) == list(after)
     for part in ("schema", "network", "data", "settings", "queries"):
-        assert before[part] == after[part]
+        assert not make_records.differences(before[part], after[part], part)
 
     for part in ("retrieval", "scores"):
         assert list(before[part]) == list(after[part])

@@ -1,10 +1,13 @@
 """Make the records that evaluations are compared with, or compare fresh ones with them to the bit.
 
     python tests/golden/make_records.py             writes tests/golden/records
-    python tests/golden/make_records.py --compare   says of each whether it is the same bits, versions aside
+    python tests/golden/make_records.py --compare   says of each whether it has the same bits
+
+Versions of libraries are not compared, nor what a record tells besides what it told then; the digest of the
+per-query values is. Bits depend on the processor: what holds on any is in test_same_as_before.py.
 
 The records were made once, by the code before evaluation was taken apart. They are made anew only when a
-score is meant to change. Bits depend on the processor: what holds on any is in test_same_as_before.py.
+score is meant to change.
 """
 
 from __future__ import annotations
@@ -140,10 +143,11 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def differences(before: Any, after: Any, place: str = "") -> list[str]:
-    """Name the places where two JSON values differ."""
+    """Name the places where a JSON value is no longer what it was; what it has besides does not count."""
     if isinstance(before, dict) and isinstance(after, dict):
-        keys = [*before, *(key for key in after if key not in before)]
-        return [d for k in keys for d in differences(before.get(k), after.get(k), f"{place}/{k}")]
+        lost = [f"{place}/{key} is gone" for key in before if key not in after]
+        kept = [key for key in before if key in after]
+        return lost + [d for key in kept for d in differences(before[key], after[key], f"{place}/{key}")]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
         return [d for i, (b, a) in pairs for d in differences(b, a, f"{place}/{i}")]
@@ -163,7 +167,7 @@ def main() -> int:
             if compare:
                 found = differences(read(RECORDS / name)[0], read(Path(made))[0])
                 differ += bool(found)
-                print(f"{name}: {'bit-equal' if not found else ''}", *found, sep="\n  " if found else "")
+                print("\n  ".join([f"{name}:", *found]) if found else f"{name}: bit-equal")
             else:
                 (RECORDS / name).mkdir(parents=True, exist_ok=True)
                 for file in FILES:
