@@ -8,7 +8,7 @@ import pytest
 from robustmetric.registry import KINDS, registry
 
 # Parts register when their room is imported; were that first in a test, they would be forgotten with it.
-for room in ("attacks", "data", "defenses", "evaluation", "models"):
+for room in ("attacks", "data", "defenses", "evaluation", "models", "training.loggers"):
     importlib.import_module(f"robustmetric.{room}")
 
 
