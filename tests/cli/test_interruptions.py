@@ -23,7 +23,7 @@ from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.workers import WorkerError
 from robustmetric.models.c2f2 import C2F2
 from tests.cli.tables import DIGITS, SMALL, contents, scores_in
-from tests.helpers.command import refused, works
+from tests.helpers.command import command, refused, works
 from tests.helpers.processes import (
     alive,
     at_call,
@@ -209,12 +209,17 @@ def test_workers_give_the_same_bytes(run: Path, whole: tuple[Path, str], tmp_pat
 
 
 @pytest.mark.slow
-def test_an_error_in_a_worker_is_said_in_a_line_and_leaves_what_is_finished(
+def test_an_error_in_a_worker_is_told_and_leaves_what_is_finished(
     shared: tuple[Path, list[str], dict[str, bytes]],
 ) -> None:
     folder, arguments, wanted = shared
     (folder / "broken").touch()
-    assert refused(*arguments, "--devices", 2) == "error: this network has no [bold] gradient\n"
+    said = command(*arguments, "--devices", 2)
+    assert said.code == 1
+    assert said.err.startswith("error: your own code failed")
+    assert said.err.count("Traceback") == 1
+    assert f'File "{folder / "slow.py"}", line ' in said.err
+    assert said.err.endswith("ValueError: this network has no [bold] gradient\n")
     assert "embed-00000.safetensors" in pieces(folder)
     assert not (folder / "out" / "record.json").exists()
     assert until(lambda: not any(map(alive, workers_of(folder))), 10)
