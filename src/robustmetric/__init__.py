@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from robustmetric.attacks import attack
     from robustmetric.defenses import Defense, Step, defense
     from robustmetric.distance import cross_distance, embed, hardness
-    from robustmetric.evaluation import Record, ers, evaluate, load_record
+    from robustmetric.evaluation import Plan, Record, ers, evaluate, load_record
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Budget",
     "Defense",
+    "Plan",
     "Record",
     "Step",
     "Triplets",
@@ -59,12 +60,12 @@ _FROM = {
     "data": (),
     "defenses": ("Defense", "Step", "defense"),
     "distance": ("cross_distance", "embed", "hardness"),
+    "evaluation": ("Plan", "Record", "ers", "evaluate", "load_record"),
     "losses": ("triplet_loss",),
     "models": ("load_weights", "model", "save_weights"),
     "perturb": ("Budget",),
     "registry": ("register",),
     "retrieval": (),
-    "evaluation": ("Record", "ers", "evaluate", "load_record"),
     "training": ("load_run",),
     "triplets": ("Triplets",),
     "validate": ("UserError",),

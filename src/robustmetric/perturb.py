@@ -39,7 +39,8 @@ class Budget:
             )
         if not (is_number(self.alpha) and 0 < self.alpha <= 1):
             raise UserError(
-                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], a grey level is 1/255",
+                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is "
+                "1/255",
                 parameter="alpha",
             )
         if not (is_number(self.steps, Integral) and self.steps >= 1):

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from robustmetric import cli, load_record
 from robustmetric.data import load, load_pixels
-from robustmetric.training.parts import inputs_of
-from robustmetric.training.recipe import load_recipe
+from robustmetric.data.inputs import Inputs
 
 Make = Callable[..., Path]
 FEW = ["--queries", "5", "--steps", "2"]
@@ -34,12 +33,7 @@ def call(tmp_path: Path) -> Callable[..., Any]:
     return invoke
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    """A recipe for tiny images."""
-    file = tmp_path / "tiny.yaml"
-    file.write_text("model: c2f2\ndim: 8\nresize: 12\ncrop: 8\n")
-    return file
+TINY = ("--resize", 12, "--crop", 8, "--dim", 8)  # images, and embeddings
 
 
 def files_of(root: Path) -> dict[Path, bytes]:
@@ -48,7 +42,7 @@ def files_of(root: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("name", ["cub", "folder", "csv"])
 def test_an_evaluation_from_beginning_to_end(
-    name: str, recipe: Path, call: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
+    name: str, call: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     make: Make = request.getfixturevalue(f"make_{name}")
     what: dict[str, Any] = {
@@ -59,7 +53,7 @@ def test_an_evaluation_from_beginning_to_end(
     root = make(tmp_path / "data", what[name])
     before = files_of(tmp_path / "data")
     out = tmp_path / "out"
-    done = call("evaluate", "--model", "c2f2", "--data", name, "--root", root, "--recipe", recipe, *FEW,
+    done = call("evaluate", "--model", "c2f2", "--data", name, "--root", root, *TINY, *FEW,
                 "--out", out)  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert "no weights were given" in done.output
@@ -77,8 +71,7 @@ def test_an_evaluation_from_beginning_to_end(
     assert checks["budget"].status == "pass"
 
     # The images are the middle of the resized ones.
-    made = load_recipe(recipe, {"data": name, "root": root})
-    (test,) = load_pixels(made.data, made.root, inputs_of(made), ["test"], tmp_path / "cache")
+    (test,) = load_pixels(name, root, Inputs(12, 8, 3), ["test"], tmp_path / "cache")
     middle = test.pixels[:, 2:10, 2:10].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
     shape = f"{middle.shape} torch.float32".encode()
     whole = hashlib.sha256(test.labels.to(torch.int64).numpy().tobytes() + shape + middle.tobytes())
@@ -110,12 +103,12 @@ def test_a_run_on_other_data_than_its_own(
 
 
 def test_an_attack_on_colour_images_leaves_them_as_they_are(
-    make_folder: Make, recipe: Path, call: Callable[..., Any], tmp_path: Path
+    make_folder: Make, call: Callable[..., Any], tmp_path: Path
 ) -> None:
     root = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 3, "dog": 3})
     before = files_of(root)
     out = tmp_path / "out"
-    done = call("attack", "--model", "c2f2", "--data", "folder", "--root", root, "--recipe", recipe,
+    done = call("attack", "--model", "c2f2", "--data", "folder", "--root", root, *TINY,
                 "--attack", "GTM", "--queries", 3, "--steps", 2, "--out", out)  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert files_of(root) == before
@@ -130,11 +123,11 @@ def test_an_attack_on_colour_images_leaves_them_as_they_are(
 
 
 def test_broken_test_images_are_named_or_left_out(
-    make_folder: Make, recipe: Path, call: Callable[..., Any], tmp_path: Path
+    make_folder: Make, call: Callable[..., Any], tmp_path: Path
 ) -> None:
     root = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 4, "dog": 3})
     (root / "ant" / "1.png").write_bytes(b"")  # one that was trained on does not matter
-    arguments = ["evaluate", "--model", "c2f2", "--data", "folder", "--root", root, "--recipe", recipe, *FEW,
+    arguments = ["evaluate", "--model", "c2f2", "--data", "folder", "--root", root, *TINY, *FEW,
                  "--attacks", "ES", "--out"]  # fmt: skip
     done = call(*arguments, tmp_path / "fine")
     assert done.exit_code == 0, (done.output, done.exception)
@@ -171,12 +164,12 @@ def test_test_images_alone_are_enough(make_idx: Make, call: Callable[..., Any], 
 )
 @pytest.mark.parametrize("what", ["evaluate", "attack"])
 def test_too_little_to_rank(
-    counts: dict[str, int], message: str, what: str, make_folder: Make, recipe: Path,
+    counts: dict[str, int], message: str, what: str, make_folder: Make,
     call: Callable[..., Any], tmp_path: Path,
 ) -> None:  # fmt: skip
     root = make_folder(tmp_path / "data", counts)
     given = ["--attack", "GTM"] if what == "attack" else []
-    done = call(what, "--model", "c2f2", "--data", "folder", "--root", root, "--recipe", recipe,
+    done = call(what, "--model", "c2f2", "--data", "folder", "--root", root, *TINY,
                 "--queries", 2, "--steps", 1, *given, "--out", tmp_path / "out")  # fmt: skip
     assert done.exit_code == 1, done.output
     assert message in str(done.exception)
@@ -196,10 +189,10 @@ def test_too_little_to_rank(
     ],
 )
 def test_mistakes_are_told_before_images_are_decoded(
-    mistake: list[str], make_folder: Make, recipe: Path, call: Callable[..., Any], tmp_path: Path
+    mistake: list[str], make_folder: Make, call: Callable[..., Any], tmp_path: Path
 ) -> None:
     root = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 3, "dog": 3})
-    done = call("evaluate", "--model", "c2f2", "--data", "folder", "--root", root, "--recipe", recipe,
+    done = call("evaluate", "--model", "c2f2", "--data", "folder", "--root", root, *TINY,
                 *mistake, "--out", tmp_path / "out")  # fmt: skip
     assert done.exit_code == 1
     assert isinstance(done.exception, ValueError)

@@ -78,7 +78,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:

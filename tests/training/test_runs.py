@@ -218,6 +218,7 @@ def test_files_are_copied_with_what_they_import(home: Path, tmp_path: Path) -> N
     assert "model: code/net.py:build  #" in text
     assert "data: code/sets.py:mine(first=300)  #" in text
     assert run.recipe().model == f"{run.code.absolute()}/net.py:build"
+    assert run.name == "net.py:build N/A[R]"
 
 
 def test_a_run_needs_neither_the_files_nor_the_working_directory(

@@ -217,7 +217,7 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
     if chosen == "chosen on test images" and not (same and gallery is None and tested.queries_from is None):
         chosen = f"{chosen} of its run"
     return {
-        "name": f"{_short(recipe.model)} {recipe.defense}",
+        "name": run.name,
         "data": images.title,
         "source": source if tested.dim is None else replace(source, dim=tested.dim),
         "inputs": _resized(Inputs(recipe.resize, recipe.crop, source.channels), tested),

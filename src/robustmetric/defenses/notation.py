@@ -77,8 +77,8 @@ def defense(
     if inside is not None:
         items = inside.split(",")
         minmax = head == "min-max"
-        if len(items) != (2 if manipulates and not minmax else 1):
-            two = manipulates and not minmax
+        two = manipulates and not minmax
+        if len(items) != (2 if two else 1):
             wanted = "a source and a destination, such as [S,LGA]" if two else "one sampler, such as [S]"
             inside.fail(f"{head} takes {wanted}{_about_paths(inside)}")
         parts["source"], text = reader.sampler(items[0])

@@ -65,8 +65,10 @@ class Score(Part):
     low: Number
     high: Number
     before: Number = None
-    better: Literal["higher", "lower"] | None = Field(None, description="which way is more robust, if one is")
-    unit: str | None = Field(None, description="what it is measured in: %, or a cosine or distance")
+    better: Literal["higher", "lower"] | None = Field(
+        default=None, description="which way is more robust, if one is"
+    )
+    unit: str | None = Field(default=None, description="what it is measured in: %, or a cosine or distance")
 
 
 class Ers(Part):

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, recipe_names
-from robustmetric.validate import UserError
+from robustmetric.training.stops import CollapsedError, Stopped
 
 if TYPE_CHECKING:
     from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile
@@ -29,14 +29,6 @@ _LATER = {
     "load_run": "runs",
     "train": "run",
 }
-
-
-class Stopped(Exception):  # noqa: N818 (it is no error)
-    """A training that stopped before its end, at a step from which it can be resumed."""
-
-
-class CollapsedError(UserError):
-    """A network whose embeddings all point the same way, or are no numbers any more."""
 
 
 def __getattr__(name: str) -> object:

@@ -19,9 +19,9 @@ from torch import Tensor
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
-from robustmetric.training import CollapsedError, Stopped
 from robustmetric.training.module import MetricModule
 from robustmetric.training.runs import RunFolder
+from robustmetric.training.stops import CollapsedError, Stopped
 
 Report = Callable[[str], None]
 

@@ -104,6 +104,12 @@ class RunFolder:
         """Whether there is a run in the folder."""
         return self.recipe_file.is_file()
 
+    @property
+    def name(self) -> str:
+        """The network and how it was trained, with the user's files by their names alone."""
+        entries = bare(self.recipe().model_dump())
+        return f"{entries['model']} {entries['defense']}"
+
     def check(self, recipe: Recipe, resume: bool) -> None:
         """Refuse a folder that holds another run or anything else, or that cannot be written to.
 
