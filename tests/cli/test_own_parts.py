@@ -84,10 +84,10 @@ class Mine(RankingAttack):
     """Move away from where it was."""
 
     name = "mine"
+    columns = (Column("mine:D", "lower", DISTANCE),)
 
     def __init__(self, k=1):
         self.k = k
-        self.columns = (Column("mine:D", "lower", DISTANCE),)
 
     def select(self, queries, gallery, *, draws):
         return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
@@ -121,7 +121,7 @@ def odd(findings, most=10):
 '''
 TRAIN = ("--recipe", "digits", "--batch", 128, "--epochs", 1, "--steps", 1, "--out", "run")
 SMALL = ("--queries", 6, "--steps", 2)
-NETWORK = ("--model", "own.py:net", "--data", "own.py:shapes")
+NETWORK = ("--model", "own.py:net", "--data", "own.py:shapes", "--size", 8)
 
 
 @pytest.fixture
@@ -169,7 +169,8 @@ def test_all_parts_from_training_to_an_attack(home: Path, monkeypatch: pytest.Mo
 
 
 def test_a_defense_of_ones_own_and_what_it_logs(home: Path) -> None:
-    works("train", "--defense", "own.py:Plain", "--data", "own.py:shapes", *TRAIN, "--set", "dim=16")
+    own = ["--defense", "own.py:Plain", "--data", "own.py:shapes", "--set", "dim=16"]
+    works("train", *TRAIN, *own, "--batch", 16, "--epochs", 2)  # every tenth step is logged
     with (home / "run" / "metrics.csv").open(newline="", encoding="utf-8") as file:
         logged = [row["own/length"] for row in csv.DictReader(file) if row["own/length"]]
     assert {float(value) for value in logged} == {16}
@@ -326,8 +327,7 @@ class Astray(Mine):
 
 
 class Bare(Mine):
-    def __init__(self):
-        self.columns = ["bare"]
+    columns = ["bare"]
 
 
 class Flat(Jump):
@@ -363,7 +363,7 @@ class Lone:
         ("--attacks", "Silent", ["Silent.measure returned the names else", "mine:D"]),
         ("--attacks", "Astray", ["Astray.select returned positions from ", "from 0 to 149"]),
         ("--attacks", "Bare", ["Bare.columns is ['bare']", "a tuple of Column"]),
-        ("--search", "Flat", ["Flat.__call__ returned", "of shape (6, 3, 8, 8)"]),
+        ("--search", "Flat", ["Flat.__call__ returned", "of shape (6, 1, 8, 8)"]),
         ("--checks", "mute", ["mute", "returned a bool", "Verdict(status, figure, limit, says)"]),
     ],
 )

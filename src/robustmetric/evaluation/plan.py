@@ -188,7 +188,7 @@ def _check_names(checks: object) -> None:
     first, *further = split_names(checks) or [""]
     lookup("set of checks", first, LEVELS)
     for name in further:
-        registry("check").find(name)
+        registry("check").bind(name)
 
 
 def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
