@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from robustmetric.attacks import RankingAttack, Search
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks import Check, Findings, run_check
-from robustmetric.evaluation.checks.base import check_title
 from robustmetric.evaluation.found import Found
-from robustmetric.evaluation.plan import Plan
+from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, embed_all, run_attack
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
