@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -269,7 +270,10 @@ class CheckPiece(Piece[Check]):
 
     def decode(self, content: bytes) -> Check:
         """Read the verdict."""
-        return Check(**json.loads(content))
+        try:
+            return Check.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from None
 
 
 @dataclass(frozen=True)
