@@ -29,6 +29,9 @@ class Destination(nn.Module):
     Halfway(Halfway)
     """
 
+    def __init__(self) -> None:  # a module would take any options
+        super().__init__()
+
     @property
     def name(self) -> str:
         """The destination as it is written in a defense's name."""

@@ -20,7 +20,8 @@ from robustmetric.cli.demo import DEFENSES
 from robustmetric.evaluation import load_record
 from robustmetric.evaluation.workers import WorkerError
 from robustmetric.training import CollapsedError, Stopped
-from tests.helpers.command import cells
+from robustmetric.validate import UserError
+from tests.helpers.command import cells, command, refused
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
 
@@ -122,18 +123,126 @@ def test_an_unknown_command_gets_the_nearest() -> None:
     assert "No such command 'trian'. Did you mean 'train'?" in done.output
 
 
-@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, CollapsedError, WorkerError])
-def test_what_a_person_can_mend_is_said_in_a_line(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise kind("the batch [of 8] is too small: take 16")
+# Errors
 
-    monkeypatch.setattr(sys.modules[cli.run.__module__], "app", fail)
-    with pytest.raises(SystemExit) as ended:
-        cli.run()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "error: the batch [of 8] is too small: take 16\n"
+
+C2F2 = ("--model", "c2f2", "--data", "digits")
+MENDED = "the batch [of 8] is too small: take 16"
+
+
+def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command `recipes NAME` raise this error."""
+
+    def fail(_: str) -> str:
+        raise error
+
+    monkeypatch.setattr("robustmetric.cli.train.recipe_text", fail)
+
+
+@pytest.mark.parametrize("kind", [UserError, FileNotFoundError, CollapsedError, WorkerError])
+def test_what_a_person_can_mend_is_said_in_a_line(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_with(kind(MENDED), monkeypatch)
+    said = command("recipes", "images")
+    assert (said.code, said.err) == (1, f"error: {MENDED}\n")
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, TypeError, RuntimeError, ZeroDivisionError])
+def test_any_other_error_is_not_said_to_be_the_user_s(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_with(kind("of [bold] 3"), monkeypatch)
+    said = command("recipes", "images")
+    assert said.code == 1
+    assert said.err.startswith("unexpected error in test_app.py, line ")
+    assert f"{kind.__name__}: " in said.err
+    assert "of [bold] 3" in said.err
+    assert "no mistake of yours" in said.err
+    assert "--debug" in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("kind", [UserError, FileNotFoundError, ValueError])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--debug", "recipes", "images"), ("recipes", "--debug", "images"), ("recipes", "images", "--debug")],
+)
+def test_with_debug_every_error_keeps_its_traceback(
+    kind: type[Exception], arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = kind(MENDED)
+    fails_with(error, monkeypatch)
+    with pytest.raises(kind) as raised:
+        command(*arguments)
+    assert raised.value is error
+
+
+def test_debug_shows_a_traceback_in_a_process_of_its_own() -> None:
+    shown = [
+        subprocess.run(  # noqa: S603
+            [sys.executable, "-m", "robustmetric", "recipes", "image", *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for more in ([], ["--debug"])
+    ]
+    assert [done.returncode for done in shown] == [1, 1]
+    assert ["Traceback" in done.stderr for done in shown] == [False, True]
+    assert all("unknown recipe 'image' (did you mean 'images'?)" in done.stderr for done in shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["train", "--out", "FILE"], "--out"),
+        (["evaluate", *C2F2, "--alpha", "0", "--out", "OUT"], "--alpha"),
+        (["evaluate", *C2F2, "--attacks", "ES,ES", "--out", "OUT"], "--attacks"),
+        (["evaluate", *C2F2, "--size", "0", "--out", "OUT"], "--size"),
+        (["attack", *C2F2, "--attack", "ES", "--out", "FILE"], "--out"),
+        (["attack", *C2F2, "--attack", "ES", "--seed", "-1", "--out", "O"], "--seed"),
+    ],
+)  # fmt: skip
+def test_the_flag_of_a_parameter_stands_behind_the_message(
+    arguments: list[str], flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_text("no folder")
+    out = ["--out", "OUT"] if "--out" not in arguments else []
+    said = refused(*arguments, *out)
+    assert said.endswith(f" ({flag})\n")
+    assert "--" not in said.removesuffix(f"({flag})\n"), "the library speaks of a flag"
+
+
+def test_a_parameter_that_is_no_flag_of_the_command_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for parameter in ("name", "out", "nonsense"):  # an argument without a flag, one of others, of none
+        fails_with(UserError(MENDED, parameter=parameter), monkeypatch)
+        assert command("recipes", "images").err == f"error: {MENDED}\n"
+
+
+def test_the_user_s_own_code_is_shown_where_it_failed(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, images):\n"
+        "        if len(images) > 1:\n"
+        "            raise ValueError('not more than one [image]')\n"
+        "        return images.flatten(1)\n"
+    )
+    arguments = [
+        "evaluate",
+        "--model",
+        f"{tmp_path / 'net.py'}:Net",
+        "--data",
+        "digits",
+        "--out",
+        tmp_path / "out",
+    ]
+    said = command(*arguments)
+    assert said.code == 1
+    assert "not more than one [image]" in said.err
+    assert "no mistake of yours" not in said.err
 
 
 def test_loggers_by_name(tmp_path: Path) -> None:

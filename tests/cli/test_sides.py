@@ -292,9 +292,7 @@ def test_copies_and_what_is_left_out_are_named(nets: Path, tmp_path: Path) -> No
 # Sizes
 
 
-@pytest.mark.parametrize(
-    ("options", "size"), [(("--size", 8), 8), (("--set", "resize=12", "--set", "crop=10"), 10)]
-)
+@pytest.mark.parametrize(("options", "size"), [(("--size", 8), 8), (("--resize", 12, "--crop", 10), 10)])
 def test_the_size_of_images(options: tuple[object, ...], size: int, nets: Path, tmp_path: Path) -> None:
     for label, name in enumerate(("ant", "bee", "cow", "dog")):
         for k in range(3):
@@ -410,30 +408,30 @@ def shots(tmp_path: Path) -> Path:
     ("changes", "says"),
     [
         ({"--model": "resnet19"}, "unknown model 'resnet19' (did you mean 'resnet18'?)"),
-        ({"--model": "{nets}:nothing"}, "has no function 'nothing'"),
+        ({"--model": "{nets}:nothing"}, "unknown name 'nothing'; known: "),
         ({"--model": "nowhere.py:net"}, "there is no file nowhere.py"),
         ({"--weights": "nowhere.pth"}, "there is no weights file nowhere.pth"),
         ({"--weights": "{nets}"}, "nets.py"),
         ({"--search": "pdg"}, "unknown search 'pdg' (did you mean 'pgd'?)"),
-        ({"--search": "transfer"}, "transfer needs a network to come from: give --surrogate RUN"),
-        ({"--search": "transfer", "--surrogate": "{out}"}, "is no run, it has no recipe.yaml"),
-        ({"--surrogate": "{run}"}, "--surrogate goes with --search transfer, not with 'pgd'"),
+        ({"--search": "transfer"}, "give the folder of a run (--surrogate)"),
+        ({"--search": "transfer", "--surrogate": "{out}"}, "is no run: a surrogate is the folder of one"),
+        ({"--surrogate": "{run}"}, "goes with the search transfer, not with 'pgd' (--surrogate)"),
         ({"--search": "transfer", "--surrogate": "{run}"}, "the surrogate does not fit the images"),
         ({"--attacks": "LMT"}, "unknown attack 'LMT' (did you mean 'LTM'?)"),
-        ({"--attacks": "ES,ES"}, "an attack was given twice: ES, ES"),
+        ({"--attacks": "ES,ES"}, "an attack was given twice: ES (--attacks)"),
         ({"--checks": "many"}, "unknown set of checks 'many'"),
         ({"--protocol": "loose"}, "unknown protocol 'loose'"),
-        ({"--eps": "8/0"}, "--eps must be"),
-        ({"--steps": "0"}, "--steps must be"),
-        ({"--batch": "0"}, "--batch must be a whole number of at least 1, not 0"),
-        ({"--device": "tpu"}, "--device is auto, cpu, cuda or mps, not 'tpu'"),
+        ({"--eps": "8/0"}, "not '8/0' (--eps)"),
+        ({"--steps": "0"}, "at least 1, not 0 (--steps)"),
+        ({"--batch": "0"}, "at least 1, not 0 (--batch)"),
+        ({"--device": "tpu"}, "auto, cpu, cuda or mps, not 'tpu' (--device)"),
         ({"--split": "half"}, "unknown split 'half'"),
         ({"--data": "folders"}, "unknown data set 'folders' (did you mean 'folder'?)"),
         ({"--gallery": "nowhere"}, "there is no nowhere to take images from"),
         ({"--queries-from": "nowhere"}, "there is no nowhere to take images from"),
         ({"--model": "{nets}:narrow"}, "the network failed on an image of shape (1, 3, 8, 8)"),
         ({"--out": "{nets}"}, "is a file: give a folder for the record"),
-        ({"--out": "{run}"}, "is not empty and holds no evaluation: give another --out folder"),
+        ({"--out": "{run}"}, "is not empty and holds no evaluation: give another folder (--out)"),
     ],
 )
 def test_what_cannot_be_is_refused_before_an_image_is_decoded(
@@ -478,7 +476,7 @@ def test_another_evaluation_is_refused_before_an_image_is_decoded(
     [
         ({"--attack": "LMT"}, "unknown attack 'LMT'"),
         ({"--model": "{nets}:narrow"}, "the network failed on an image of shape (1, 3, 8, 8)"),
-        ({"--out": "{run}"}, "is not empty: give another --out"),
+        ({"--out": "{run}"}, "is not empty: give another folder (--out)"),
         ({"--search": "pdg"}, "unknown search 'pdg'"),
     ],
 )

@@ -113,7 +113,9 @@ def test_attacks_leave_what_the_reference_leaves(golden: Golden, golden_network:
             # An attack does what it is for.
         gain = record[name] - (record.scores[name].before or 0)
         assert gain > 0 if name in ("CA-", "QA-", "TMA") else gain < 0
-        doubt += (float(COLUMNS[name].term(np.float64(1)) - COLUMNS[name].term(np.float64(0))) * error) ** 2
+        term = COLUMNS[name].term
+        assert term is not None
+        doubt += (float(term(np.float64(1)) - term(np.float64(0))) * error) ** 2
     assert record["ERS"] == pytest.approx(GOLDEN["ERS"], abs=3 * doubt**0.5 / 10 + 1)
 
 

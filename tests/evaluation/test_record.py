@@ -364,7 +364,7 @@ def test_arrays_that_were_changed_or_are_missing_are_refused(written: tuple[Reco
 
 def test_numbers_are_shown_with_the_paper_s_digits() -> None:
     assert [COLUMNS[name].show(0.12345) for name in ("CA+", "TMA", "ES:D")] == ["0.1", "0.123", "0.123"]
-    score = Score(value=math.nan, low=math.nan, high=math.nan)
+    score = Score(value=math.nan, low=math.nan, high=math.nan, better=None, unit=None)
     assert set(score.model_dump(mode="json").values()) == {None}
 
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import embed
-from robustmetric.evaluation import Evaluation, Record
+from robustmetric.evaluation import Check, Evaluation, Record
 from robustmetric.evaluation.evaluate import Ticks
-from robustmetric.evaluation.record import Check
 from robustmetric.evaluation.store import check_folder
 from robustmetric.evaluation.subject import Origin
 

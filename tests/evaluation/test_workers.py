@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import threading
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from robustmetric.evaluation.workers import WorkerError, _deaf, run_workers
+from robustmetric.evaluation.workers import WorkerError, _deaf, _sendable, run_workers
+from robustmetric.registry import UserCodeError, registry
+from robustmetric.validate import UserError
 
 pytestmark = pytest.mark.slow  # workers start as processes that import everything
 
@@ -148,3 +151,27 @@ def test_an_interrupt_while_workers_start_is_not_lost() -> None:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
     finally:
         signal.signal(signal.SIGINT, heard)
+
+
+def sent(error: Exception) -> Exception:
+    """Return what arrives of an error."""
+    arrived = pickle.loads(pickle.dumps(_sendable(error)))  # noqa: S301 (our own bytes)
+    assert isinstance(arrived, Exception)
+    return arrived
+
+
+def test_an_error_of_the_user_s_own_stays_one_on_its_way(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def odd():\n    return {}['odd']\n")
+    with pytest.raises(KeyError) as failed:
+        registry("check").bind(f"{tmp_path / 'own.py'}:odd")()
+    arrived = sent(failed.value)
+    assert type(arrived) is UserError
+    assert f'File "{tmp_path / "own.py"}", line 2, in odd' in str(arrived)
+
+
+def test_what_a_person_can_mend_stays_so_on_its_way() -> None:
+    arrived = sent(UserCodeError("own.py failed"))
+    assert (type(arrived), str(arrived)) == (UserError, "own.py failed")
+    arrived = sent(UserError("no such folder", parameter="out"))
+    assert isinstance(arrived, UserError)
+    assert (str(arrived), arrived.parameter) == ("no such folder", "out")

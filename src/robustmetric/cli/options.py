@@ -113,6 +113,9 @@ def _read(name: str, value: Any) -> Any:
     if name in ("eps", "alpha") and value is not None:
         level = fraction(value)
         if not isinstance(level, float):
-            raise UserError(f"{name} must be a number such as 8/255 or 0.03, not {value!r}", parameter=name)
+            allowed = "[0, 1]" if name == "eps" else "(0, 1]"
+            raise UserError(
+                f"{name} must be a number in {allowed} such as 8/255 or 0.03, not {value!r}", parameter=name
+            )
         return level
     return value

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from robustmetric.attacks.search import inside_transfer
-from robustmetric.cli.options import Tested
+from robustmetric.cli.options import OWN, Tested
 from robustmetric.cli.progress import Decoding
 from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
@@ -200,10 +200,16 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
             f"or give no run instead of {tested.run}",
             parameter="model",
         )
+    if not run.exists:
+        raise UserError(
+            f"{tested.run} is no run, it has no {run.recipe_file.name}: give the folder of a run, or a "
+            "network by its name",
+            parameter="model",
+        )
     recipe = run.recipe()
     which = next((w for w in get_args(Which) if w == tested.weights), None)
-    weights = run.choose(which or (Path(tested.weights) if tested.weights else None))
-    source = replace(run.source(which), weights=weights.file)
+    weights = run.choose(which or _file(tested.weights))
+    source = run.source(weights.file)
     images = Images(tested.data or recipe.data, tested.root or recipe.root, split)
     queries, gallery = _sides(tested, images)
     same = (tested.data or recipe.data, tested.root or recipe.root) == (recipe.data, recipe.root)
@@ -231,10 +237,10 @@ def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
     if data is None and tested.gallery is not None and tested.queries_from is not None:
         data, root = "csv" if tested.queries_from.is_file() else "folder", tested.queries_from
     if data is None:
-        raise UserError(f"which images? give --data ({', '.join(DATA)}) and --root")
-    file = None if tested.weights is None else Path(tested.weights)
+        raise UserError(f"which images? give --data ({', '.join(sorted(DATA))} {OWN}) and --root")
+    NetworkSource(tested.model).check()
+    file = _file(tested.weights)
     source = NetworkSource(tested.model, dim=tested.dim, weights=file)
-    source.check()
     images = Images(data, root, split)
     queries, gallery = _sides(tested, images)
     given = {key: value for key, value in _sizes(tested).items() if value is not None}
@@ -257,7 +263,9 @@ def _surrogate(folder: Path | None) -> tuple[NetworkSource, Inputs] | None:
         return None
     run = RunFolder(folder)
     if not run.exists:
-        raise FileNotFoundError(f"{folder} is no run: a surrogate is the folder of one, which train wrote")
+        raise UserError(
+            f"{folder} is no run: a surrogate is the folder of one, which train wrote", parameter="surrogate"
+        )
     recipe, source = run.recipe(), run.source()
     return source, Inputs(recipe.resize, recipe.crop, source.channels)
 
@@ -275,6 +283,13 @@ def _at(path: Path) -> Images:
     if not path.exists():
         raise FileNotFoundError(f"there is no {path} to take images from: give a folder or a CSV file")
     return Images("csv" if path.is_file() else "folder", path, "all")
+
+
+def _file(weights: str | None) -> Path | None:
+    """Take a file of weights, if one is given."""
+    if weights is not None and not Path(weights).is_file():
+        raise UserError(f"there is no weights file {weights}: give another file", parameter="weights")
+    return None if weights is None else Path(weights)
 
 
 def _sizes(tested: Tested) -> dict[str, int | None]:

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -18,9 +19,8 @@ from torch import Tensor, nn
 from robustmetric.attacks import RankingAttack, Search
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks import Check, Findings, run_check
-from robustmetric.evaluation.checks.base import check_title
 from robustmetric.evaluation.found import Found
-from robustmetric.evaluation.plan import Plan
+from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, embed_all, run_attack
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
@@ -270,7 +270,10 @@ class CheckPiece(Piece[Check]):
 
     def decode(self, content: bytes) -> Check:
         """Read the verdict."""
-        return Check(**json.loads(content))
+        try:
+            return Check.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from None
 
 
 @dataclass(frozen=True)

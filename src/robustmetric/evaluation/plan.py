@@ -20,7 +20,7 @@ from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import differences, options_of
 from robustmetric.evaluation.schema import Part
 from robustmetric.perturb import Budget
-from robustmetric.registry import lookup, registry, split_names, unknown
+from robustmetric.registry import file_of, lookup, registry, split_names, unknown
 from robustmetric.validate import UserError, is_number
 
 LEVELS = {"none": 0, "quick": 1, "full": 2}
@@ -98,6 +98,13 @@ class Plan(Part):
         else:
             plan._search = search
         return plan
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the fields; options that no name tells are in the digest alone."""
+        return isinstance(other, Plan) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.model_dump().values()))
 
     @property
     def budget(self) -> Budget:
@@ -188,7 +195,23 @@ def _check_names(checks: object) -> None:
     first, *further = split_names(checks) or [""]
     lookup("set of checks", first, LEVELS)
     for name in further:
-        registry("check").find(name)
+        registry("check").bind(name)
+    names = [*registry("check"), *(name for name in dict.fromkeys(further) if file_of(name) is not None)]
+    titles = [check_title(name) for name in names]
+    if twice := {title for title in titles if titles.count(title) > 1}:
+        raise UserError(
+            f"two checks are called {', '.join(sorted(twice))}: give one of them another name",
+            parameter="checks",
+        )
+
+
+def check_title(name: str) -> str:
+    """Return what a check is called in a record: its name, or that of the function of a file.
+
+    >>> check_title("8-bit"), check_title("mine.py:odd(limit=2)")
+    ('8-bit', 'odd(limit=2)')
+    """
+    return name if file_of(name) is None else name[name.index(".py:") + 4 :]
 
 
 def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:

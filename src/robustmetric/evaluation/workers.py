@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import Any
 
+from robustmetric.registry import own_traceback
 from robustmetric.validate import UserError
 
 
@@ -106,10 +107,15 @@ def _worker(
 
 def _sendable(error: Exception) -> Exception:
     """Return an exception that arrives as what it was, or one that tells of it."""
+    # Where code of the user's failed is known only here.
+    if not isinstance(error, UserError | OSError) and (own := own_traceback(error)) is not None:
+        return UserError(f"your own code failed, with:\n{own}")
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
             return error
     except Exception as problem:
+        if isinstance(error, UserError):  # of a class that cannot be sent, as those of a user's file
+            return UserError(str(error), parameter=error.parameter)
         return RuntimeError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
     return RuntimeError(f"{type(error).__name__}: {error}")
 

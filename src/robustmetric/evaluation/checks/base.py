@@ -12,12 +12,12 @@ from torch import Tensor
 from robustmetric.attacks import Column, Draws, Queries, RankingAttack, Search, Target
 from robustmetric.evaluation.found import Found, Values
 from robustmetric.evaluation.images import Fingerprint
-from robustmetric.evaluation.plan import Plan
+from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.subject import Subject
 from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, file_of, registry
+from robustmetric.registry import Registry, registry
 from robustmetric.validate import UserError
 
 Status = Literal["pass", "warn", "fail", "not run"]
@@ -184,15 +184,6 @@ def run_check(name: str, findings: Findings) -> Check:
             "Verdict(status, figure, limit, says)"
         )
     return Check(name=check_title(name), **verdict._asdict())
-
-
-def check_title(name: str) -> str:
-    """Return what a check is called in a record: its name, or that of the function of a file.
-
-    >>> check_title("8-bit"), check_title("mine.py:odd(limit=2)")
-    ('8-bit', 'odd(limit=2)')
-    """
-    return name if file_of(name) is None else name[name.index(".py:") + 4 :]
 
 
 def beats(other: Tensor, ours: Tensor) -> bool:
