@@ -5,10 +5,10 @@ BIN := .venv/bin
 # The tests that compute, and the kernels of other processors, which round otherwise. Left out are tests that
 # start processes with settings of their own.
 NUMERIC := tests/attacks tests/models $(addprefix tests/, \
-	defenses/test_defenses.py defenses/test_hardness.py \
+	defenses/test_defenses.py defenses/test_hardness.py evaluation/test_same_as_before.py \
 	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_record.py \
-	test_destination.py test_distance.py test_losses.py test_perturb.py test_retrieval.py test_squares.py \
-	test_triplets.py training/test_module.py) \
+	test_destination.py test_distance.py test_losses.py test_perturb.py test_places.py test_retrieval.py \
+	test_squares.py test_triplets.py training/test_module.py) \
 	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \
 	--deselect tests/test_retrieval.py::test_memory_stays_within_the_budget
 AVX2 := MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
@@ -16,7 +16,7 @@ SSE41 := MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE4
 # Two threads in each of two processes: one that waits must not spin while another has work.
 TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo test kernels lint bench clean
+.PHONY: setup demo quick test kernels lint bench clean
 
 setup: .venv/.ready
 
@@ -33,6 +33,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+quick: setup
+	$(BIN)/pytest -n 2 -m 'not slow'
 
 test: lint
 	$(BIN)/pytest -n 2

@@ -1,10 +1,15 @@
 """For all tests, those in docstrings included."""
 
+import importlib
 from collections.abc import Iterator
 
 import pytest
 
 from robustmetric.registry import KINDS, registry
+
+# Parts register when their module is imported; were that first in a test, they would be forgotten with it.
+for part in ("attacks", "data", "defenses", "evaluation", "models", "training.loggers"):
+    importlib.import_module(f"robustmetric.{part}")
 
 
 @pytest.fixture(autouse=True)

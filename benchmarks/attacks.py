@@ -115,7 +115,7 @@ def seconds(program: Callable[[], object]) -> float:
 
 
 def load(root: Path) -> tuple[str, Tensor, Tensor]:
-    """Give name, images and labels of the test set."""
+    """Return name, images and labels of the test set."""
     try:
         found = rm.data.load("fashion-mnist", root, "test")
     except FileNotFoundError:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import robustmetric as rm
-from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Target, hit_at_1
+from robustmetric.attacks import Column, Draws, Gallery, Queries, RankingAttack, Target, hit_at_1
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
 
@@ -21,10 +21,8 @@ from robustmetric.training.run import train
 class AwayFromClass(RankingAttack):
     """Move the query away from all other images of its class; reported is R@1."""
 
-    @property
-    def name(self) -> str:
-        """The column's name in records and tables."""
-        return "away"
+    name = "away"
+    columns = (Column("away", "higher"),)  # what it reports, and which way is robust
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Aim at no single image: (B, 0)."""
@@ -39,7 +37,7 @@ class AwayFromClass(RankingAttack):
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Whether the nearest other image is still of the class, as 100 or 0: (B,)."""
-        return {self.name: hit_at_1(z, queries, gallery, queries.own, strict=True)}
+        return {"away": hit_at_1(z, queries, gallery, queries.own, strict=True)}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-DATA = Path(__file__).parent / "data"
+GOLDEN = Path(__file__).parent / "golden"
 
 # The tests run in two processes; more threads than cores would only get in each other's way.
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
@@ -27,8 +27,8 @@ def every_warning() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, NDArray[Any]]:
-    """What the reference implementation computes on a fixed tiny network (see data/README.md)."""
-    with np.load(DATA / "fashion-tiny.npz") as arrays:
+    """What the reference implementation computes on a fixed tiny network (see golden/README.md)."""
+    with np.load(GOLDEN / "fashion-tiny.npz") as arrays:
         return dict(arrays)
 
 

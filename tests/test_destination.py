@@ -6,11 +6,16 @@ import copy
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import robustmetric as rm
 from robustmetric.destination import (
     Benign,
     Boosted,
@@ -19,10 +24,22 @@ from robustmetric.destination import (
     FollowsLoss,
     Gradual,
     OfMargin,
+    destination_hardness,
+    same_sampler,
     sampler_name,
 )
 from robustmetric.distance import cross_distance
-from robustmetric.triplets import Distance, Hardest, Random, Sampler, Semihard, Softhard, Triplets
+from robustmetric.triplets import (
+    Batch,
+    Distance,
+    Hardest,
+    Mined,
+    Random,
+    Sampler,
+    Semihard,
+    Softhard,
+    Triplets,
+)
 
 GAMMA = 0.2
 LABELS = torch.tensor([0, 0, 1, 1, 0, 0, 2, 2, 1, 1, 3, 3])
@@ -35,7 +52,9 @@ def distances(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
 
 
 DIST = distances()
-SOURCE = Random()(DIST, LABELS, generator=torch.Generator().manual_seed(1))
+BATCH = Batch(DIST, LABELS, 8)
+MINED = Mined.of(BATCH, Random(), torch.Generator().manual_seed(1))
+SOURCE = MINED.triplets
 
 
 def hardness_of(source: Triplets, dist: Tensor) -> list[float]:
@@ -45,7 +64,7 @@ def hardness_of(source: Triplets, dist: Tensor) -> list[float]:
 def value(destination: Destination, *, seed: int = 0) -> list[float]:
     """What a destination gives the triplets of R."""
     g = torch.Generator().manual_seed(seed)
-    found: Tensor = destination(DIST, LABELS, SOURCE, sampler=Random(), generator=g, dim=8)
+    found: Tensor = destination(MINED, generator=g)
     assert found.shape == SOURCE.anchor.shape
     assert found.dtype == DIST.dtype
     listed: list[float] = found.tolist()
@@ -132,7 +151,7 @@ def test_gb_over_samplers() -> None:
 
     of_m = Boosted(Benign(Semihard()))
     of_m.update(torch.tensor(0.1))
-    drawn = Semihard()(DIST, LABELS, generator=torch.Generator().manual_seed(7))
+    drawn = Semihard()(BATCH, generator=torch.Generator().manual_seed(7))
     assert value(of_m, seed=7) == pytest.approx([h + 0.05 for h in hardness_of(drawn, DIST)], abs=1e-6)
 
 
@@ -163,11 +182,11 @@ def test_multiples_of_the_margin(factor: float, margin: float, number: float, na
 
 
 def test_type_of_the_distances() -> None:
-    dist = distances(torch.float64)
+    mined = Mined.of(Batch(distances(torch.float64), LABELS, 8), Random(), torch.Generator())
     for destination in (Gradual(), Boosted(Constant(0)), Constant(1), Boosted(Benign(Hardest()))):
         destination.update(torch.tensor(0.1))
         g = torch.Generator()
-        found = destination(dist, LABELS, SOURCE, sampler=Random(), generator=g)
+        found = destination(mined, generator=g)
         assert found.dtype == torch.float64
         assert found.isfinite().all()
 
@@ -212,7 +231,7 @@ def test_base_class() -> None:
     class Silent(Destination):
         pass
 
-    with pytest.raises(TypeError, match="Silent must implement forward"):
+    with pytest.raises(rm.UserError, match="Silent must implement forward"):
         value(Silent())
     assert Silent().name == "Silent"
     assert Silent().update(torch.tensor(0.1)) is None  # type: ignore[func-returns-value]
@@ -224,24 +243,24 @@ def test_base_class() -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=sampler_name)
 def test_own_sampler_gives_the_sources_hardness(sampler: Sampler) -> None:
     g = torch.Generator().manual_seed(3)
-    source = sampler(DIST, LABELS, generator=g, dim=8)
+    mined = Mined.of(BATCH, sampler, g)
     before = g.get_state()
     twin = type(sampler)()  # another of the same kind
-    found = Benign(twin)(DIST, LABELS, source, sampler=sampler, generator=g, dim=8)
-    assert torch.equal(found, source.hardness(DIST))
-    assert found.tolist() == pytest.approx(hardness_of(source, DIST), abs=1e-6)
+    found = Benign(twin)(mined, generator=g)
+    assert torch.equal(found, mined.triplets.hardness(DIST))
+    assert found.tolist() == pytest.approx(hardness_of(mined.triplets, DIST), abs=1e-6)
     assert torch.equal(g.get_state(), before)
 
 
 @pytest.mark.parametrize("other", SAMPLERS, ids=sampler_name)
 @pytest.mark.parametrize("labels", [LABELS, torch.tensor([0, 1, 0, 2, 1, 0, 3, 3, 2, 1, 1, 0])])
 def test_another_sampler_keeps_the_anchors(other: Sampler, labels: Tensor) -> None:
-    source = Semihard(margin=0.3)(DIST, labels, generator=torch.Generator().manual_seed(4))
-    g = torch.Generator().manual_seed(5)
-    found = Benign(other)(DIST, labels, source, sampler=Semihard(margin=0.3), generator=g, dim=8)
-    drawn = other(DIST, labels, generator=torch.Generator().manual_seed(5), dim=8)
+    batch = Batch(DIST, labels, 8)
+    mined = Mined.of(batch, Semihard(margin=0.3), torch.Generator().manual_seed(4))
+    found = Benign(other)(mined, generator=torch.Generator().manual_seed(5))
+    drawn = other(batch, generator=torch.Generator().manual_seed(5))
     assert torch.equal(found, drawn.hardness(DIST))
-    for a, h in zip(source.anchor.tolist(), found.tolist(), strict=True):
+    for a, h in zip(mined.triplets.anchor.tolist(), found.tolist(), strict=True):
         mates = [p for p in range(len(labels)) if p != a and labels[p] == labels[a]]
         others = [n for n in range(len(labels)) if labels[n] != labels[a]]
         possible = [float(DIST[a, p]) - float(DIST[a, n]) for p in mates for n in others]
@@ -254,9 +273,9 @@ def test_hardest_of_the_same_anchors() -> None:
 
 def test_m_of_another_margin_is_another_sampler() -> None:
     g = torch.Generator().manual_seed(6)
-    source = Semihard()(DIST, LABELS, generator=g)
+    mined = Mined.of(BATCH, Semihard(), g)
     before = g.get_state()
-    Benign(Semihard(margin=0.5))(DIST, LABELS, source, sampler=Semihard(), generator=g)
+    Benign(Semihard(margin=0.5))(mined, generator=g)
     assert not torch.equal(g.get_state(), before)
 
 
@@ -315,20 +334,121 @@ def test_refuses(make: Callable[[], Destination], parts: list[str]) -> None:
 
 def test_a_destination_needs_the_anchors_of_its_source() -> None:
     class Backwards:
-        def __call__(
-            self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-        ) -> Triplets:
-            return Triplets(*(role.flip(0) for role in Random()(dist, labels, generator=generator)))
+        def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+            return Triplets(*(role.flip(0) for role in Random()(batch, generator=generator)))
 
-    labels = torch.tensor([0, 0, 1, 1])
-    dist = torch.cdist(torch.eye(4), torch.eye(4))
-    generator = torch.Generator()
-    source = Random()(dist, labels, generator=generator)
-    with pytest.raises(ValueError, match="R and Backwards drew triplets of other anchors"):
-        Benign(Backwards())(dist, labels, source, sampler=Random(), generator=generator)
+    with pytest.raises(rm.UserError, match="R and Backwards drew triplets of other anchors"):
+        Benign(Backwards())(MINED, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("make", [Gradual, lambda margin: OfMargin(1, margin=margin)])
 def test_a_margin_of_zero_is_refused(make: Callable[..., Destination]) -> None:
     with pytest.raises(ValueError, match=re.escape("margin must be in (0, 2], not 0")):
         make(margin=0)
+
+
+# --- Samplers and destinations of the user's own.
+
+
+class Plain:
+    """A sampler without an equality."""
+
+    def __init__(self, k: object = 1) -> None:
+        self.k = k
+
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        return Random()(batch, generator=generator)
+
+
+class Slotted(Plain):
+    __slots__ = ("depth",)
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+
+
+@dataclass
+class WithTensor(Plain):
+    k: Tensor
+
+
+def function(batch: Batch, *, generator: torch.Generator, k: int = 1) -> Triplets:
+    return Random()(batch, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (Plain(), Plain(), True),
+        (Plain(2), Plain(1), False),
+        (Plain(torch.arange(3)), Plain(torch.arange(3)), True),
+        (Plain(torch.arange(3)), Plain(torch.arange(4)), False),
+        (Plain({"a": [np.arange(2)]}), Plain({"a": [np.arange(2)]}), True),
+        (Plain({"a": [np.arange(2)]}), Plain({"b": [np.arange(2)]}), False),
+        (Plain(Plain(3)), Plain(Plain(3)), True),
+        (Plain(Plain(3)), Plain(Plain(4)), False),
+        (Slotted(1), Slotted(1), True),
+        (Slotted(1), Slotted(2), False),
+        (WithTensor(torch.arange(3)), WithTensor(torch.arange(3)), True),
+        (WithTensor(torch.arange(3)), WithTensor(torch.ones(3)), False),
+        (Slotted(1), Plain(1), False),
+        (function, function, True),
+        (partial(function, k=2), partial(function, k=2), True),
+        (partial(function, k=2), partial(function, k=3), False),
+        (lambda batch, generator: None, lambda batch, generator: None, False),
+        (Semihard(margin=0.3), Semihard(), False),
+    ],
+)
+def test_what_is_the_same_sampler(one: Sampler, other: Sampler, same: bool) -> None:
+    assert same_sampler(one, other) == same
+    assert same_sampler(one, one)
+
+
+def test_a_samplers_name_is_its_letter_or_what_it_is_called() -> None:
+    class Named(Plain):
+        name = "mine"
+
+    assert [sampler_name(s) for s in (Softhard(), Named(), Plain(), function)] == [
+        "S",
+        "mine",
+        "Plain",
+        "function",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returned", "parts"),
+    [
+        (0.1, ["Mine.forward returned a float", "for 6 triplets", "of shape (6,)"]),
+        (torch.zeros(()), ["torch.float32 of shape ()", "of shape (6,)"]),
+        (torch.zeros(5), ["torch.float32 of shape (5,)", "of shape (6,)"]),
+        (torch.zeros(6, 1), ["of shape (6, 1)", "of shape (6,)"]),
+        (torch.zeros(6, dtype=torch.long), ["torch.int64", "floating-point"]),
+        (torch.full((6,), math.nan), ["the destination Mine holds NaN", "Mine.forward must return numbers"]),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda mine: mine, Boosted], ids=["alone", "in gB"])
+def test_a_destination_that_returns_no_hardness_is_told(
+    wrap: Callable[[Destination], Destination], returned: Any, parts: list[str]
+) -> None:
+    class Mine(Destination):
+        def forward(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
+            found: Tensor = returned
+            return found
+
+    with pytest.raises(rm.UserError, match=re.escape(parts[0])) as error:
+        destination_hardness(wrap(Mine()), MINED, generator=torch.Generator())
+    assert all(part in str(error.value) for part in parts)
+
+
+def test_a_destination_with_other_parameters_is_told() -> None:
+    class Before(Destination):
+        def forward(self, dist: Tensor, labels: Tensor, *, generator: torch.Generator) -> Tensor:  # type: ignore[override]
+            return dist
+
+    with pytest.raises(rm.UserError, match=r"Before\.forward takes \(dist, labels, .*must take \(mined, \*"):
+        Boosted(Before())
+    wrong: Any = "LGA"
+    with pytest.raises(rm.UserError, match="a destination is a Destination, not 'LGA'"):
+        Boosted(wrong)

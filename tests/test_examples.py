@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each test starts a process that imports everything
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CHANCE = 10  # ten digits, about equally common
 

@@ -31,6 +31,7 @@ def test_a_star_imports_all() -> None:
     assert set(rm.__all__) <= found.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -64,6 +65,7 @@ assert "lightning" in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_tensorboard_is_an_extra() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TENSORBOARD], check=True, timeout=120)  # noqa: S603
     stated = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustmetric import retrieval, squares
-from robustmetric.distance import BrokenEmbeddingsError, cross_distance
+from robustmetric.distance import cross_distance
+from robustmetric.places import places_by_keys
 from robustmetric.retrieval import Ranking, distances, nmi, rank, retrieval_scores
 
 
@@ -80,7 +81,7 @@ def same(left: Ranking, right: Ranking) -> bool:
 
 
 def smallest(*args: Any, **more: Any) -> int:
-    """Give the smallest budget, as the error states it."""
+    """Return the smallest budget, as the error states it."""
     with pytest.raises(ValueError, match=r"memory=1 bytes cannot rank .* it takes at least \d+") as caught:
         rank(*args, **more, memory=1)
     stated = re.search(r"at least (\d+)", str(caught.value))
@@ -317,9 +318,9 @@ def test_the_budget_does_not_change_the_ranking_by_cameras(
     check(rank(z, labels, z.clone(), labels, **more), expected, count)
 
     def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
-        return retrieval._places_by_keys(near[row], wanted)[:, : int(relevant.max())]
+        return places_by_keys(near[row], wanted)[:, : int(relevant.max())]
 
-    monkeypatch.setattr(retrieval, "_places", by_keys)  # what another device does instead
+    monkeypatch.setattr(retrieval, "places", by_keys)  # what another device does instead
     check(rank(z, labels, cameras=cameras), expected, count)
 
 
@@ -338,26 +339,6 @@ def test_distances_that_round_alike_go_by_position(relevant: int, tied: int, bef
     assert found.first.tolist() == place[:1]
     expected = sum(k / at for k, at in enumerate(place, 1)) / relevant
     assert found.average_precision.item() == pytest.approx(expected)
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 1e-30, 0.5, 1.0, 1.5, 2.0]) | st.floats(0, 4, width=32), min_size=2),
-    st.data(),
-    st.sampled_from([0, 2, 10, 1000]),
-)
-@settings(deadline=None)
-def test_places_are_those_of_a_sorted_list(values: list[float], data: st.DataObject, few: int) -> None:
-    chosen = st.sets(st.integers(0, len(values) - 1), min_size=1)
-    ranking = sorted(range(len(values)), key=lambda i: (values[i], i))
-    wanted = sorted(data.draw(chosen))
-    expected = sorted(ranking.index(i) + 1 for i in wanted)
-    near, position = torch.tensor(values).abs(), torch.tensor(wanted)
-    keys = retrieval._keys(near[position], position).sort().values
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retrieval, "_FEW", few)
-        assert retrieval._places_of_one(near.numpy(), keys.numpy()).tolist() == expected
-    # What another device does instead.
-    assert retrieval._places_by_keys(near[None], keys[None].flip(1))[0].tolist() == expected
 
 
 def test_labels_are_names_and_not_positions() -> None:
@@ -548,141 +529,8 @@ def test_memory_stays_within_the_budget() -> None:
     assert peaks[-1] > 4 * 4_000**2
 
 
-def broken(value: float) -> Tensor:
-    z = torch.eye(4)
-    z[2, 1] = value
-    return z
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_broken_embeddings(value: float) -> None:
-    labels = torch.tensor([0, 0, 1, 1])
-    for call in (rank, retrieval_scores, nmi):
-        with pytest.raises(BrokenEmbeddingsError, match=r"1 of 4 embeddings of .* hold NaN, infinity"):
-            call(broken(value), labels)
-    with pytest.raises(BrokenEmbeddingsError, match="1 of 4 embeddings of queries hold NaN"):
-        rank(torch.eye(4), labels, broken(value), labels)
-    with pytest.raises(BrokenEmbeddingsError, match="1 of 4 embeddings of queries hold NaN"):
-        distances(broken(value), torch.eye(4))
-
-
-EYE, FOUR = torch.eye(4), torch.tensor([0, 0, 1, 1])
-
-
-@pytest.mark.parametrize(
-    ("args", "more", "message"),
-    [
-        ((EYE[0], FOUR), {}, r"the gallery has shape \(4,\); it must be \(N, D\), a row for each image"),
-        ((EYE[:0], FOUR[:0]), {}, r"the gallery has shape \(0, 4\); it must be \(N, D\)"),
-        ((EYE.long(), FOUR), {}, "the gallery must be a tensor of floats, not torch.int64"),
-        ((EYE.tolist(), FOUR), {}, "the gallery must be a tensor of floats, not list"),
-        ((EYE, FOUR[:3]), {}, r"labels have shape \(3,\) for 4 images"),
-        ((EYE, FOUR.float()), {}, "labels must be a tensor of integers, not torch.float32"),
-        ((EYE, torch.arange(4)), {}, "no two of the 4 images share a class; no query has an answer to find"),
-        ((EYE, FOUR, EYE[:2]), {}, "queries have no query_labels: pass one class for each"),
-        ((EYE, FOUR, EYE[:, :2], FOUR), {}, r"queries have shape \(4, 2\) and the gallery \(4, 4\)"),
-        ((EYE, FOUR, EYE[0], FOUR), {}, r"queries has shape \(4,\); it must be \(N, D\)"),
-        ((EYE, FOUR, EYE, FOUR[:2]), {}, r"labels have shape \(2,\) for 4 images"),
-        (
-            (EYE, FOUR, EYE[:1], FOUR[:1] + 9),
-            {},
-            "none of the 1 queries has an image of its class in the gall",
-        ),
-        (
-            (EYE, FOUR),
-            {"query_labels": FOUR},
-            "query_labels, own and query_cameras describe queries, and none are given",
-        ),
-        (
-            (EYE, FOUR),
-            {"own": FOUR},
-            "query_labels, own and query_cameras describe queries, and none are given",
-        ),
-        ((EYE, FOUR, EYE, FOUR), {"own": FOUR[:2]}, r"own is torch.int64 of shape \(2,\) for 4 queries"),
-        (
-            (EYE, FOUR, EYE, FOUR),
-            {"own": FOUR.float()},
-            r"own is torch.float32 of shape \(4,\) for 4 queries",
-        ),
-        ((EYE, FOUR, EYE, FOUR), {"own": FOUR + 3}, "own holds 4; positions in a gallery of 4 are 0 to 3"),
-        ((EYE, FOUR, EYE, FOUR), {"own": FOUR - 2}, "own holds -2; positions in a gallery of 4 are 0 to 3"),
-        ((EYE, FOUR), {"query_cameras": FOUR}, "query_cameras describe queries, and none are given"),
-        (
-            (EYE, FOUR, EYE, FOUR),
-            {"cameras": FOUR},
-            "^cameras are given and query_cameras are not: pass both, or none",
-        ),
-        (
-            (EYE, FOUR, EYE, FOUR),
-            {"query_cameras": FOUR},
-            "^query_cameras are given and cameras are not: pass both, or none",
-        ),
-        (
-            (EYE, FOUR),
-            {"cameras": FOUR[:3]},
-            r"^cameras are torch.int64 of shape \(3,\); they must be integers of shape \(4,\), a camera",
-        ),
-        (
-            (EYE, FOUR, EYE[:2], FOUR[:2]),
-            {"cameras": FOUR, "query_cameras": FOUR[:2].float()},
-            r"^query_cameras are torch.float32 of shape \(2,\); they must be integers of shape \(2,\)",
-        ),
-        (
-            (EYE, FOUR, EYE[:1], FOUR[:1] + 9),
-            {"cameras": FOUR, "query_cameras": FOUR[2:3]},
-            "none of the 1 queries has an image of its class in the gallery",
-        ),
-        (
-            (EYE, FOUR, EYE[:1], FOUR[:1]),
-            {"cameras": FOUR, "query_cameras": FOUR[:1]},
-            "none of the 1 queries has an image of its class in the gallery",
-        ),
-        ((EYE, FOUR), {"memory": 1000}, "memory=1000 bytes cannot rank 4 images for 4 queries; it takes at"),
-        ((EYE, FOUR), {"memory": "2 GB"}, "memory='2 GB' bytes cannot rank 4 images"),
-    ],
-)
-def test_bad_input(args: tuple[Any, ...], more: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rank(*args, **more)
-
-
-@pytest.mark.parametrize("k", [0, -1, 1.5, True, "1"])
-def test_k_counts_from_1(k: Any) -> None:
-    with pytest.raises(ValueError, match=f"k must be a whole number, 1 or more, not {k!r}"):
-        rank(EYE, FOUR).recall(k)
-    with pytest.raises(ValueError, match="k must be a whole number"):
-        retrieval_scores(EYE, FOUR, ks=(1, k), nmi=False)
-
-
 def test_a_single_class_is_found_at_once() -> None:
     assert rank(torch.eye(3), torch.tensor([4, 4, 4])).recall(1) == 100
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"first": torch.tensor([1])}, r"first has shape \(1,\); it must be \(2,\), as query"),
-        ({"first": torch.tensor([1, 0])}, "first holds the rank 0; ranks are counted from 1"),
-        ({"query": torch.tensor([3, 1])}, "query must be ascending positions, each once"),
-        ({"query": torch.tensor([1, 1])}, "query must be ascending positions, each once"),
-        ({"average_precision": torch.tensor([0.5, 1.5])}, r"must be in \[0, 1\], not from 0.5 to 1.5"),
-        ({"average_precision_at_r": torch.tensor([0.5, torch.nan])}, r"average_precision_at_r must be in"),
-        ({"left_out": -1}, "left_out must be a count of queries, 0 or more, not -1"),
-    ],
-)
-def test_a_ranking_checks_itself(change: dict[str, Any], message: str) -> None:
-    good = {
-        "query": torch.tensor([1, 3]),
-        "first": torch.tensor([1, 2]),
-        "average_precision": torch.tensor([1.0, 0.5]),
-        "average_precision_at_r": torch.tensor([1.0, 0.0]),
-        "left_out": 0,
-    }
-    assert Ranking(**good).recall(1) == 50  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=message):
-        Ranking(**{**good, **change})
-    with pytest.raises(ValueError, match="a ranking without queries has no scores"):
-        Ranking(torch.empty(0), torch.empty(0), torch.empty(0), torch.empty(0), 3)
 
 
 @pytest.mark.usefixtures("every_warning")

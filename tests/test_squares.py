@@ -11,10 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from robustmetric import squares
-from robustmetric.squares import Squares, distances, square_distance
+from robustmetric.squares import (
+    Squares,
+    distances,
+    keys_of,
+    keys_of_row,
+    positions_of,
+    square_distance,
+    squares_of,
+)
 
 # What other processors' kernels add in another order: see the Makefile.
 KERNELS = [
@@ -124,6 +134,7 @@ print(hashlib.sha256(b"".join(f.numpy().tobytes() for f in found)).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_same_bits_come_out_of_every_kernel() -> None:
     seen = set()
     for threads, kernel in [(1, KERNELS[0]), (2, KERNELS[0]), (1, KERNELS[1]), (2, KERNELS[2])]:
@@ -138,3 +149,14 @@ def test_the_same_bits_come_out_of_every_kernel() -> None:
         )
         seen.add(done.stdout)
     assert len(seen) == 1
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-45, 1e-30, 1.0, 2.0, 4.0, math.inf]) | st.floats(0, 4, width=32)))
+def test_keys_are_in_the_order_of_distance_and_then_position(values: list[float]) -> None:
+    ranking = sorted(range(len(values)), key=lambda i: (values[i], i))
+    square = torch.tensor(values, dtype=torch.float32).abs()
+    keys = keys_of(square, torch.arange(len(values)))
+    assert keys.argsort().tolist() == ranking
+    assert keys_of_row(square.numpy()).tolist() == keys.tolist()
+    assert positions_of(keys).tolist() == list(range(len(values)))
+    assert np.array_equal(squares_of(keys.numpy()), square.numpy())

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from decimal import Decimal
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,8 +22,10 @@ from torch import Tensor, nn
 import robustmetric as rm
 from robustmetric.triplets import (
     SAMPLERS,
+    Batch,
     Distance,
     Hardest,
+    Mined,
     Random,
     Sampler,
     Semihard,
@@ -31,6 +33,8 @@ from robustmetric.triplets import (
     Triplets,
     check_classes,
     check_labels,
+    check_sampler,
+    draw_triplets,
     find_anchors,
 )
 
@@ -193,7 +197,7 @@ def draw(
     """The triplets (draws, anchors, 3) of many draws from one generator."""
     g = torch.Generator().manual_seed(seed)
     with torch.inference_mode():
-        stacked = [sampler(dist, labels, generator=g, dim=dim).stack() for _ in range(draws)]
+        stacked = [sampler(Batch(dist, labels, dim), generator=g).stack() for _ in range(draws)]
     drawn: NDArray[np.int64] = torch.stack(stacked).numpy()
     return drawn
 
@@ -353,7 +357,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[list[float]]]:
 def test_any_layout(batch: tuple[list[int], list[list[float]]], letter: str, seed: int, dim: int) -> None:
     labels, dist = batch
     g = torch.Generator().manual_seed(seed)
-    drawn = make(letter, 0.5)(torch.tensor(dist), torch.tensor(labels), generator=g, dim=dim)
+    drawn = make(letter, 0.5)(Batch(torch.tensor(dist), torch.tensor(labels), dim), generator=g)
     assert isinstance(drawn, Triplets)
     triplets = drawn.stack().tolist()
     assert [a for a, _, _ in triplets] == list(anchors_and_partners(labels))
@@ -373,7 +377,7 @@ def test_h_equals_the_loop(seed: int) -> None:
     pairs = torch.randint(0, 6, (20,), generator=g).repeat_interleave(2)
     for labels in (pairs, torch.randint(0, 6, (37,), generator=g)):
         for dist, _ in (of_quarters(labels.tolist(), seed, lowest=0), of_points(labels.tolist(), seed)):
-            drawn = Hardest()(dist, labels, generator=g)
+            drawn = Hardest()(Batch(dist, labels, DIM), generator=g)
             wanted = oracle("H", dist.tolist(), labels.tolist(), dim=DIM, margin=0.2)
             assert drawn.anchor.tolist() == list(wanted)
             assert drawn.negative.tolist() == [next(iter(c))[1] for c in wanted.values()]
@@ -391,7 +395,7 @@ def test_random_numbers_at_the_ends(letter: str, number: float, monkeypatch: pyt
         dist, labels = batch()
         for order in (torch.arange(len(labels)), torch.arange(len(labels)).flip(0)):
             d, y = dist[order][:, order], labels[order]
-            drawn = make(letter, MARGIN[name])(d, y, generator=torch.Generator(), dim=DIM)
+            drawn = make(letter, MARGIN[name])(Batch(d, y, DIM), generator=torch.Generator())
             sets = "R" if letter == "D" else letter  # D may draw any of another class, some all but never
             allowed = oracle(sets, d.tolist(), y.tolist(), dim=DIM, margin=MARGIN[name])
             assert all((p, n) in allowed[a] for a, p, n in drawn.stack().tolist())
@@ -406,7 +410,7 @@ def test_only_the_generator_decides(letter: str, labels: list[int]) -> None:
 
     def drawn(seed: int) -> list[list[int]]:
         g = torch.Generator().manual_seed(seed)
-        rows = [make(letter)(dist, y, generator=g, dim=DIM).stack() for _ in range(20)]
+        rows = [make(letter)(Batch(dist, y, DIM), generator=g).stack() for _ in range(20)]
         listed: list[list[int]] = torch.cat(rows).tolist()
         return listed
 
@@ -420,13 +424,13 @@ def test_only_the_generator_decides(letter: str, labels: list[int]) -> None:
 
 def test_labels_of_any_integer_type() -> None:
     dist, labels = of_points(SHARED, 9)
-    wanted = Softhard()(dist, labels, generator=torch.Generator().manual_seed(0)).stack()
+
+    def drawn(labels: Tensor) -> Tensor:
+        return Softhard()(Batch(dist, labels, DIM), generator=torch.Generator().manual_seed(0)).stack()
+
     for kind in (torch.int32, torch.uint8, torch.int16):
-        drawn = Softhard()(dist, labels.to(kind), generator=torch.Generator().manual_seed(0)).stack()
-        assert torch.equal(drawn, wanted)
-    apart = torch.tensor([-5, 10**12, 7, 3])[labels]
-    drawn = Softhard()(dist, apart, generator=torch.Generator().manual_seed(0)).stack()
-    assert torch.equal(drawn, wanted)
+        assert torch.equal(drawn(labels.to(kind)), drawn(labels))
+    assert torch.equal(drawn(torch.tensor([-5, 10**12, 7, 3])[labels]), drawn(labels))
 
 
 @pytest.mark.parametrize(
@@ -459,10 +463,10 @@ def mean_hardness(z: Tensor, labels: NDArray[np.int64], *, batches: int = 60) ->
         for a in rng.permutation(len(labels))[:56]:
             same = mates[labels[a]]
             batch += [int(a), int(rng.choice(same[same != a]))]
-        dist, y = rm.cross_distance(z[batch]), torch.tensor(labels[batch])
+        seen = Batch.of(z[batch], torch.tensor(labels[batch]))
         for letter in LETTERS:
-            drawn = SAMPLERS[letter]()(dist, y, generator=g, dim=z.shape[1])
-            total[letter] += drawn.hardness(dist).mean().item() / batches
+            drawn = SAMPLERS[letter]()(seen, generator=g)
+            total[letter] += drawn.hardness(seen.distances).mean().item() / batches
     return total
 
 
@@ -512,7 +516,7 @@ def test_order_of_table_1_on_digits() -> None:
     for _ in range(5):
         batch = torch.randperm(len(images), generator=g)[:112]
         z = rm.embed(model, images[batch])
-        drawn = Random()(rm.cross_distance(z.detach()), torch.tensor(labels)[batch], generator=g)
+        drawn = Random()(Batch.of(z, torch.tensor(labels)[batch]), generator=g)
         loss = (rm.hardness(z[drawn.anchor], z[drawn.positive], z[drawn.negative]) + 0.2).clamp_min(0).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -547,26 +551,35 @@ def test_labels_refused(labels: Tensor, count: int, parts: list[str]) -> None:
     with pytest.raises(ValueError, match=re.escape(parts[0])) as error:
         check(labels, count)
     assert all(part in str(error.value) for part in parts)
-    for letter in LETTERS:  # each sampler says the same
-        with pytest.raises(ValueError, match=re.escape(str(error.value))):
-            make(letter)(torch.zeros(count, count), labels, generator=torch.Generator(), dim=DIM)
+    with pytest.raises(ValueError, match=re.escape(str(error.value))):  # a batch says the same
+        Batch(torch.zeros(count, count), labels, DIM)
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4,), (1, 4, 4)])
-@pytest.mark.parametrize("letter", LETTERS)
-def test_distances_refused(letter: str, shape: tuple[int, ...]) -> None:
+def test_distances_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="square matrix") as error:
-        make(letter)(torch.zeros(shape), torch.tensor([0, 0, 1, 1]), generator=torch.Generator(), dim=DIM)
+        Batch(torch.zeros(shape), torch.tensor([0, 0, 1, 1]), DIM)
     assert str(shape) in str(error.value)
     assert "cross_distance(embeddings)" in str(error.value)
 
 
-def test_d_needs_dim() -> None:
-    dist, labels = of_points(PAIRS, 1)
+@pytest.mark.parametrize("dim", [None, 0, 4.0])
+def test_a_batch_knows_the_length_of_its_embeddings(dim: Any) -> None:
     with pytest.raises(
-        ValueError, match=re.escape("length of the embeddings, not None: pass dim=z.shape[1]")
+        ValueError, match=re.escape(f"length of the embeddings, not {dim}: pass dim=z.shape[1]")
     ):
-        Distance()(dist, labels, generator=torch.Generator())
+        Batch(*of_points(PAIRS, 1), dim)
+
+
+def test_a_batch_of_embeddings() -> None:
+    z = nn.functional.normalize(torch.randn(8, 5), dim=1).requires_grad_()
+    batch = Batch.of(z, torch.tensor(PAIRS))
+    assert torch.equal(batch.distances, rm.cross_distance(z.detach()))
+    assert not batch.distances.requires_grad
+    assert batch.dim == 5
+    mined = Mined.of(batch, Hardest(), torch.Generator())
+    for (a, p, n), hardness in zip(mined.triplets.stack().tolist(), mined.hardness.tolist(), strict=True):
+        assert hardness == pytest.approx((z[a] - z[p]).norm().item() - (z[a] - z[n]).norm().item(), abs=1e-6)
 
 
 def test_labels_accepted() -> None:
@@ -574,21 +587,70 @@ def test_labels_accepted() -> None:
     labels = torch.tensor([1, 0, 1])
     check_labels(labels, 3)
     for letter in LETTERS:
-        drawn = make(letter)(torch.ones(3, 3), labels, generator=torch.Generator(), dim=DIM)
+        drawn = make(letter)(Batch(torch.ones(3, 3), labels, DIM), generator=torch.Generator())
         assert drawn.stack().tolist() == [[0, 2, 1], [2, 0, 1]]
 
 
-@pytest.mark.parametrize("letter", LETTERS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_distances_must_be_finite(letter: str, value: float) -> None:
+def test_distances_must_be_finite(value: float) -> None:
     dist, labels = of_points(PAIRS, 1)
     dist = dist.clone()
     dist[0, 3] = value
     with pytest.raises(ValueError, match="distances hold NaN or infinity: look at the embeddings"):
-        SAMPLERS[letter]()(dist, labels, generator=torch.Generator(), dim=4)
+        Batch(dist, labels, DIM)
 
 
 @pytest.mark.parametrize("margin", [0, -0.2, 2.5, float("nan"), "0.2", True])
 def test_a_margin_must_fit_the_sphere(margin: float) -> None:
     with pytest.raises(ValueError, match=re.escape(f"margin must be in (0, 2], not {margin!r}")):
         Semihard(margin=margin)
+
+
+# --- A sampler of the user's own: what it must return.
+
+
+def t(*positions: float) -> Tensor:
+    return torch.tensor(positions)
+
+
+@pytest.mark.parametrize(
+    ("returned", "parts"),
+    [
+        (None, ["NoneType", "Triplets(anchor, positive, negative)"]),
+        ((t(0), t(1), t(2)), ["a tuple", "Triplets(anchor, positive, negative)"]),
+        (Triplets([0], t(1), t(2)), ["a list as anchor", "(T,) of torch.int64"]),  # type: ignore[arg-type]
+        (Triplets(t(0), t(1.0), t(2)), ["torch.float32 of shape (1,) as positive", "torch.int64"]),
+        (Triplets(t(0), t(1), t(2).int()), ["torch.int32 of shape (1,) as negative", "torch.int64"]),
+        (Triplets(t(0) > 0, t(1), t(2)), ["torch.bool", "torch.int64"]),
+        (Triplets(t(0)[0], t(1), t(2)), ["torch.int64 of shape () as anchor", "(T,)"]),
+        (Triplets(t(0)[:0], t(1)[:0], t(2)[:0]), ["of shape (0,)", "T at least 1"]),
+        (Triplets(t(0, 2), t(1, 3), t(2)), ["2, 2, 1 anchors, positives and negatives", "as many of each"]),
+        (Triplets(t(0), t(1), t(8)), ["positions from 0 to 8", "from 0 to 7", "8 images"]),
+        (Triplets(t(-1), t(1), t(2)), ["positions from -1 to 2", "from 0 to 7"]),
+        (Triplets(t(0, 2), t(1, 2), t(2, 0)), ["an anchor as its own positive", "triplet 1 is [2, 2, 0]"]),
+        (Triplets(t(0), t(3), t(2)), ["a positive of another class", "triplet 0 is [0, 3, 2]"]),
+        (Triplets(t(0, 4), t(1, 5), t(2, 5)), ["a negative of its anchor's class", "triplet 1 is [4, 5, 5]"]),
+    ],
+)
+def test_a_sampler_that_returns_no_triplets_of_its_batch_is_told(returned: Any, parts: list[str]) -> None:
+    class Mine:
+        def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+            drawn: Triplets = returned
+            return drawn
+
+    with pytest.raises(rm.UserError, match="the sampler Mine returned") as error:
+        draw_triplets(Mine(), Batch(*of_points(PAIRS, 1), DIM), generator=torch.Generator())
+    assert all(part in str(error.value) for part in parts)
+
+
+def test_a_sampler_that_cannot_be_called_is_told() -> None:
+    class Before:
+        def __call__(self, dist: Tensor, labels: Tensor, *, generator: torch.Generator) -> Triplets:
+            return Triplets(dist, dist, dist)
+
+    for wrong in ("S", 3, Softhard):
+        with pytest.raises(rm.UserError, match=r"called with \(batch, \*, generator\), not "):
+            check_sampler(wrong)
+    with pytest.raises(rm.UserError, match=r"Before takes \(dist, labels, .*must take \(batch, \*"):
+        check_sampler(Before())
+    check_sampler(lambda batch, generator: None)

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from robustmetric.attacks import attack
     from robustmetric.defenses import Defense, Step, defense
     from robustmetric.distance import cross_distance, embed, hardness
-    from robustmetric.evaluation import Record, ers, evaluate, load_record
+    from robustmetric.evaluation import Plan, Record, ers, evaluate, load_record
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
     from robustmetric.registry import register
+    from robustmetric.training.runs import load_run
     from robustmetric.triplets import Triplets
     from robustmetric.validate import UserError
 
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Budget",
     "Defense",
+    "Plan",
     "Record",
     "Step",
     "Triplets",
@@ -44,6 +46,7 @@ __all__ = [
     "evaluate",
     "hardness",
     "load_record",
+    "load_run",
     "load_weights",
     "model",
     "register",
@@ -57,13 +60,13 @@ _FROM = {
     "data": (),
     "defenses": ("Defense", "Step", "defense"),
     "distance": ("cross_distance", "embed", "hardness"),
+    "evaluation": ("Plan", "Record", "ers", "evaluate", "load_record"),
     "losses": ("triplet_loss",),
     "models": ("load_weights", "model", "save_weights"),
     "perturb": ("Budget",),
     "registry": ("register",),
     "retrieval": (),
-    "evaluation": ("Record", "ers", "evaluate", "load_record"),
-    "training": (),
+    "training": ("load_run",),
     "triplets": ("Triplets",),
     "validate": ("UserError",),
 }

@@ -9,11 +9,11 @@ from robustmetric.validate import UserError
 
 
 class BrokenEmbeddingsError(UserError):
-    """Embeddings, or gradients of images, that are no numbers or zero: the network has diverged or died."""
+    """Embeddings, gradients or a loss that are NaN, infinite or zero: the network has diverged or died."""
 
 
 def embed(model: nn.Module, images: Tensor) -> Tensor:
-    """Run a network and put its vectors on the unit sphere: (N, …) images to (N, D) embeddings.
+    """Run a network `model` and return its vectors on the unit sphere: (N, …) `images` to (N, D) embeddings.
 
     The network may return vectors of any length: they are normalised here, in at least single precision.
 
@@ -60,7 +60,9 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def pair_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Euclidean distance row by row: (T, D) and (T, D) to (T,); its gradient at zero distance is zero.
+    """Return the Euclidean distance (T,) of `x` (T, D) to `y` (T, D), row by row.
+
+    Its gradient at zero distance is zero.
 
     >>> pair_distance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
     tensor([1.4142])
@@ -70,7 +72,7 @@ def pair_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def cross_distance(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """Euclidean distance of all rows to all rows: (N, D) and (M, D) to (N, M); `y` defaults to `x`.
+    """Return the Euclidean distance (N, M) of all rows of `x` (N, D) to all of `y` (M, D), by default `x`.
 
     The matrix product runs in double precision, because in single precision its rounding would swallow
     distances below 1e-3; the result has the type of `x`.
@@ -91,7 +93,9 @@ def cross_distance(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def hardness(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """Hardness H = d(a, p) − d(a, n) of triplets of embeddings: three (T, D) to (T,), each in [−2, 2].
+    """Return the hardness H = d(a, p) − d(a, n) (T,) of triplets, each in [−2, 2].
+
+    `anchor`, `positive` and `negative` are their (T, D) embeddings.
 
     >>> a, p, n = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([[-1.0, 0.0]])
     >>> hardness(a, p, n)
@@ -101,7 +105,7 @@ def hardness(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest float a device has: double precision, single on Apple's GPUs.
+    """Return the widest float that a `device` has: double precision, single on Apple's GPUs.
 
     >>> wide_dtype(torch.device("cpu"))
     torch.float64

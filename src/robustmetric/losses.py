@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from robustmetric.distance import hardness
-from robustmetric.registry import lookup, parameters
-from robustmetric.validate import UserError, is_number
+from robustmetric.distance import BrokenEmbeddingsError, hardness
+from robustmetric.registry import Registry, lookup, parameters, registry
+from robustmetric.validate import UserError, check_signature, is_number
 
 
 def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.2) -> Tensor:
-    """Mean of max(0, d(a, p) − d(a, n) + margin) over triplets of embeddings: three (T, D) to a scalar.
+    """Return the mean of max(0, d(a, p) − d(a, n) + margin) over triplets, a scalar.
+
+    `anchor`, `positive` and `negative` are their (T, D) embeddings, `margin` is γ.
 
     >>> import torch
     >>> a, p, n = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
@@ -25,7 +27,7 @@ def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: flo
 
 
 def hinge(hardness: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, H + margin) over the hardness (T,) of triplets.
+    """Return the mean of max(0, H + margin) over the `hardness` (T,) of triplets; `margin` is γ.
 
     >>> import torch
     >>> hinge(torch.tensor([-0.5, 0.1]), 0.2)
@@ -35,7 +37,11 @@ def hinge(hardness: Tensor, margin: float) -> Tensor:
 
 
 class Roles(NamedTuple):
-    """The anchor, positive and negative of a term, and whether all three are of one class."""
+    """The `anchor`, `positive` and `negative` of a term; `intra_class` says if all three are of one class.
+
+    >>> ROLES["ICS"]
+    Roles(anchor='a', positive='a~', negative='p', intra_class=True)
+    """
 
     anchor: str
     positive: str
@@ -43,8 +49,7 @@ class Roles(NamedTuple):
     intra_class: bool
 
 
-# a, p, n benign; ã, p̃, ñ (written with a tilde behind) perturbed.
-TERMS: dict[str, Roles] = {
+ROLES: dict[str, Roles] = {
     "ICS": Roles("a", "a~", "p", True),
     "L(a,a~,p~)": Roles("a", "a~", "p~", True),
     "L(p,p~,a)": Roles("p", "p~", "a", True),
@@ -52,6 +57,98 @@ TERMS: dict[str, Roles] = {
     "L(a,p,n~)": Roles("a", "p", "n~", False),
     "L(a,p,n)": Roles("a", "p", "n", False),
 }
+"""The paper's terms; a, p, n are benign, ã, p̃, ñ (written with a tilde behind) perturbed."""
+
+SEXTUPLET = ("a", "p", "n", "a~", "p~", "n~")
+"""The six roles that a term may take."""
+
+
+class Term(Protocol):
+    """Something to add to the adversarial triplet loss of HM, from the sextuplet (a, p, n, ã, p̃, ñ).
+
+    A term of your own is found by a name in ``HM[S,LGA]&name`` once it is registered with
+    ``robustmetric.register("term", name)``. If it has a `kind`, it is logged as ``loss/KIND``; else by the
+    name it is registered or defined under.
+
+    >>> class Pull:
+    ...     roles = ("a", "a~")
+    ...     def __call__(self, embeddings, *, margin):
+    ...         return (embeddings["a"] - embeddings["a~"]).square().sum(1).mean()
+    >>> check_term(Pull())
+    """
+
+    @property
+    def roles(self) -> Collection[str]:
+        """Which of a, p, n, a~, p~ and n~ it takes."""
+        ...
+
+    def __call__(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
+        """Return the term, a scalar, from the (T, D) `embeddings` of its roles; `margin` is γ."""
+        ...
+
+
+TERMS: Registry[Term] = registry("term")
+"""The terms that may stand behind & in a defense's name."""
+
+
+def check_term(term: object) -> None:
+    """Refuse a `term` that cannot be called or does not name its roles.
+
+    >>> check_term(0.5)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: the term 0.5 is a float; it must be an object with roles that is called ...
+    """
+    if isinstance(term, type) or not callable(term) or not hasattr(term, "roles"):
+        raise UserError(
+            f"the term {term!r} is a {type(term).__name__}; it must be an object with roles that is called "
+            "with (embeddings, *, margin), such as SextupletTerm"
+        )
+    call = term.forward if isinstance(term, nn.Module) else term
+    check_signature(f"{type(term).__name__}.__call__", call, "embeddings, *, margin")
+    roles = term.roles
+    listed = isinstance(roles, Collection) and not isinstance(roles, str)
+    if not listed or not roles or any(role not in SEXTUPLET for role in roles):
+        raise UserError(
+            f"{type(term).__name__}.roles is {roles!r}; it must list some of {', '.join(SEXTUPLET)}, such as "
+            "('a', 'a~')"
+        )
+
+
+def term_loss(term: Term, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
+    """Return a `term` of the (T, D) `embeddings` of each role; `margin` is γ. All but a scalar is refused.
+
+    >>> import torch
+    >>> embeddings = {"a": torch.eye(2), "a~": -torch.eye(2), "p": torch.eye(2)}
+    >>> term_loss(SextupletTerm("ICS"), embeddings, margin=0.2)
+    tensor(1.)
+    """
+    found = term(embeddings, margin=margin)
+    check_loss(f"{type(term).__name__}.__call__", found)
+    return found
+
+
+def check_loss(who: str, loss: object) -> None:
+    """Refuse a `loss` that is no scalar of torch or no number; `who` is the method that returned it.
+
+    >>> import torch
+    >>> check_loss("Mine.step", torch.ones(2))
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: Mine.step returned a loss of torch.float32 of shape (2,); it must be a scalar ...
+    """
+    if not isinstance(loss, Tensor) or not loss.is_floating_point() or loss.ndim > 0:
+        found = f"that is a {type(loss).__name__}"
+        if isinstance(loss, Tensor):
+            found = f"of {loss.dtype} of shape {tuple(loss.shape)}"
+        raise UserError(
+            f"{who} returned a loss {found}; it must be a scalar floating-point tensor: take its mean()"
+        )
+    if not loss.isfinite():
+        raise BrokenEmbeddingsError(
+            f"{who} returned the loss {loss.item()}; it must be a number: look for a square root, logarithm "
+            "or division whose value or gradient is infinite, or lower the learning rate"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,8 +156,8 @@ class SextupletTerm:
     """A weighted triplet loss within the sextuplet (a, p, n, ã, p̃, ñ), added to the adversarial loss.
 
     "ICS" is intra-class structure, L(a, ã, p); the paper's supplement names the others: L(a,ã,p̃),
-    L(p,p̃,a), L(a,ã,ñ), L(a,p,ñ) and L(a,p,n), which mixes in regular training. The weight λ is 0.5 unless
-    given; the margin is 0 within a class and the defense's γ otherwise.
+    L(p,p̃,a), L(a,ã,ñ), L(a,p,ñ) and L(a,p,n), which mixes in regular training. `kind` is one of
+    these; `weight` is λ, 0.5 unless given; `margin` is by default 0 within a class, else the defense's γ.
 
     >>> SextupletTerm("ICS", weight=0.05).name
     'ICS(λ=0.05)'
@@ -71,15 +168,15 @@ class SextupletTerm:
     margin: float | None = None
 
     def __post_init__(self) -> None:
-        lookup("sextuplet term", self.kind, TERMS)
+        lookup("sextuplet term", self.kind, ROLES)
         for symbol, value in (("λ", self.weight), ("γ", self.margin)):
             if value is not None and not (is_number(value) and value >= 0):
                 raise UserError(f"{symbol} of {self.kind} must be a number of at least 0, not {value}")
 
     @property
-    def roles(self) -> Roles:
-        """Which of the six embeddings the term takes."""
-        return TERMS[self.kind]
+    def roles(self) -> tuple[str, str, str]:
+        """The anchor, positive and negative of the term."""
+        return ROLES[self.kind][:3]
 
     @property
     def name(self) -> str:
@@ -91,8 +188,8 @@ class SextupletTerm:
         return f"{kind[:-1]},{listed})" if kind.endswith(")") else f"{kind}({listed})"
 
     def __call__(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
-        """Return the weighted term, a scalar, from the (T, D) embeddings of each role; `margin` is γ."""
-        anchor, positive, negative, intra_class = self.roles
+        """Return the weighted term, a scalar, from the (T, D) `embeddings` of its roles; `margin` is γ."""
+        anchor, positive, negative, intra_class = ROLES[self.kind]
         default = 0.0 if intra_class else margin
         loss = triplet_loss(
             embeddings[anchor],
@@ -101,3 +198,7 @@ class SextupletTerm:
             margin=default if self.margin is None else self.margin,
         )
         return (0.5 if self.weight is None else self.weight) * loss
+
+
+for _kind in ROLES:
+    TERMS.register(_kind, kind=_kind)(SextupletTerm)

@@ -34,14 +34,19 @@ class Budget:
     def __post_init__(self) -> None:
         if not (is_number(self.eps) and 0 <= self.eps <= 1):
             raise UserError(
-                f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255"
+                f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255",
+                parameter="eps",
             )
         if not (is_number(self.alpha) and 0 < self.alpha <= 1):
             raise UserError(
-                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is 1/255"
+                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is "
+                "1/255",
+                parameter="alpha",
             )
         if not (is_number(self.steps, Integral) and self.steps >= 1):
-            raise UserError(f"steps must be a whole number of at least 1, not {self.steps!r}")
+            raise UserError(
+                f"steps must be a whole number of at least 1, not {self.steps!r}", parameter="steps"
+            )
 
     @property
     def stride(self) -> float:
@@ -50,7 +55,7 @@ class Budget:
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not a batch (N, C, H, W) of floating-point images in [0, 1].
+    """Refuse `images` that are not a batch (N, C, H, W) of floating-point numbers in [0, 1].
 
     >>> check_images(torch.full((1, 1, 2, 2), 255.0))
     Traceback (most recent call last):
@@ -88,7 +93,7 @@ def _to_floats(images: object) -> str:
 
 
 def _channels_last(images: Tensor) -> bool:
-    """Tell whether the 1 or 3 channels of a batch are its last axis, where its width should be."""
+    """Return whether the 1 or 3 channels of a batch are its last axis, where its width should be."""
     _, second, third, last = images.shape
     return last in (1, 3) and second > 3 and third > 3
 
@@ -105,7 +110,7 @@ def _to_batch(images: Tensor) -> str:
 
 
 def project(x: Tensor, origin: Tensor, eps: float) -> Tensor:
-    """Bring `x` back to within `eps` of `origin` and to within [0, 1]; all of one shape.
+    """Return `x` brought back to within `eps` of `origin` and to within [0, 1]; all of one shape.
 
     >>> project(torch.tensor([0.9, -0.2]), torch.tensor([0.5, 0.1]), 0.25)
     tensor([0.7500, 0.0000])
@@ -115,7 +120,7 @@ def project(x: Tensor, origin: Tensor, eps: float) -> Tensor:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Hold a network in evaluation mode, its parameters without gradients; restore each module and parameter.
+    """Hold a `model` in evaluation mode, its parameters without gradients; restore each module and parameter.
 
     Modes are kept module by module, so that a BatchNorm that was frozen in a network in training stays so.
 
@@ -157,12 +162,12 @@ def pgd(
     start: Tensor | None = None,
     gradient: Gradient | None = None,
 ) -> Tensor:
-    """Minimise an objective row by row over the perturbations that a budget allows; return the moved (T, …).
+    """Return `x` (T, …) moved to where an `objective` is least, row by row, as far as a `budget` allows.
 
     Each step goes `budget.stride` against the sign of the gradient of `x`, then back into the budget. A row
     whose gradient is zero everywhere would stay where it is for ever: it drops out of the computation. The
-    descent begins at `x`, or at `start` projected into the budget. `gradient` replaces differentiation. Call
-    it inside `frozen(model)`.
+    descent begins at `x`, or at `start` (T, …) projected into the budget. `gradient` replaces
+    differentiation. Call it inside `frozen(model)`.
 
     >>> x = torch.tensor([[0.5], [0.5]])
     >>> wanted = torch.tensor([[0.52], [0.9]])
@@ -201,7 +206,7 @@ def pgd(
 
 
 def differentiate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
-    """Take the gradient of an objective at points (R, …), each row's value by its own row.
+    """Return the gradient (R, …) of an `objective` at a `point` (R, …), whose `rows` (R,) are positions in x.
 
     >>> differentiate(lambda x, rows: x.square().sum(1), torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
     tensor([[2., 4.]])

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from robustmetric.places import places
 from robustmetric.squares import (
     MOST_ROWS,
     Squares,
@@ -21,6 +20,7 @@ from robustmetric.squares import (
     check_embeddings,
     check_queries,
     distances,
+    keys_of,
 )
 from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError, is_number
@@ -31,8 +31,6 @@ __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
 _LEAST_ROWS = 8
 # Images on a side of a tile, where each pair of images is computed once but for the tiles on the diagonal.
 _TILE = 1024
-# Up to so many images it is faster to count what is nearer than each; above, to sort.
-_FEW = 10
 # Behind every key.
 _NONE = torch.iinfo(torch.long).max
 # Above this many classes k-means++ alone would take hours: see `nmi`.
@@ -81,7 +79,7 @@ class Ranking:
             raise UserError(f"left_out must be a count of queries, 0 or more, not {self.left_out!r}")
 
     def recall(self, k: int) -> float:
-        """R@K: the share of queries with a relevant image among the first `k`, in %."""
+        """Return R@K: the share of queries with a relevant image among the first `k`, in %."""
         if not is_number(k, Integral) or k < 1:
             raise UserError(f"k must be a whole number, 1 or more, not {k!r}: R@1 looks at the nearest image")
         return 100 * int((self.first <= k).sum()) / len(self.first)
@@ -99,13 +97,14 @@ def rank(
     query_cameras: Tensor | None = None,
     memory: int = 10**9,
 ) -> Ranking:
-    """Rank the (N, D) gallery with (N,) labels for each query, by distance and then by position.
+    """Return where queries find the images of their class in the (N, D) `gallery` with (N,) `labels`.
 
-    Without `queries`, each image queries all others: query i is left out of its own ranking by its index, and
-    copies of it stay. With (Q, D) `queries` and (Q,) `query_labels`, each ranks the whole gallery but for its
-    `own` (Q,) position in it, −1 for none. Embeddings are floats of any precision and length. With the
-    `cameras` (N,) that took the images, and those of the queries (Q,), an image of the query's class from
-    the query's camera is left out of its ranking: the rule of re-identification.
+    Images are ranked by distance and then by position. Without `queries`, each image queries all others:
+    query i is left out of its own ranking by its index, and copies of it stay. With (Q, D) `queries` and (Q,)
+    `query_labels`, each ranks the whole gallery but for its `own` (Q,) position in it, −1 for none.
+    Embeddings are floats of any precision and length. With the `cameras` (N,) that took the images, and the
+    `query_cameras` (Q,) of the queries, an image of the query's class from the query's camera is left out of
+    its ranking: the rule of re-identification.
 
     What is allocated beyond the embeddings stays below `memory` bytes; a smaller budget is slower and changes
     nothing else. The ranking is the same on every processor: see `robustmetric.squares`. On a device without
@@ -183,11 +182,12 @@ def retrieval_scores(
     nmi: bool = True,
     memory: int = 10**9,
 ) -> dict[str, float]:
-    """R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) embeddings with (N,) labels, all in %.
+    """Return R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) `embeddings` with (N,) `labels`, in %.
 
-    Each image queries all others, or, with `queries`, each query the embeddings: see `rank`. mAP is over the
-    whole ranking; a query without an answer is left out. NMI is that of the embeddings, whatever the queries;
-    `nmi=False` leaves it out, which saves most of the time where there are many classes.
+    Each image queries all others, or, with `queries` (Q, D) of `query_labels` (Q,), each query the
+    embeddings, within `memory` bytes: see `rank`. mAP is over the whole ranking; a query without an answer is
+    left out. NMI is that of the embeddings, whatever the queries; `nmi=False` leaves it out, which saves most
+    of the time where there are many classes.
 
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     >>> retrieval_scores(z, torch.tensor([0, 0, 1, 1]))
@@ -204,11 +204,11 @@ def retrieval_scores(
 
 @torch.no_grad()
 def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
-    """Compare the classes (N,) with as many k-means clusters of (N, D) embeddings: 1 if they agree.
+    """Return how well (N,) `labels` agree with as many k-means clusters of (N, D) `embeddings`: 1 at best.
 
     The mutual information is divided by the mean of both entropies. Up to 1,000 classes the clusters begin
-    with k-means++ and move until they rest. Above, where k-means++ would take hours, they begin at random
-    images and move 20 times at most. k-means holds two copies of the embeddings.
+    with k-means++ and move until they converge. Above, where k-means++ would take hours, they begin at random
+    images and move 20 times at most. The `seed` is that of k-means, which holds two copies of the embeddings.
 
     >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))
     1.0
@@ -289,12 +289,12 @@ class _Task:
 def _ranks(
     near: Tensor, row: Tensor, task: _Task, piece: Tensor, pool: ThreadPoolExecutor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return first rank and both average precisions (B,) of queries whose squares are in `near[row]` (B, N)."""
+    """Return first rank and both average precisions (B,) of queries with squares in `near[row]` (B, N)."""
     own, relevant = task.own[piece], task.relevant[piece]
     column = torch.arange(int(task.size[piece].max()), device=near.device)
     # Behind the end of its class a query looks at itself and at others' images: both are struck out.
     member = task.members[(task.begin[piece, None] + column).clamp_max(len(task.members) - 1)]
-    wanted = _keys(near[row[:, None], member], member)
+    wanted = keys_of(near[row[:, None], member], member)
     beyond = column >= task.size[piece, None]
     unseen = (task.cameras[member] == task.query_cameras[piece, None]) & ~beyond
     wanted.masked_fill_((member == own[:, None]) | beyond | unseen, _NONE)
@@ -302,7 +302,7 @@ def _ranks(
     query, place = unseen.nonzero(as_tuple=True)
     near[row[query], member[query, place]] = torch.inf
     del member, beyond, unseen
-    place = _places(near, row, wanted, relevant, pool)
+    place = places(near, row, wanted, relevant, pool)
     first = place[:, 0].clone()
     column = column[: place.shape[1]]
     count = relevant[:, None]
@@ -313,67 +313,13 @@ def _ranks(
     return first, average, precision.sum(1) / relevant
 
 
-def _places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: ThreadPoolExecutor) -> Tensor:
-    """Return the ranks (B, R) of the wanted keys in `near[row]` (B, N), ascending; may sort the keys."""
-    if near.device.type != "cpu":
-        return _places_by_keys(near[row], wanted)[:, : int(relevant.max())]
-    place = torch.ones(len(row), int(relevant.max()), dtype=torch.long)
-    squares, threads = near.numpy(), torch.get_num_threads()
-    tasks = list(zip(row.tolist(), relevant.tolist(), wanted.numpy(), place.numpy(), strict=True))
-
-    def fill(part: int) -> None:
-        for i, count, keys, into in tasks[part::threads]:
-            keys.sort()
-            into[:count] = _places_of_one(squares[i], keys[:count])
-
-    list(pool.map(fill, range(threads)))
-    return place
-
-
-def _places_of_one(near: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the ranks (R,) of the wanted keys, ascending, among a query's squares (N,).
-
-    numpy's vectorised sort is several times torch's, and takes half as long for squares as for keys: keys are
-    sorted only if many images are equally far.
-    """
-    square = (wanted >> 32).astype(np.int32).view(np.float32)
-    if len(wanted) <= _FEW:
-        place, unsure = np.empty(len(wanted), np.int64), np.arange(len(wanted))
-    else:
-        ordered = np.sort(near)
-        place = ordered.searchsorted(square) + 1
-        # If the next is as near, the positions decide.
-        unsure = np.flatnonzero(ordered.take(place, mode="clip") == square)
-        if len(unsure) > _FEW:
-            keys = near.view(np.int32).astype(np.int64)
-            keys <<= 32
-            keys |= np.arange(len(near))
-            keys.sort()
-            return keys.searchsorted(wanted) + 1
-    for i in unsure:
-        limit, position = square[i], wanted[i] & 0xFFFFFFFF
-        place[i] = np.count_nonzero(near[:position] <= limit) + np.count_nonzero(near[position:] < limit) + 1
-    return place
-
-
-def _places_by_keys(near: Tensor, wanted: Tensor) -> Tensor:
-    """Return the ranks (B, R), ascending, of the wanted keys in squares (B, N), in steps that suit a GPU."""
-    keys = _keys(near, torch.arange(near.shape[1], device=near.device))
-    return torch.searchsorted(keys.sort(dim=1).values, wanted.sort(dim=1).values).add_(1)
-
-
-def _keys(square: Tensor, position: Tensor) -> Tensor:
-    """Return the bits of each square above its image's position: unique, and ordered as the ranking is."""
-    return square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(position)
-
-
 def _side(images: int, dim: int) -> int:
     """Return how many images a tile has on a side."""
     return min(_TILE, block_width(images, dim))
 
 
 def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[int, bool]:
-    """Return how many queries to rank at once in so many bytes, and whether all squares of the gallery fit."""
+    """Return how many queries to rank at once within these bytes, whether the gallery's squares all fit."""
     images, dim = gallery.shape
     width, side = block_width(images, dim), _side(images, dim)
     # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery,
@@ -395,7 +341,9 @@ def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[in
 
 
 def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
-    """Refuse positions in a gallery that cannot be; return them (Q,), −1 for each if there are none.
+    """Return the positions `own` (Q,) in a gallery, −1 for each if none are given; refuse what cannot be.
+
+    `queries` and `images` are how many there are.
 
     >>> check_own(None, 2, 5)
     tensor([-1, -1])
@@ -416,7 +364,9 @@ def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
 
 
 def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
-    """Refuse cameras, of N images and of Q queries, that are not there for each.
+    """Refuse `cameras` (N,) of the images and `query_cameras` (Q,) that are not there for each.
+
+    `images` and `queries` are how many there are.
 
     >>> check_cameras(torch.tensor([0, 1]), None, 2, 2)
     Traceback (most recent call last):

@@ -1,4 +1,6 @@
-"""Squared distances to rank by: the same on every processor, whatever the block, the batch or the threads.
+"""Squared distances to rank by, and the order of what is equally far: the same on every processor.
+
+Whatever the block, the batch or the threads, a ranking is by distance and then by position.
 
 A matrix product rounds in an order of its own on each processor, and copies of an image by their place in it.
 It tells the distance of two points within a bound that holds for every order. Where the ends of that
@@ -9,7 +11,10 @@ of the fixed order, rounded once: copies of an image are equally far, and ties g
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +24,8 @@ from robustmetric.validate import UserError
 SAME = 1e-14
 """Squares up to this share of the largest squared length count as 0: the points are the same."""
 
+# The part of a key that is the position.
+_POSITION = 2**32 - 1
 # More queries at once make the product no faster.
 MOST_ROWS = 256
 # Numbers of the gallery in double precision at once, and images: what is small stays in the cache.
@@ -29,7 +36,7 @@ _AGAIN = 2**17
 
 @torch.no_grad()
 def distances(queries: Tensor, gallery: Tensor) -> Tensor:
-    """Squared Euclidean distances for ranking: (B, D) queries and (N, D) gallery to (B, N), in float32.
+    """Return squared distances to rank by: `queries` (B, D) and `gallery` (N, D) to (B, N), in float32.
 
     Each is the sum in double precision in a fixed order, rounded once. Squares up to 1e-14 of the gallery's
     largest squared length, to the nearest power of two, are 0. On a device without double precision they
@@ -58,7 +65,7 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
 
 @torch.no_grad()
 def square_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distance on the unit sphere row by row, (…, D) and (…, D) to (…,), to the bit as `distances`.
+    """Return squares on the unit sphere row by row, `x` and `y` (…, D) to (…,), exactly as `distances`.
 
     >>> z = torch.nn.functional.normalize(torch.randn(3, 7))
     >>> bool(square_distance(z[:1], z).equal(distances(z[:1], z)[0]))
@@ -84,9 +91,10 @@ def _sum_of_squares(x: Tensor, y: Tensor) -> Tensor:
 
 
 class Squares:
-    """Squared distances to an (N, D) gallery, block by block, through buffers that are allocated once.
+    """Squared distances to a `gallery` (N, D), block by block, through buffers that are allocated once.
 
-    Points that lie together are taken relative to their centre: the nearer it is, the less is rounded.
+    The buffers hold `rows` queries at a time. Points that lie together are taken relative to their centre:
+    the nearer it is, the less is rounded.
 
     >>> squares = Squares(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), rows=1)
     >>> out, query = torch.empty(1, 2), torch.tensor([[1.0, 0.0]])
@@ -123,7 +131,7 @@ class Squares:
         return into if self.centre is None else into.sub_(self.centre)
 
     def lengths(self, embeddings: Tensor, what: str) -> Tensor:
-        """Squared distances (N,) of embeddings from the centre; refuses those that are no numbers."""
+        """Return squared lengths (N,) of `embeddings` from the centre; an error calls them `what`."""
         lengths = torch.empty(len(embeddings), dtype=self.right.dtype, device=self.right.device)
         dim = embeddings.shape[1]
         for begin, end in blocks(len(embeddings), len(self.right)):
@@ -139,13 +147,16 @@ class Squares:
         return lengths
 
     def write(self, out: Tensor, queries: Tensor, lengths: Tensor, scale: float) -> None:
-        """Write the distances of (B, D) queries, times a power of two, into a float32 tensor (B, N)."""
+        """Write the distances of `queries` (B, D), times `scale`, into `out` (B, N), a float32 tensor.
+
+        `lengths` (B,) are those that the method of this name returns; `scale` is a power of two.
+        """
         bound = self._prepare(queries, lengths, scale)
         for begin, end in blocks(len(self.gallery), len(self.right)):
             self._block(out[:, begin:end], queries, bound, begin, scale)
 
     def write_mutual(self, out: Tensor, scale: float) -> None:
-        """Write the distances within the gallery, times a power of two, into a float32 tensor (N, N)."""
+        """Write distances within the gallery, times `scale`, a power of two, into `out` (N, N), float32."""
         tiles = blocks(len(self.gallery), len(self.left))
         for i, (top, bottom) in enumerate(tiles):
             queries = self.gallery[top:bottom]
@@ -192,8 +203,53 @@ class Squares:
         torch.threshold_(out, self.least * scale, 0.0)
 
 
+Keys = TypeVar("Keys", Tensor, npt.NDArray[np.int64])
+
+
+def keys_of(square: Tensor, position: Tensor) -> Tensor:
+    """Return keys that are ordered as the ranking is: by distance, and by position where that is equal.
+
+    The bits of a positive float are in the order of its value: those of each float32 `square` (…, N) stand
+    above its image's `position`, (…, N) or (N,). All keys of a row differ.
+
+    >>> keys_of(torch.tensor([2.0, 1.0, 2.0]), torch.arange(3)).argsort()
+    tensor([1, 0, 2])
+    """
+    return square.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(position)
+
+
+def keys_of_row(square: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return the keys (N,) of a whole row `square` (N,), as `keys_of` does, without torch's threads.
+
+    >>> keys_of_row(np.float32([2, 1, 2])).argsort().tolist()
+    [1, 0, 2]
+    """
+    keys = square.view(np.int32).astype(np.int64)
+    keys <<= 32
+    keys |= np.arange(len(square))
+    return keys
+
+
+def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return the squares that stand in `keys` (…,).
+
+    >>> squares_of(keys_of_row(np.float32([0.5, 4]))).tolist()
+    [0.5, 4.0]
+    """
+    return (keys >> 32).astype(np.int32).view(np.float32)
+
+
+def positions_of(keys: Keys) -> Keys:
+    """Return the positions that stand in `keys` (…,).
+
+    >>> positions_of(keys_of(torch.tensor([0.5, 4.0]), torch.tensor([7, 3])))
+    tensor([7, 3])
+    """
+    return keys & _POSITION
+
+
 def block_width(images: int, dim: int) -> int:
-    """Return how many images to compare at once: at most 2,048, and 8 MB in double precision.
+    """Return how many of `images` of length `dim` to compare at once: at most 2,048, and 8 MB of doubles.
 
     >>> block_width(10_000, 512), block_width(100, 512)
     (2048, 100)
@@ -202,7 +258,7 @@ def block_width(images: int, dim: int) -> int:
 
 
 def blocks(images: int, width: int) -> list[tuple[int, int]]:
-    """Split positions into equal blocks of at most `width`: their beginnings and ends.
+    """Return the beginnings and ends of equal blocks of at most `width` that cover N `images`.
 
     >>> blocks(10, 4)
     [(0, 3), (3, 6), (6, 10)]
@@ -212,7 +268,7 @@ def blocks(images: int, width: int) -> list[tuple[int, int]]:
 
 
 def check_embeddings(embeddings: Tensor, what: str) -> None:
-    """Refuse what is no (N, D) tensor of floats.
+    """Refuse `embeddings` that are no (N, D) tensor of floats; `what` is their name in the message.
 
     >>> check_embeddings(torch.zeros(3), "the gallery")
     Traceback (most recent call last):
@@ -229,7 +285,7 @@ def check_embeddings(embeddings: Tensor, what: str) -> None:
 
 
 def check_queries(queries: Tensor, gallery: Tensor) -> None:
-    """Refuse queries that cannot be compared with a gallery (N, D).
+    """Refuse `queries` that cannot be compared with a `gallery` (N, D).
 
     >>> check_queries(torch.zeros(1, 3), torch.zeros(2, 4))
     Traceback (most recent call last):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from robustmetric.distance import wide_dtype
-from robustmetric.validate import UserError, is_number
+from robustmetric.distance import cross_distance, wide_dtype
+from robustmetric.registry import Registry, registry
+from robustmetric.validate import UserError, called, check_signature, is_number
 
 
 class Triplets(NamedTuple):
-    """Anchors, positives and negatives as three (T,) tensors of positions in the batch.
+    """Triplets as positions in the batch: `anchor`, `positive` and `negative`, (T,) each.
 
     >>> triplets = Triplets(torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
     >>> triplets.hardness(torch.tensor([[0.0, 0.5, 0.7], [0.5, 0.0, 0.9], [0.7, 0.9, 0.0]]))
@@ -26,7 +27,7 @@ class Triplets(NamedTuple):
     negative: Tensor
 
     def hardness(self, dist: Tensor) -> Tensor:
-        """Hardness (T,) of each triplet from the (N, N) distances of the batch."""
+        """Return the hardness (T,) of each triplet from the (N, N) distances `dist` of the batch."""
         return dist[self.anchor, self.positive] - dist[self.anchor, self.negative]
 
     def stack(self) -> Tensor:
@@ -34,26 +35,144 @@ class Triplets(NamedTuple):
         return torch.stack(tuple(self), dim=1)
 
 
-class Sampler(Protocol):
-    """Draws one triplet for each anchor of a batch.
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a sampler sees of a batch of N images.
 
-    Which images are anchors, the labels decide. A batch of pairs [a0, p0, a1, p1, …], each of one class, has
-    its anchors at the even positions, and each anchor's *partner* is the image behind it. In any other
-    layout each image that shares its class with another is an anchor, and its partner is drawn among those.
+    `distances` (N, N) are those of all embeddings to all, `labels` (N,) the classes, `dim` is their length D.
 
-    `dist` holds the (N, N) distances of the batch, `labels` its (N,) classes, `dim` the length of the
-    embeddings (only D needs it). An anchor is never its own positive.
+    >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+    >>> batch.distances.shape, batch.dim
+    (torch.Size([4, 4]), 4)
     """
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
-        """Return one triplet for each anchor."""
+    distances: Tensor
+    labels: Tensor
+    dim: int
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.distances.shape)
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise UserError(
+                f"distances have shape {shape}; they must be a square matrix, all images against all: use "
+                "cross_distance(embeddings)"
+            )
+        check_labels(self.labels, len(self.distances))
+        check_classes(self.labels)
+        if not torch.isfinite(self.distances).all():
+            raise UserError("distances hold NaN or infinity: look at the embeddings they were computed from")
+        if not (is_number(self.dim, Integral) and self.dim >= 1):
+            raise UserError(
+                f"dim must be the length of the embeddings, not {self.dim!r}: pass dim=z.shape[1]"
+            )
+
+    @classmethod
+    def of(cls, embeddings: Tensor, labels: Tensor) -> Batch:
+        """Return the batch of (N, D) `embeddings` on the unit sphere with (N,) `labels`."""
+        z = embeddings.detach()
+        return cls(cross_distance(z), labels.to(z.device), z.shape[1])
+
+
+class Sampler(Protocol):
+    """Draws triplets from a batch, one for each anchor.
+
+    The labels decide which images are anchors. A batch of pairs [a0, p0, a1, p1, …], each of one class, has
+    its anchors at the even positions, and each anchor's *partner* is the image after it. In any other
+    layout each image that shares its class with another is an anchor, and its partner is drawn among those.
+    An anchor is never its own positive. ``robustmetric.register("sampler", name)`` names one of your own.
+
+    >>> check_sampler(lambda batch, *, generator: Triplets(*torch.tensor([[0], [1], [2]])))
+    """
+
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Return triplets of positions in the `batch`; all chance comes from the `generator`."""
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Mined:
+    """The source triplets of a batch: the `batch`, T `triplets` of it, their `hardness` (T,) and `sampler`.
+
+    >>> mined = Mined.of(Batch.of(torch.eye(3), torch.tensor([0, 1, 0])), Hardest(), torch.Generator())
+    >>> mined.triplets.negative, mined.hardness
+    (tensor([1, 1]), tensor([0., 0.]))
+    """
+
+    batch: Batch
+    triplets: Triplets
+    hardness: Tensor
+    sampler: Sampler
+
+    @classmethod
+    def of(cls, batch: Batch, sampler: Sampler, generator: torch.Generator) -> Mined:
+        """Return what a `sampler` draws from a `batch` with a `generator`."""
+        triplets = draw_triplets(sampler, batch, generator=generator)
+        return cls(batch, triplets, triplets.hardness(batch.distances), sampler)
+
+
+def draw_triplets(sampler: Sampler, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    """Return what a `sampler` draws from a `batch` with a `generator`; refuse anything but triplets.
+
+    >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+    >>> draw_triplets(lambda batch, generator: [0, 1, 2], batch, generator=torch.Generator())
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: the sampler <lambda> returned a list; it must return Triplets(anchor, ...
+    """
+    drawn = sampler(batch, generator=generator)
+    who, count = f"the sampler {called(sampler)}", len(batch.labels)
+    if not isinstance(drawn, Triplets):
+        raise UserError(
+            f"{who} returned a {type(drawn).__name__}; it must return Triplets(anchor, positive, negative)"
+        )
+    for role, positions in drawn._asdict().items():
+        found = f"a {type(positions).__name__}"
+        if isinstance(positions, Tensor):
+            found = f"{positions.dtype} of shape {tuple(positions.shape)}"
+            if positions.dtype == torch.int64 and positions.ndim == 1 and len(positions) > 0:
+                continue
+        raise UserError(
+            f"{who} returned {found} as {role}; it must be a tensor (T,) of torch.int64, T at least 1"
+        )
+    if len({len(positions) for positions in drawn}) > 1:
+        raise UserError(
+            f"{who} returned {', '.join(str(len(p)) for p in drawn)} anchors, positives and negatives; there "
+            "must be as many of each"
+        )
+    low, high = (int(end) for end in drawn.stack().aminmax())
+    if low < 0 or high >= count:
+        raise UserError(
+            f"{who} returned positions from {low} to {high}; they must be from 0 to {count - 1}, in a batch "
+            f"of {count} images"
+        )
+    a, p, n = (batch.labels[positions] for positions in drawn)
+    for wrong, rule in (
+        (drawn.anchor == drawn.positive, "an anchor as its own positive; it must be another image"),
+        (a != p, "a positive of another class than its anchor; both must be of one class"),
+        (a == n, "a negative of its anchor's class; it must be of another class"),
+    ):
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise UserError(f"{who} returned {rule}: triplet {row} is {drawn.stack()[row].tolist()}")
+    return drawn
+
+
+def check_sampler(sampler: object) -> None:
+    """Refuse a `sampler` that cannot be called as one.
+
+    >>> check_sampler("S")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: a sampler is an object that is called with (batch, *, generator), not 'S'
+    """
+    if isinstance(sampler, type) or not callable(sampler):
+        raise UserError(f"a sampler is an object that is called with (batch, *, generator), not {sampler!r}")
+    call = sampler.forward if isinstance(sampler, nn.Module) else sampler
+    check_signature(f"the sampler {called(sampler)}", call, "batch, *, generator")
+
+
 def check_labels(labels: Tensor, count: int) -> None:
-    """Refuse labels that do not name a class for each of `count` images.
+    """Refuse `labels` that do not name a class for each of `count` images.
 
     >>> check_labels(torch.tensor([4, 4, 4]), 2)
     Traceback (most recent call last):
@@ -75,14 +194,13 @@ def check_labels(labels: Tensor, count: int) -> None:
 
 
 def _is_whole(labels: object) -> bool:
-    """Tell whether labels are a tensor of integers; truth values are none."""
     if not isinstance(labels, Tensor) or labels.dtype == torch.bool:
         return False
     return not (labels.is_floating_point() or labels.is_complex())
 
 
 def check_classes(labels: Tensor) -> None:
-    """Refuse labels (N,) of which no triplet can be made.
+    """Refuse `labels` (N,) from which no triplet can be made.
 
     >>> check_classes(torch.tensor([4, 4, 4]))
     Traceback (most recent call last):
@@ -104,10 +222,9 @@ def check_classes(labels: Tensor) -> None:
 
 
 def find_anchors(labels: Tensor) -> Tensor:
-    """Return the positions (T,) of the anchors of a batch with labels (N,), ascending.
+    """Return the positions (T,) of the anchors of a batch with `labels` (N,), ascending.
 
-    In a batch of pairs [a0, p0, a1, p1, …] they are the even ones; in any other layout, those of the images
-    that share their class with another.
+    In a batch of pairs they are the even ones, else those of images that share their class with another.
 
     >>> find_anchors(torch.tensor([4, 4, 0, 0])), find_anchors(torch.tensor([4, 0, 1, 4]))
     (tensor([0, 2]), tensor([0, 3]))
@@ -120,12 +237,11 @@ def find_anchors(labels: Tensor) -> Tensor:
 
 
 def _in_pairs(labels: Tensor) -> bool:
-    """Tell whether each even position and the one behind it are of one class."""
     return len(labels) % 2 == 0 and torch.equal(labels[0::2], labels[1::2])
 
 
 def check_margin(margin: float) -> None:
-    """Refuse a margin γ that no triplet of the unit sphere could keep.
+    """Refuse a `margin` γ that is not in (0, 2].
 
     >>> check_margin(3)
     Traceback (most recent call last):
@@ -138,31 +254,34 @@ def check_margin(margin: float) -> None:
         )
 
 
+SAMPLERS: Registry[Sampler] = registry("sampler")
+"""The samplers by their letters."""
+
+
+@SAMPLERS.register("R")
 @dataclass(frozen=True)
 class Random:
     """R: the partner and a uniform negative.
 
-    >>> z = torch.eye(4)[:, :2]
-    >>> sampler, generator = Random(), torch.Generator().manual_seed(0)
-    >>> sampler(torch.cdist(z, z), torch.tensor([0, 0, 1, 1]), generator=generator).positive
+    >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+    >>> Random()(batch, generator=torch.Generator().manual_seed(0)).positive
     tensor([1, 3])
     """
 
     letter: ClassVar[str] = "R"
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
-        """Return one triplet for each anchor."""
-        rows = _rows(dist, labels, generator)
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
+        rows = _rows(batch, generator)
         return Triplets(rows.anchor, rows.partner, _draw(rows.other, generator))
 
 
+@SAMPLERS.register("M")
 @dataclass(frozen=True)
 class Semihard:
-    """M: the partner and a uniform negative among those with d(a, p) < d(a, n) < d(a, p) + margin.
+    """M: the partner and a uniform negative among those with d(a, p) < d(a, n) < d(a, p) + `margin`.
 
-    >>> Semihard(margin=0.2)
+    >>> Semihard()
     Semihard(margin=0.2)
     """
 
@@ -172,16 +291,15 @@ class Semihard:
     def __post_init__(self) -> None:
         check_margin(self.margin)
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
-        """Return one triplet for each anchor."""
-        rows = _rows(dist, labels, generator)
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
+        rows = _rows(batch, generator)
         near = rows.dist.gather(1, rows.partner[:, None])
         band = rows.other & (rows.dist > near) & (rows.dist < near + self.margin)
         return Triplets(rows.anchor, rows.partner, _draw(_or_else(band, rows.other), generator))
 
 
+@SAMPLERS.register("S")
 @dataclass(frozen=True)
 class Softhard:
     """S: a positive beyond the nearest negative and a negative within the farthest positive, both uniform.
@@ -192,11 +310,9 @@ class Softhard:
 
     letter: ClassVar[str] = "S"
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
-        """Return one triplet for each anchor."""
-        rows = _rows(dist, labels, generator)
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
+        rows = _rows(batch, generator)
         nearest = rows.dist.masked_fill(~rows.other, torch.inf).amin(1, keepdim=True)
         farthest = rows.dist.masked_fill(~rows.same, -torch.inf).amax(1, keepdim=True)
         positive = _or_else(rows.same & (rows.dist > nearest), rows.same)
@@ -204,6 +320,7 @@ class Softhard:
         return Triplets(rows.anchor, _draw(positive, generator), _draw(negative, generator))
 
 
+@SAMPLERS.register("D")
 @dataclass(frozen=True)
 class Distance:
     """D: the partner and a negative drawn against the density of distances on the sphere.
@@ -216,23 +333,18 @@ class Distance:
 
     letter: ClassVar[str] = "D"
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
-        """Return one triplet for each anchor."""
-        if dim is None or dim < 1:
-            raise UserError(
-                f"the Distance sampler needs the length of the embeddings, not {dim}: pass dim=z.shape[1]"
-            )
-        rows = _rows(dist, labels, generator)
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
+        rows = _rows(batch, generator)
         # The ends, a copy of the anchor and its opposite, would have infinite weight.
-        d = rows.dist.to(wide_dtype(dist.device)).clamp(1e-6, 2 - 1e-6)
-        log = (2 - dim) * d.log() - (dim - 3) / 2 * (1 - d.square() / 4).log()
+        d = rows.dist.to(wide_dtype(rows.dist.device)).clamp(1e-6, 2 - 1e-6)
+        log = (2 - batch.dim) * d.log() - (batch.dim - 3) / 2 * (1 - d.square() / 4).log()
         log = log.masked_fill(~rows.other, -torch.inf)
         weight = (log - log.amax(1, keepdim=True)).exp()
         return Triplets(rows.anchor, rows.partner, _draw(weight, generator))
 
 
+@SAMPLERS.register("H")
 @dataclass(frozen=True)
 class Hardest:
     """H: the partner and the nearest negative.
@@ -243,18 +355,11 @@ class Hardest:
 
     letter: ClassVar[str] = "H"
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
-        """Return one triplet for each anchor."""
-        rows = _rows(dist, labels, generator)
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
+        rows = _rows(batch, generator)
         negative = rows.dist.masked_fill(~rows.other, torch.inf).argmin(1)
         return Triplets(rows.anchor, rows.partner, negative)
-
-
-SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    s.letter: s for s in (Random, Semihard, Softhard, Distance, Hardest)
-}
 
 
 class _Rows(NamedTuple):
@@ -267,17 +372,8 @@ class _Rows(NamedTuple):
     other: Tensor
 
 
-def _rows(dist: Tensor, labels: Tensor, generator: torch.Generator) -> _Rows:
-    if dist.ndim != 2 or dist.shape[0] != dist.shape[1]:
-        raise UserError(
-            f"distances have shape {tuple(dist.shape)}; they must be a square matrix, all images of the "
-            "batch against all: use cross_distance(embeddings)"
-        )
-    check_labels(labels, len(dist))
-    check_classes(labels)
-    if not torch.isfinite(dist).all():
-        raise UserError("distances hold NaN or infinity: look at the embeddings they were computed from")
-    labels = labels.to(dist.device)
+def _rows(batch: Batch, generator: torch.Generator) -> _Rows:
+    dist, labels = batch.distances, batch.labels.to(batch.distances.device)
     same = labels[:, None] == labels
     other = ~same
     same.fill_diagonal_(False)

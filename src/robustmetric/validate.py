@@ -1,10 +1,11 @@
-"""What a value must be: numbers, and the error that says what a person can mend."""
+"""What a value must be: numbers, and the error that says what the user can fix."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -12,10 +13,10 @@ _SHOWN = 5  # of many items
 
 
 class UserError(ValueError):
-    """Something a person can mend: it names the value, what is allowed and what to do next.
+    """An error that the user can fix: it names the value, what is allowed and what to do next.
 
     `parameter` is the name of the argument to change, where there is one: the command line shows its flag
-    behind the message. It prints the error in a line, without a traceback.
+    after the message. It prints the error in one line, without a traceback.
 
     >>> raise UserError("eps must be in [0, 1], not 8: pixels are in [0, 1]")
     Traceback (most recent call last):
@@ -32,7 +33,7 @@ UserError.__module__ = "robustmetric"  # where it is public
 
 
 def fraction(value: object) -> object:
-    """Read '8/255' or '0.1' as a number; return anything else for the check that follows.
+    """Read a `value` such as '8/255' or '0.1' as a number; return anything else for the check that follows.
 
     >>> fraction("51/255"), fraction("0.1"), fraction("much")
     (0.2, 0.1, 'much')
@@ -46,7 +47,7 @@ def fraction(value: object) -> object:
 
 
 def is_number(value: Any, kind: type = Real) -> bool:
-    """Tell whether a value is a finite number (numpy's included) and not a truth value.
+    """Return whether `value` is a finite number of this `kind` (numpy's included) and not a bool.
 
     >>> from numbers import Integral
     >>> is_number(0.5), is_number(2.0, kind=Integral), is_number(True), is_number("8"), is_number(math.nan)
@@ -58,10 +59,42 @@ def is_number(value: Any, kind: type = Real) -> bool:
 
 
 def shorten(items: Sequence[object]) -> str:
-    """Write the first few of many items.
+    """Return the first few of many `items` as text.
 
     >>> shorten([1, 2, 3]), shorten(range(12))
     ('1, 2, 3', '0, 1, 2, 3, 4 and 7 more')
     """
     text = ", ".join(str(item) for item in items[:_SHOWN])
     return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text
+
+
+def called(part: object) -> str:
+    """Return what a `part` is called in messages: its name if it is a function, else that of its class.
+
+    >>> called(shorten), called(0.5)
+    ('shorten', 'float')
+    """
+    return str(getattr(part, "__name__", type(part).__name__))
+
+
+def check_signature(who: str, method: Callable[..., Any], written: str) -> None:
+    """Refuse a `method` that cannot be called as its contract says.
+
+    `who` is its name in the message, `written` its parameters, such as ``"batch, *, generator"``.
+
+    >>> check_signature("Mine.step", lambda images: 0, "network, images, labels")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: Mine.step takes (images); it must take (network, images, labels)
+    """
+    positional, _, keywords = (part.strip(", ") for part in written.partition("*"))
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # some of C have none
+        return
+    try:
+        signature.bind(*positional.split(","), **{name.strip(): None for name in keywords.split(",") if name})
+    except TypeError:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        taken = signature.replace(parameters=bare, return_annotation=signature.empty)
+        raise UserError(f"{who} takes {taken}; it must take ({written})") from None

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from robustmetric import distance
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
-from robustmetric.attacks.base import count_mates, count_nearer, same_camera
+from robustmetric.attacks.gallery import count_mates, count_nearer, same_camera
 
 Vector = list[float]
 SEEN = ("ES", "LTM", "GTM", "GTT")  # which rank by the rule

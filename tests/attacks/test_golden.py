@@ -23,7 +23,7 @@ from robustmetric.distance import embed
 from robustmetric.perturb import Budget, frozen
 
 Golden = dict[str, NDArray[Any]]
-FIGURES = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
+FIGURES = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
 ONE_QUERY = 100 / 64
 PART = {"CA+": 0, "CA-": 0, "QA+": 7, "QA-": 1, "TMA": 2, "ES": 1, "LTM": 4, "GTM": 2, "GTT": 0}
 MAY_PART = {name: 2 * seen + 1 for name, seen in PART.items()}

@@ -1,6 +1,5 @@
 """Searches: PGD, its restarts, NES and SPSA against plain loops; within budget, each query by itself."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -447,65 +446,3 @@ def test_what_is_found_on_a_like_network_carries_over() -> None:
         moved = task.run(search)
         assert under.value(moved).mean() < under.value(under.images[:10]).mean() - 0.05
         assert under.value(under.run(PGD())).mean() < under.value(moved).mean()
-
-
-# What cannot be
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PGD(restarts=0), "restarts must be a whole number of at least 1, not 0"),
-        (
-            lambda: PGD(restarts=1.5),  # type: ignore[arg-type]
-            "restarts must be a whole number of at least 1, not 1.5",
-        ),
-        (lambda: PGD(restarts=True), "restarts must be a whole number of at least 1, not True"),
-        (
-            lambda: PGD(random_start=1),  # type: ignore[arg-type]
-            "random_start must be True or False, not 1",
-        ),
-        (lambda: NES(samples=0), "samples must be a whole number of at least 1, not 0"),
-        (lambda: NES(sigma=2), r"sigma must be in \(0, 1\], not 2: it is a distance in pixels of \[0, 1\]"),
-        (lambda: SPSA(sigma=0), r"sigma must be in \(0, 1\], not 0"),
-        (lambda: SPSA(sigma=float("nan")), r"sigma must be in \(0, 1\], not nan"),
-        (lambda: make_search("pdg"), r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: nes, pgd, spsa"),
-        (
-            lambda: make_search("pgd(restart=2)"),
-            "got an unexpected keyword argument 'restart'; its options: restarts, random_start, best",
-        ),
-        (lambda: make_search("pgd(restarts=2"), r"search 'pgd\(restarts=2' has no closing bracket; write"),
-        (lambda: make_search("pgd(2)"), r"search 'pgd\(2\)': '2' must be option=number; write NAME\(option"),
-        (lambda: make_search("pgd(restarts=two)"), "'restarts=two' must be option=number"),
-        (
-            lambda: make_search("transfer"),
-            r"search 'transfer' needs the surrogate network.*; pass the object Transfer\(surrogate=network\)",
-        ),
-        (lambda: make_search("transfer(nes)"), r"search 'transfer\(nes\)' needs the surrogate network"),
-        (lambda: make_search("nes(sigma=2)"), r"sigma must be in \(0, 1\], not 2"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-# Names
-
-
-@pytest.mark.parametrize(
-    ("search", "name"),
-    [
-        (PGD(), "pgd"),
-        (PGD(restarts=4), "pgd(restarts=4)"),
-        (PGD(best=True), "pgd(best=True)"),
-        (PGD(restarts=2, random_start=True), "pgd(restarts=2, random_start=True)"),
-        (NES(), "nes"),
-        (NES(samples=7, sigma=0.5), "nes(samples=7, sigma=0.5)"),
-        (SPSA(sigma=1e-3), "spsa(sigma=0.001)"),
-    ],
-)
-def test_a_search_is_written_and_read_again(search: Search, name: str) -> None:
-    assert search.name == name
-    assert make_search(name) == search
-    assert eval(repr(search)) == search  # noqa: S307

@@ -1,15 +1,13 @@
-"""What each attack aims at: chance a query at a time, the nearest images, targets against plain loops."""
+"""What each attack aims at: targets against plain loops, whatever the batch."""
 
 from itertools import pairwise, permutations
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
-from robustmetric.attacks.base import distinct, nearest
 
 EVERY = [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3, keep=2)"]
 RANDOM = ["CA+", "CA+(w=3)", "QA+", "QA+(m=3)", "TMA", "SP-QA+", "SP-QA+(m=3)"]
@@ -38,118 +36,6 @@ def select(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int =
 def many(one: Queries, copies: int) -> Queries:
     """The first query, so many times over."""
     return one[torch.zeros(copies, dtype=torch.long)]
-
-
-# Chance
-
-
-def test_a_stream_depends_on_seed_purpose_and_number_alone() -> None:
-    draws = Draws(3, "QA+", [9, 4, 7])
-    first, second = draws.uniform(4), draws.uniform(4)
-    for row, number in enumerate([9, 4, 7]):
-        alone = Draws(3, "QA+", [number])
-        assert torch.equal(alone.uniform(4)[0], first[row])
-        assert torch.equal(alone.uniform(4)[0], second[row])
-    others = [Draws(3, "QA+", [8]), Draws(2, "QA+", [9]), Draws(3, "QA-", [9]), Draws(3, "QA", [9])]
-    seen = [tuple(d.uniform(4)[0].tolist()) for d in others]
-    assert len({*seen, tuple(first[0].tolist()), tuple(second[0].tolist())}) == 6
-
-
-@pytest.mark.parametrize(
-    "numbers", [range(5, 8), np.arange(5, 8), torch.arange(5, 8), (5, 6, 7)], ids=lambda n: type(n).__name__
-)
-def test_a_query_number_may_come_from_anywhere(numbers: range) -> None:
-    assert torch.equal(Draws(0, "x", numbers).uniform(3), Draws(0, "x", [5, 6, 7]).uniform(3))
-
-
-def test_rows_draw_from_their_own_streams_and_leave_the_others_alone() -> None:
-    for kind in ("uniform", "normal", "signs"):
-        some, alone = Draws(0, "x", range(4)), Draws(0, "x", [2])
-        taken = getattr(some, kind)(2, 3, rows=torch.tensor([2, 0]))
-        assert taken.shape == (2, 2, 3)
-        assert torch.equal(taken[0], getattr(alone, kind)(2, 3)[0])
-        fresh = getattr(Draws(0, "x", range(4)), kind)(2, 3)
-        after = getattr(some, kind)(2, 3)
-        assert torch.equal(after[1], fresh[1])
-        assert torch.equal(after[3], fresh[3])
-        assert torch.equal(after[2], getattr(alone, kind)(2, 3)[0])
-
-
-def test_drawing_leaves_the_global_generators_alone() -> None:
-    state, kept = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
-    draws = Draws(0, "x", range(3))
-    draws.uniform(5), draws.normal(5), draws.signs(5)
-    assert torch.equal(torch.get_rng_state(), state)
-    np.testing.assert_array_equal(np.random.get_state()[1], kept)  # type: ignore[index]
-
-
-def test_numbers_are_spread_as_they_should_be_within_and_across_streams() -> None:
-    draws = Draws(1, "spread", range(400))
-    uniform = draws.uniform(50).numpy()
-    assert uniform.dtype == np.float64
-    assert uniform.min() >= 0
-    assert uniform.max() < 1
-    normal, signs = draws.normal(50).numpy(), draws.signs(50).numpy()
-    for values in (uniform, uniform[:, :1], uniform[:2]):
-        assert stats.kstest(values.ravel(), "uniform").pvalue > 1e-3
-    for values in (normal, normal[:, :1], normal[:2]):
-        assert stats.kstest(values.ravel(), "norm").pvalue > 1e-3
-    assert set(np.unique(signs)) == {-1, 1}
-    assert abs(signs.mean()) < 3 / np.sqrt(signs.size)
-    # Neighbouring queries have nothing to do with each other.
-    assert abs(np.corrcoef(uniform[:-1].ravel(), uniform[1:].ravel())[0, 1]) < 4 / np.sqrt(uniform.size)
-
-
-@pytest.mark.parametrize(("size", "wanted"), [(4, 4), (5, 3), (7, 1), (9, 8), (40, 6)])
-def test_distinct_gives_distinct_positions_like_drawing_from_a_shrinking_list(size: int, wanted: int) -> None:
-    uniform = Draws(0, f"{size}", range(300)).uniform(wanted)
-    uniform[0], uniform[1] = 0, np.nextafter(1, 0)
-    found = distinct(uniform, size)
-    for row, numbers in zip(found.tolist(), uniform.tolist(), strict=True):
-        left = list(range(size))
-        for position, number in zip(row, numbers, strict=True):
-            assert position == left.pop(int(number * len(left)))
-
-
-def test_distinct_is_uniform_over_all_ordered_choices() -> None:
-    found = distinct(Draws(0, "pairs", range(6000)).uniform(3), 5)
-    chosen = [tuple(row) for row in found.tolist()]
-    counts = [chosen.count(p) for p in permutations(range(5), 3)]
-    assert sum(counts) == 6000
-    assert stats.chisquare(counts).pvalue > 1e-3
-
-
-# The nearest
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 13, 8192])
-@pytest.mark.parametrize("wanted", [1, 3, 12])
-def test_nearest_with_ties_against_a_plain_loop(
-    wanted: int, chunk: int, gallery: Gallery, queries: Queries, tied: Tensor
-) -> None:
-    cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
-    without = torch.arange(len(tied)) * 2 - 1
-    found = nearest(tied, cut, wanted)
-    some = nearest(tied, cut, wanted, without=without)
-    other = nearest(tied, cut, wanted, without=without, other_than=queries.labels)
-    for i, z in enumerate(tied):
-        near = order(z, gallery)
-        assert found[i].tolist() == near[:wanted]
-        assert some[i].tolist() == [p for p in near if p != without[i]][:wanted]
-        near = [p for p in near if p != without[i] and gallery.labels[p] != queries.labels[i]]
-        assert other[i].tolist() == near[:wanted]
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 7, 13, 8192])
-@pytest.mark.parametrize("apart", [1e-2, 1e-4, 1e-5])
-def test_nearest_finds_copies_in_their_order_however_near_they_are(apart: float, chunk: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    z = torch.nn.functional.normalize(torch.randn(40, 16, generator=generator, dtype=torch.float64))
-    z[[5, 38]] = z[11].clone()
-    cut = Gallery(z, torch.zeros(40, dtype=torch.long), chunk=chunk)
-    noise = torch.randn(64, 16, generator=generator, dtype=torch.float64)
-    near = torch.nn.functional.normalize(z[11] + apart * torch.nn.functional.normalize(noise))
-    assert nearest(near, cut, 3).tolist() == [[5, 11, 38]] * 64
 
 
 # Targets, strict
@@ -369,9 +255,3 @@ def test_more_images_to_keep_and_to_lower_than_there_are_are_refused(
 def test_more_images_to_keep_than_there_are_are_refused(gallery: Gallery, queries: Queries) -> None:
     with pytest.raises(ValueError, match="keep is 39, too many for a gallery of 40 images; give at most 38"):
         select(attack("SP-QA+", keep=39), queries, gallery)
-
-
-def test_a_gallery_of_four_is_refused() -> None:
-    with pytest.raises(ValueError, match="the gallery has 4 images; give at least 5, for a top 4 besides"):
-        Gallery(torch.eye(4), torch.arange(4))
-    assert len(Gallery(torch.eye(5), torch.arange(5))) == 5

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.defenses import Regular
-from robustmetric.defenses.base import Network, mixes_images
+from robustmetric.defenses.base import Network
 from robustmetric.defenses.est import shift
-from robustmetric.distance import cross_distance, embed
+from robustmetric.defenses.roles import mixes_images
+from robustmetric.distance import embed
 from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
-from robustmetric.triplets import Softhard, Triplets
+from robustmetric.triplets import Batch, Softhard, Triplets
 
 NAMES = [
     "N/A[R]",
@@ -141,6 +143,10 @@ def test_the_batch_that_the_loss_saw(name: str, layout: str, mixing: bool, eps: 
     images, labels = batch(layout, 1, 6, torch.float64, seed)
     step = rm.defense(name, eps=eps, alpha=0.1, steps=3, seed=seed)(model, images, labels)
     passes = len(model.seen)
+    assert step.triplets is not None
+    assert step.images is not None
+    assert step.embeddings is not None
+    assert step.labels is not None
     a, p, n = step.triplets
     assert not step.images.requires_grad
     assert len(model.seen) == passes, "the network was asked once more"
@@ -167,6 +173,8 @@ def test_other_losses_learn_from_the_same_batch(
     name: str, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
 ) -> None:
     step = rm.defense(name, eps=16 / 255, alpha=4 / 255, steps=3)(golden_network, *pairs)
+    assert step.triplets is not None
+    assert step.images is not None
     same = TripletMarginLoss(margin=0.2, reducer=MeanReducer())
     theirs = same(step.embeddings, step.labels, indices_tuple=tuple(step.triplets))
     assert theirs.item() == pytest.approx(step.logs["loss/triplet"], abs=1e-5)
@@ -182,12 +190,10 @@ def test_other_losses_learn_from_the_same_batch(
 
 
 class First:
-    """A sampler that gives one triplet whatever the number of anchors."""
+    """A sampler that returns one triplet whatever the number of anchors."""
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
-        return Triplets(*(role[:1] for role in Softhard()(dist, labels, generator=generator)))
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        return Triplets(*(role[:1] for role in Softhard()(batch, generator=generator)))
 
 
 def test_triplets_and_anchors_are_counted_apart(pairs: tuple[Tensor, Tensor]) -> None:
@@ -269,7 +275,7 @@ def test_est_takes_the_loss_on_the_moved_batch(
         origin = embed(golden_network, images)
         moved = shift(Network(golden_network), images, origin, defense.budget, generator=generator)
     z = embed(golden_network, moved)
-    triplets = Softhard()(cross_distance(z.detach()), labels, generator=generator)
+    triplets = Softhard()(Batch.of(z, labels), generator=generator)
     expected = triplet_loss(z[triplets.anchor], z[triplets.positive], z[triplets.negative])
     assert step.loss.item() == pytest.approx(expected.item(), abs=1e-6)
     assert step.logs["images/forward"] == 64 * (1 + 3 + 1)
@@ -283,8 +289,8 @@ def test_act_pulls_positive_and_negative_together_and_leaves_the_anchor(
     step = rm.defense("ACT[S]", eps=16 / 255, alpha=2 / 255, steps=5, seed=6)(network, images, labels)
 
     with torch.no_grad():
-        dist = cross_distance(embed(network, images))
-    triplets = Softhard()(dist, labels, generator=torch.Generator().manual_seed(6))
+        seen = Batch.of(embed(network, images), labels)
+    triplets = Softhard()(seen, generator=torch.Generator().manual_seed(6))
     losses = []
     for a, p, n in triplets.stack().tolist():
         pair = images[[p, n]]
@@ -295,7 +301,7 @@ def test_act_pulls_positive_and_negative_together_and_leaves_the_anchor(
             (up,) = torch.autograd.grad((z[0] - z[1]).norm(), pair)
             pair = project(pair.detach() - 2 / 255 * up.sign(), origin, 16 / 255)
         za, (zp, zn) = embed(network, images[[a]])[0], embed(network, pair)
-        assert (zp - zn).norm() < dist[p, n]
+        assert (zp - zn).norm() < seen.distances[p, n]
         losses.append(max(0.0, ((za - zp).norm() - (za - zn).norm() + 0.2).item()))
     assert step.loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-9)
 
@@ -328,7 +334,7 @@ def test_autocast_perturbs_all_the_same(
 ) -> None:
     images = pairs[0] * 0.5 + 0.3
 
-    def run() -> dict[str, float]:
+    def run() -> Mapping[str, float]:
         defense = rm.defense(name, eps=0.1, alpha=0.02, steps=4)
         return defense(golden_network, images, pairs[1]).logs
 

@@ -49,6 +49,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["HM[S,LGA]&ICS", "HM[S,gB(M)]"])
 def test_two_workers_train_one_network(name: str, tmp_path: Path) -> None:
     script = tmp_path / "worker.py"

@@ -11,32 +11,40 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.defenses.base import Moved, Network, embed_roles
+from robustmetric.defenses.base import Network
 from robustmetric.defenses.hardness import HardnessManipulation, manipulate
+from robustmetric.defenses.roles import PerturbedTriplets, embed_roles
 from robustmetric.destination import Benign, Constant, Destination, Gradual
-from robustmetric.distance import cross_distance, embed, hardness
+from robustmetric.distance import embed, hardness
 from robustmetric.losses import SextupletTerm, triplet_loss
 from robustmetric.perturb import Budget, frozen, project
-from robustmetric.triplets import SAMPLERS, Semihard, Softhard, Triplets
+from robustmetric.triplets import SAMPLERS, Batch, Mined, Semihard, Softhard, Triplets
 
 Golden = dict[str, NDArray[Any]]
 BUDGET = Budget(eps=16 / 255, alpha=2 / 255, steps=8)
-FIGURES = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
+FIGURES = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
 
 
 class Fixed:
-    """A sampler that gives the triplets it was made with."""
+    """A sampler that returns the triplets it was made with."""
 
     def __init__(self, positions: NDArray[Any]) -> None:
         self.triplets = Triplets(*torch.tensor(positions))
 
-    def __call__(
-        self, dist: Tensor, labels: Tensor, *, generator: torch.Generator, dim: int | None = None
-    ) -> Triplets:
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         return self.triplets
 
 
-def golden_defense(kind: str, golden: Golden) -> HardnessManipulation:
+class Reference(HardnessManipulation):
+    """Takes source triplets as they are: the reference lets an anchor be its own positive."""
+
+    def mine(self, z: Tensor, labels: Tensor) -> Mined:
+        batch = Batch.of(z, labels)
+        triplets = self.source(batch, generator=self.generator)
+        return Mined(batch, triplets, triplets.hardness(batch.distances), self.source)
+
+
+def golden_defense(kind: str, golden: Golden) -> Reference:
     destination: Destination
     if kind == "semihard":
         destination = Benign(Fixed(golden["HM/semihard/dest_triplets"]))
@@ -45,20 +53,18 @@ def golden_defense(kind: str, golden: Golden) -> HardnessManipulation:
         destination.update(torch.tensor(0.09))
     else:
         destination = Constant(2)
-    return HardnessManipulation(
-        Fixed(golden["HM/source_triplets"]), destination, [SextupletTerm("ICS")], budget=BUDGET
-    )
+    return Reference(Fixed(golden["HM/source_triplets"]), destination, [SextupletTerm("ICS")], budget=BUDGET)
 
 
-def benign(network: nn.Module, images: Tensor) -> Tensor:
+def benign(network: nn.Module, images: Tensor, labels: Tensor) -> Batch:
     with torch.no_grad():
-        return cross_distance(embed(network, images))
+        return Batch.of(embed(network, images), labels)
 
 
-def all_images(images: Tensor, source: Triplets, moved: Moved) -> Tensor:
+def all_images(images: Tensor, source: Triplets, perturbed: PerturbedTriplets) -> Tensor:
     """The perturbed triplets (T, 3, C, H, W), those left alone included."""
     whole = images[source.stack()]
-    whole[moved.rows] = moved.images
+    whole[perturbed.rows] = perturbed.images
     return whole
 
 
@@ -73,16 +79,15 @@ def test_reaches_the_hardness_of_the_reference(
 ) -> None:
     images, labels = pairs
     defense = golden_defense(kind, golden)
-    dist = benign(golden_network, images)
-    source = defense.source(dist, labels, generator=defense.generator)
-    found = source.hardness(dist)
+    with torch.no_grad():
+        mined = defense.mine(embed(golden_network, images), labels)
     # The reference adds 1e-6 to each of the 64 coordinates of a difference: up to 8e-6 a distance, of which
     # hardness takes two.
-    np.testing.assert_allclose(found, golden["HM/hardness_before"], rtol=0, atol=1.6e-5)
-    wanted = defense.destination(dist, labels, source, sampler=defense.source, generator=defense.generator)
+    np.testing.assert_allclose(mined.hardness, golden["HM/hardness_before"], rtol=0, atol=1.6e-5)
+    wanted = defense.destination(mined, generator=defense.generator)
     with frozen(golden_network):
-        moved = manipulate(Network(golden_network), images, source, found, wanted, BUDGET)
-    after = reached(golden_network, all_images(images, source, moved)).numpy()
+        perturbed = manipulate(Network(golden_network), images, mined, wanted, BUDGET)
+    after = reached(golden_network, all_images(images, mined.triplets, perturbed)).numpy()
     gap = np.abs(after - golden[f"HM/{kind}/hardness_after"])
     # Enough for another sign in PGD: 2 to 4 of 32 triplets part, by 0.019 at most and 0.0009 in the mean, the
     # same with all that `make kernels` runs and with the network's channels in 60 orders. Twice that may be.
@@ -117,12 +122,11 @@ def test_dropping_finished_triplets_changes_nothing(
 ) -> None:
     network, images, labels = golden_network.double(), pairs[0].double(), pairs[1]
     budget = Budget(eps=16 / 255, alpha=2 / 255, steps=steps)
-    dist = benign(network, images)
-    source = Softhard()(dist, labels, generator=torch.Generator().manual_seed(1))
-    found, wanted = source.hardness(dist), torch.full((32,), value, dtype=torch.float64)
+    mined = Mined.of(benign(network, images, labels), Softhard(), torch.Generator().manual_seed(1))
+    source, wanted = mined.triplets, torch.full((32,), value, dtype=torch.float64)
     counted = Network(network)
     with frozen(network):
-        moved = manipulate(counted, images, source, found, wanted, budget)
+        moved = manipulate(counted, images, mined, wanted, budget)
         expected = in_full(network, images[source.stack()], wanted, budget)
     assert 0 < len(moved.rows) < 32
     # Double precision: other batch sizes round otherwise, by some 1e-15.
@@ -165,7 +169,7 @@ def test_two_is_min_max_training(golden_network: nn.Sequential, pairs: tuple[Ten
     images, labels = pairs
     defense = rm.defense("min-max[S]", eps=16 / 255, alpha=2 / 255, steps=4, seed=2)
     step = defense(golden_network, images, labels)
-    source = Softhard()(benign(golden_network, images), labels, generator=torch.Generator().manual_seed(2))
+    source = Softhard()(benign(golden_network, images, labels), generator=torch.Generator().manual_seed(2))
     moved = images[source.stack()]
     origin = moved.clone()
     for _ in range(4):
@@ -200,13 +204,11 @@ def test_terms_take_their_part_of_the_sextuplet(
 
     # The same once more, each of the six embeddings computed where it stands.
     generator = torch.Generator().manual_seed(7)
-    dist = benign(golden_network, images)
-    source = Softhard()(dist, labels, generator=generator)
-    wanted = Semihard()(dist, labels, generator=generator).hardness(dist)
+    mined = Mined.of(benign(golden_network, images, labels), Softhard(), generator)
+    wanted = Mined.of(mined.batch, Semihard(), generator).hardness
     with frozen(golden_network):
-        moved = manipulate(
-            Network(golden_network), images, source, source.hardness(dist), wanted, defense.budget
-        )
+        moved = manipulate(Network(golden_network), images, mined, wanted, defense.budget)
+    source = mined.triplets
     six = torch.cat([images[source.stack()], all_images(images, source, moved)], dim=1)
     names = ("a", "p", "n", "a~", "p~", "n~")
     z = dict(zip(names, embed(golden_network, six.flatten(0, 1)).view(32, 6, -1).unbind(1), strict=True))
@@ -242,8 +244,8 @@ def test_a_network_that_mixes_images_gets_whole_batches(kind: str, pairs: tuple[
     torch.manual_seed(0)
     layer = nn.BatchNorm2d(4) if kind == "batchnorm" else nn.Dropout(0.5)
     network = nn.Sequential(nn.Conv2d(1, 4, 5, stride=2), layer, nn.Flatten(), nn.Linear(4 * 12 * 12, 8))
-    source = Softhard()(benign(network.eval(), images), labels, generator=torch.Generator())
-    moved = Moved(torch.tensor([3]), images[source.stack()[[3]]] * 0.5)
+    source = Softhard()(benign(network.eval(), images, labels), generator=torch.Generator())
+    moved = PerturbedTriplets(torch.tensor([3]), images[source.stack()[[3]]] * 0.5)
 
     sizes: list[int] = []
     hook = network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))

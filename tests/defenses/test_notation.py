@@ -15,9 +15,19 @@ import robustmetric as rm
 from robustmetric.defenses import AntiCollapse, EmbeddingShifted, HardnessManipulation, Regular
 from robustmetric.destination import Benign, Boosted, Constant, Destination, Gradual, OfMargin
 from robustmetric.losses import TERMS, SextupletTerm
-from robustmetric.triplets import SAMPLERS, Distance, Hardest, Random, Sampler, Semihard, Softhard, Triplets
+from robustmetric.triplets import (
+    SAMPLERS,
+    Batch,
+    Distance,
+    Hardest,
+    Mined,
+    Random,
+    Sampler,
+    Semihard,
+    Softhard,
+)
 
-PUBLISHED = Path(__file__).parent.parent / "data" / "published.csv"
+PUBLISHED = Path(__file__).parent.parent / "golden" / "published.csv"
 Form = Literal["NFC", "NFD"]
 # Derandomised: a failure is due to a change of the code, not to luck.
 thorough = settings(max_examples=150, deadline=None, derandomize=True)
@@ -200,15 +210,10 @@ def test_gradual_gives_its_values_at_the_margin_of_the_defense() -> None:
     def values(name: str, margin: float, loss: float) -> list[float]:
         made = destination(name, margin)
         made.update(torch.tensor(loss))
-        zero = torch.zeros(1, dtype=torch.long)
-        hardness: torch.Tensor = made(
-            torch.zeros(4, 4, dtype=torch.float64),
-            torch.tensor([0, 0, 1, 1]),
-            Triplets(zero, zero + 1, zero + 2),
-            sampler=Softhard(),
-            generator=torch.Generator(),
-        )
-        return hardness.tolist()
+        batch = Batch(torch.zeros(3, 3, dtype=torch.float64), torch.tensor([0, 1, 0]), 8)
+        mined = Mined.of(batch, Hardest(), torch.Generator())
+        hardness: torch.Tensor = made(mined, generator=torch.Generator())
+        return hardness[:1].tolist()
 
     # ℓ̄ = min(u, ℓ)/u with u = γ unless given
     assert values("LGA", 0.3, 0.15) == pytest.approx([-0.15])
@@ -510,7 +515,7 @@ WRONG = [
 
 
 def refusal(name: str) -> tuple[str, int]:
-    """Give the message for a wrong name, and the column its caret points at; check how they are laid out."""
+    """Return the message for a wrong name and the column its caret points at; check how they are laid out."""
     with pytest.raises(ValueError, match=r".") as error:
         rm.defense(name)
     message, shown, caret = str(error.value).split("\n")

@@ -1,13 +1,15 @@
 """A small world in which an evaluation takes moments: 40 images in 5 classes and a network of two layers."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.evaluation import Evaluation, Record
+from robustmetric.evaluation import Evaluation, Images, Plan, Record, Subject
+from robustmetric.evaluation.evaluate import Progress
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +42,20 @@ def network() -> nn.Sequential:
     return make_network()
 
 
+def evaluation_of(
+    model: nn.Module,
+    images: Images,
+    labels: Tensor,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **given: Any,
+) -> Evaluation:
+    """Set up an evaluation from what belongs to its subject and to its plan together."""
+    settings = {name: given.pop(name) for name in [*given] if name in Plan.model_fields}
+    return Evaluation(Subject(model, images, labels, **given), Plan.make(**settings), out, progress)
+
+
 @pytest.fixture(scope="session")
 def tiny(images: Tensor, labels: Tensor) -> Callable[..., Evaluation]:
     """Set up an evaluation of the small world; what is given replaces its parts and settings."""
@@ -47,7 +63,7 @@ def tiny(images: Tensor, labels: Tensor) -> Callable[..., Evaluation]:
     def make(model: nn.Module | None = None, **changes: Any) -> Evaluation:
         settings: dict[str, Any] = {"eps": 16 / 255, "alpha": 4 / 255, "steps": 8, "checks": "none"}
         settings |= {"images": images, "labels": labels, "batch": 16, "data": "tiny", **changes}
-        return Evaluation(make_network() if model is None else model, **settings)
+        return evaluation_of(make_network() if model is None else model, **settings)
 
     return make
 

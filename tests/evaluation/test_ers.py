@@ -16,12 +16,11 @@ from robustmetric.evaluation.ers import (
     Values,
     ers,
     intervals,
-    points,
     query_weights,
     terms,
 )
 
-PUBLISHED = Path(__file__).parents[1] / "data" / "published.csv"
+PUBLISHED = Path(__file__).parents[1] / "golden" / "published.csv"
 PROTOCOLS: tuple[Protocol, ...] = ("strict", "reference")
 
 # What a unit of each score is worth in its term.
@@ -105,9 +104,9 @@ def test_the_attacks_of_the_ers_are_nine_that_exist() -> None:
 
 def test_points_are_what_a_term_changes_by() -> None:
     for name in ("TMA", "ES:D", "CA-", "LTM"):
-        assert float(points(name, np.float64(0.3))) == pytest.approx(0.3 * abs(WORTH[name]))
+        assert 0.3 * COLUMNS[name].unit.points == pytest.approx(0.3 * abs(WORTH[name]))
     # A rank is in % already.
-    assert float(points("CA+", np.float64(0.3))) == 0.3
+    assert 0.3 * COLUMNS["CA+"].unit.points == 0.3
 
 
 values_with_gaps = st.lists(st.one_of(st.floats(-100, 100), st.just(math.nan)), min_size=1, max_size=40)

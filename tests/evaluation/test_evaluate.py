@@ -17,20 +17,32 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import PGD, Draws, Transfer
 from robustmetric.distance import embed
-from robustmetric.evaluation import COLUMNS, ERS_ATTACKS, Evaluation, Record, evaluate, run_attack
+from robustmetric.evaluation import (
+    COLUMNS,
+    ERS_ATTACKS,
+    Evaluation,
+    Plan,
+    Record,
+    Subject,
+    evaluate,
+    run_attack,
+)
+from robustmetric.evaluation.store import Store
 from robustmetric.perturb import frozen
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
 Golden = dict[str, NDArray[Any]]
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "fashion-tiny.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
 
 
 def values(evaluation: Evaluation) -> dict[str, Tensor]:
     """All per-query values of an evaluation that was run, by attack and name."""
     return {
-        f"{a.name}/{name}": value for a in evaluation.goals for name, value in evaluation.found(a).items()
+        f"{a.name}/{name}": value
+        for a in evaluation.plan.goals
+        for name, value in evaluation.materials.found(a).tensors().items()
     }
 
 
@@ -76,17 +88,9 @@ def test_retrieval_scores_are_those_of_the_reference(golden: Golden, golden_netw
 def test_attacks_leave_what_the_reference_leaves(golden: Golden, golden_network: nn.Module) -> None:
     """On its 64 queries: without a random target to one query, with one to three standard errors."""
     images, labels = pixels(golden)
-    evaluation = Evaluation(
-        golden_network,
-        images,
-        labels,
-        protocol="reference",
-        eps=16 / 255,
-        alpha=3 / 255,
-        checks="none",
-        queries=64,
-    )
-    evaluation.numbers = torch.arange(64)
+    plan = Plan.make(protocol="reference", eps=16 / 255, alpha=3 / 255, checks="none", queries=64)
+    evaluation = Evaluation(Subject(golden_network, images, labels), plan)
+    evaluation.materials.numbers = torch.arange(64)
     record = evaluation.run()
     found = values(evaluation)
     query = 100 / 64 + 1e-9
@@ -109,7 +113,9 @@ def test_attacks_leave_what_the_reference_leaves(golden: Golden, golden_network:
             # An attack does what it is for.
         gain = record[name] - (record.scores[name].before or 0)
         assert gain > 0 if name in ("CA-", "QA-", "TMA") else gain < 0
-        doubt += (float(COLUMNS[name].term(np.float64(1)) - COLUMNS[name].term(np.float64(0))) * error) ** 2
+        term = COLUMNS[name].term
+        assert term is not None
+        doubt += (float(term(np.float64(1)) - term(np.float64(0))) * error) ** 2
     assert record["ERS"] == pytest.approx(GOLDEN["ERS"], abs=3 * doubt**0.5 / 10 + 1)
 
 
@@ -184,20 +190,12 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
     images, labels = pixels(golden)
     found = []
     for batch in (24, 5):
-        evaluation = Evaluation(
-            golden_network,
-            images[:120],
-            labels[:120],
-            eps=16 / 255,
-            alpha=3 / 255,
-            steps=8,
-            attacks=[attack],
-            queries=24,
-            batch=batch,
-            checks="none",
+        plan = Plan.make(
+            eps=16 / 255, alpha=3 / 255, steps=8, attacks=[attack], queries=24, batch=batch, checks="none"
         )
+        evaluation = Evaluation(Subject(golden_network, images[:120], labels[:120]), plan)
         evaluation.run()
-        found.append(evaluation.found(evaluation.goals[0])["objective/last"])
+        found.append(evaluation.materials.found(plan.goals[0]).last)
     moved = (found[0] - found[1]).abs() > 1e-3
     assert int(moved.sum()) <= 1, f"{int(moved.sum())} of 24 queries depend on the batch size"
 
@@ -205,14 +203,14 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
 def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
     evaluation = tiny(network.double(), images=images.double(), attacks=ATTACKS, steps=4, queries=14)
     evaluation.run()
-    scene = evaluation.scene
+    scene, plan, materials = evaluation.materials.scene, evaluation.plan, evaluation.materials
     with frozen(network):
         for chunk in (3, 39):
             pieces = replace(scene, gallery=replace(scene.gallery, chunk=chunk))
-            for a in evaluation.goals:
-                outcome = run_attack(pieces, a, evaluation.numbers, evaluation.budget, evaluation.how)
+            for a in plan.goals:
+                outcome = run_attack(pieces, a, materials.numbers, plan.budget, materials.search)
                 for name, value in outcome.after.items():
-                    wanted = evaluation.found(a)[f"after/{name}"]
+                    wanted = materials.found(a).after[name]
                     torch.testing.assert_close(value.double(), wanted, rtol=0, atol=1e-7)
 
 
@@ -238,7 +236,7 @@ def test_the_order_of_the_images_changes_no_image_s_values(
             torch.testing.assert_close(found[name][position], wanted[name], rtol=0, atol=1e-7, msg=name)
     for name in ("R@1", "R@2", "mAP", "mAP@R"):
         assert records[1][name] == pytest.approx(records[0][name], abs=1e-9)
-        arrays = [e.store.get("retrieval")[name] for e in (straight, shuffled)]
+        arrays = [e.materials.retrieval[name] for e in (straight, shuffled)]
         torch.testing.assert_close(arrays[1][position], arrays[0])
 
 
@@ -292,8 +290,8 @@ def test_the_number_of_workers_changes_nothing(tiny: Tiny, tmp_path: Path, share
     out = tmp_path / "shared"
     in_threads(tiny, out, shares, **changes)
     assert not (out / "record.json").exists()
-    pieces = [n for names in tiny(**changes).pieces().values() for n in names]
-    assert sorted(f.stem for f in (out / "parts").iterdir()) == sorted(pieces)
+    pieces = [piece.file for stage in tiny(**changes).materials.stages for piece in stage.pieces]
+    assert sorted(f.name for f in (out / "parts").iterdir()) == sorted(pieces)
     together = tiny(out=out, **changes).run()
     assert together.model_dump_json() == alone.model_dump_json()
     for name in ("record.json", "queries.safetensors"):
@@ -305,13 +303,13 @@ def test_the_number_of_workers_changes_nothing(tiny: Tiny, tmp_path: Path, share
 
 def test_each_worker_makes_its_share(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, str]] = []
-    make = Evaluation._make
+    keep = Store.keep
 
-    def noted(self: Evaluation, piece: str, *more: Any) -> dict[str, Tensor]:
-        made.append((threading.get_ident(), piece))
-        return make(self, piece, *more)
+    def noted(self: Store, piece: Any, value: Any) -> None:
+        made.append((threading.get_ident(), piece.file))
+        keep(self, piece, value)
 
-    monkeypatch.setattr(Evaluation, "_make", noted)
+    monkeypatch.setattr(Store, "keep", noted)
     in_threads(tiny, tmp_path / "out", 2, steps=2, batch=4)
     by_worker = [[p for t, p in made if t == thread] for thread in {t for t, _ in made}]
     assert len(by_worker) == 2
@@ -416,12 +414,13 @@ def test_a_seed_draws_queries_and_their_values_are_those_of_all(
     everything = whole.run()
     some = tiny(network, images=x, seed=3, queries=12)
     record = some.run()
-    assert len(some.numbers) == 12 == len(some.numbers.unique())
+    numbers = some.materials.numbers
+    assert len(numbers) == 12 == len(numbers.unique())
     assert record.queries.model_dump() == {"count": 12, "of": 40, "left_out": 0}
-    assert torch.equal(some.numbers, tiny(network, images=x, seed=3, queries=12).numbers)
-    assert not torch.equal(some.numbers, tiny(network, images=x, seed=4, queries=12).numbers)
-    assert torch.equal(tiny(queries=40).numbers, torch.arange(40))
-    all_values = {name: value[some.numbers] for name, value in values(whole).items()}
+    assert torch.equal(numbers, tiny(network, images=x, seed=3, queries=12).materials.numbers)
+    assert not torch.equal(numbers, tiny(network, images=x, seed=4, queries=12).materials.numbers)
+    assert torch.equal(tiny(queries=40).materials.numbers, torch.arange(40))
+    all_values = {name: value[numbers] for name, value in values(whole).items()}
     assert_same(values(some), all_values)
     # Retrieval is of all images in both.
     for name in ("R@1", "R@2", "mAP", "NMI", "mAP@R"):
@@ -522,10 +521,11 @@ def test_draws_are_of_the_evaluation_s_seed(tiny: Tiny) -> None:
     """Targets are what anyone gets who draws with the seed, the attack's name and the query's number."""
     evaluation = tiny(seed=11, queries=9, attacks=["TMA"])
     evaluation.run()
-    for row, number in enumerate(evaluation.numbers.tolist()):
-        alone = evaluation.goals[0].select(
-            evaluation.scene.queries[torch.tensor([number])],
-            evaluation.scene.gallery,
+    scene = evaluation.materials.scene
+    for row, number in enumerate(evaluation.materials.numbers.tolist()):
+        alone = evaluation.plan.goals[0].select(
+            scene.queries[torch.tensor([number])],
+            scene.gallery,
             draws=Draws(11, "TMA", [number]),
         )
         assert values(evaluation)["TMA/target"][row].tolist() == alone[0].tolist()
@@ -541,7 +541,8 @@ def test_progress_is_told_from_nothing_to_all(tiny: Tiny) -> None:
         progress=lambda stage, done, of: told.append((stage, done, of)),
     )
     evaluation.run()
-    for stage, names in evaluation.pieces().items():
-        mine = [(done, of) for s, done, of in told if s == stage]
-        assert mine == [(k, len(names)) for k in range(len(names) + 1)], stage
+    for stage in evaluation.materials.stages:
+        count = len(stage.pieces)
+        mine = [(done, of) for s, done, of in told if s == stage.name]
+        assert mine == [(k, count) for k in range(count + 1)], stage.name
     assert list(dict.fromkeys(s for s, _, _ in told)) == ["embed", "retrieval", "ES", "GTM", "checks"]

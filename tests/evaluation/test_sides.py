@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import embed
-from robustmetric.evaluation import Evaluation, Record
-from robustmetric.evaluation import run as running
-from robustmetric.evaluation.record import Check
-from robustmetric.evaluation.run import Origin, check_folder
+from robustmetric.evaluation import Check, Evaluation, Record
+from robustmetric.evaluation.evaluate import Ticks
+from robustmetric.evaluation.store import check_folder
+from robustmetric.evaluation.subject import Origin
 
 Tiny = Callable[..., Evaluation]
 FEW: dict[str, Any] = {"attacks": ["ES", "LTM", "GTM", "GTT"], "steps": 2}
@@ -31,7 +31,9 @@ def check_of(record: Record, name: str) -> Check:
 
 def values(evaluation: Evaluation) -> dict[str, Tensor]:
     return {
-        f"{a.name}/{name}": value for a in evaluation.goals for name, value in evaluation.found(a).items()
+        f"{a.name}/{name}": value
+        for a in evaluation.plan.goals
+        for name, value in evaluation.materials.found(a).tensors().items()
     }
 
 
@@ -113,7 +115,7 @@ def test_cameras_change_the_scores_as_a_loop_says(tiny: Tiny, labels: Tensor, ne
     evaluation = tiny(network, cameras=cameras, **FEW)
     record, found = evaluation.run(), values(evaluation)
     with torch.no_grad():
-        z = embed(network, evaluation.images[torch.arange(40)]).double()
+        z = embed(network, evaluation.subject.images[torch.arange(40)]).double()
     hits, precisions = [], []
     for i in range(40):
         others = [p for p in range(40) if p != i and (labels[p] != labels[i] or cameras[p] != cameras[i])]
@@ -222,12 +224,12 @@ def test_other_positions_or_cameras_are_another_evaluation(
 def test_a_part_of_the_plan_tells_another_evaluation(tiny: Tiny, tmp_path: Path) -> None:
     out = tmp_path / "out"
     evaluation = tiny(out=out, attacks=["TMA"], steps=1, queries=4)
-    settings = evaluation.settings.model_dump()
+    settings = evaluation.plan.model_dump()
     assert check_folder(out, {"settings": settings}) is False
     evaluation.begin()
     assert check_folder(out, {"settings": settings}) is True
     other = {"settings": {**settings, "steps": 5}}
-    with pytest.raises(ValueError, match=r"holds another evaluation: steps was 1, is 5; give another --out"):
+    with pytest.raises(ValueError, match=r"holds another evaluation: steps was 1, is 5; give another"):
         check_folder(out, other)
     assert other == {"settings": {**settings, "steps": 5}}
     (out / "plan.json").write_text("[1]")
@@ -243,7 +245,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever somebody looks at the clock, 0.3 s have passed."""
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: 0.3 * next(ticks), sleep=lambda _: None)
-    monkeypatch.setattr(running, "time", clock)
+    monkeypatch.setitem(Ticks.__init__.__globals__, "time", clock)
 
 
 @pytest.mark.usefixtures("slow")
@@ -279,7 +281,8 @@ def test_a_block_in_the_making_counts_by_its_share(search: str, tiny: Tiny) -> N
 
 
 def test_quick_blocks_are_told_by_whole_numbers_alone(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: 5.0, sleep=lambda _: None))
+    clock = SimpleNamespace(monotonic=lambda: 5.0, sleep=lambda _: None)
+    monkeypatch.setitem(Ticks.__init__.__globals__, "time", clock)
     told: list[float] = []
     tiny(attacks=["TMA"], steps=8, progress=lambda stage, done, _: told.append(done)).run()
     assert all(done == int(done) for done in told)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import robustmetric as rm
 from robustmetric import models
 from robustmetric.models import C2F2, MODELS, ResNet, model
 
@@ -53,8 +54,8 @@ def test_an_unknown_option_is_named_with_those_allowed(
     assert f"its options: {allowed}" in str(caught.value)
 
 
-def test_a_network_of_ones_own_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS, "mine", nn.Linear)
+def test_a_network_of_ones_own_can_be_added() -> None:
+    rm.register("model", "mine")(nn.Linear)
     assert isinstance(model("mine", in_features=2, out_features=3), nn.Linear)
     with pytest.raises(ValueError, match="model 'mine' missing a required argument: 'out_features'"):
         model("mine", in_features=2)

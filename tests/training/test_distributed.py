@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import robustmetric as rm
@@ -45,6 +46,7 @@ rm.training.train(recipe, out, machines=machines, callbacks=[Spy()], progress=Fa
 """
 
 
+@pytest.mark.slow
 def test_two_workers_train_as_one(tmp_path: Path) -> None:
     script = tmp_path / "training.py"
     script.write_text(SCRIPT.replace("CHANGES", repr(CHANGES)))

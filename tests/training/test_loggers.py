@@ -14,6 +14,7 @@ from robustmetric.training import loggers
 from robustmetric.training.loggers import make_logger
 from robustmetric.training.recipe import Recipe, load_recipe
 from robustmetric.training.run import checkpoint_step, train
+from robustmetric.validate import UserError
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -123,3 +124,35 @@ def test_tensorboard_that_is_missing_names_the_extra(tmp_path: Path, monkeypatch
         r'"robustmetric\[tensorboard\]"$',
     ):
         make_logger("tensorboard", tmp_path)
+
+
+OWN = """
+from lightning.pytorch.loggers import CSVLogger
+
+class Mine(CSVLogger):
+    def __init__(self, out, step, flag=False):
+        super().__init__(out, name="mine", version="")
+        self.known = (str(out), step, flag)
+
+class Alone(CSVLogger):
+    def __init__(self):
+        super().__init__("nowhere")
+
+def number():
+    return 7
+"""
+
+
+def test_loggers_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    made: Any = make_logger(f"{tmp_path}/own.py:Mine(flag=True)", tmp_path / "run", 7)
+    assert made.known == (str(tmp_path / "run"), 7, True)
+    assert type(make_logger(f"{tmp_path}/own.py:Alone", tmp_path / "run")).__name__ == "Alone"
+    for name, told in {
+        "number": "made a int; it must make a Logger",
+        "Mine(depth=3)": "unexpected keyword argument 'depth'; its options: flag",
+        "Mein": r"unknown name 'Mein' \(did you mean 'Mine'",
+        "Mine(step=3)": "step is given already; leave it out",
+    }.items():
+        with pytest.raises(UserError, match=told):
+            make_logger(f"{tmp_path}/own.py:{name}", tmp_path / "run")

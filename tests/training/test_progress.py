@@ -17,18 +17,9 @@ from robustmetric.cli.progress import Decoding, Training
 from robustmetric.training.progress import Status, Teller
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
+from tests.helpers.command import Clock
 
 QUICK = {"defense": "N/A[R]", "batch": 256, "epochs": 4, "dim": 16, "validate_every": 2}
-
-
-class Clock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Slow(L.Callback):
@@ -50,7 +41,7 @@ class Slow(L.Callback):
 
 def follow(out: Path, *, resume: bool = False, **changes: Any) -> tuple[list[Status], list[str]]:
     """Train with a clock of its own; give what was told and said."""
-    clock = Clock()
+    clock = Clock(1000)
     told: list[Status] = []
     said: list[str] = []
     train(
@@ -140,7 +131,7 @@ def printed(console: Console) -> list[str]:
 
 
 def test_a_line_for_each_validation_and_each_minute() -> None:
-    clock, console = Clock(), Console(file=io.StringIO(), width=80)
+    clock, console = Clock(1000), Console(file=io.StringIO(), width=80)
     shown = Training(console, clock)
     for step in range(1, 100):
         clock.now += 7
@@ -152,12 +143,12 @@ def test_a_line_for_each_validation_and_each_minute() -> None:
 
 def test_what_is_not_known_is_not_said() -> None:
     console = Console(file=io.StringIO(), width=80)
-    Training(console, Clock())(Status(4, 4, validated=True, left=0.0))
+    Training(console, Clock(1000))(Status(4, 4, validated=True, left=0.0))
     assert printed(console) == ["step 4 of 4"]
 
 
 def test_decoding_is_told_each_minute() -> None:
-    clock, console = Clock(), Console(file=io.StringIO(), width=80)
+    clock, console = Clock(1000), Console(file=io.StringIO(), width=80)
     decoding = Decoding(console, clock)
     for done in range(0, 3201, 100):
         decoding("train", done, 3200)
@@ -180,7 +171,7 @@ def terminal(request: pytest.FixtureRequest) -> Console:
 
 
 def test_one_bar_that_never_wraps(terminal: Console) -> None:
-    shown = Training(terminal, Clock())
+    shown = Training(terminal, Clock(1000))
     for step in (1, 99_999, 120_000):
         shown(Status(step, 120_000, 0.1834, 0.613, 45.93, 130_000.0 - step))
         paper = Console(width=terminal.width, force_terminal=True, file=io.StringIO(), color_system=None)
@@ -200,6 +191,6 @@ def test_one_bar_that_never_wraps(terminal: Console) -> None:
 
 
 def test_a_bar_that_is_never_begun_leaves_nothing(terminal: Console) -> None:
-    Training(terminal, Clock()).stop()
+    Training(terminal, Clock(1000)).stop()
     assert isinstance(terminal.file, io.StringIO)
     assert terminal.file.getvalue() == ""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import robustmetric
+from robustmetric.data.inputs import sizes_for
 from robustmetric.training.recipe import (
     Recipe,
     dump_recipe,
@@ -22,7 +23,6 @@ from robustmetric.training.recipe import (
     make_recipe,
     recipe_names,
     recipe_text,
-    sizes_for,
     usual_recipe,
 )
 
@@ -34,7 +34,7 @@ SMALL = {
 }  # fmt: skip
 LARGE = {
     "model": "resnet18", "eps": 8 / 255, "alpha": 1 / 255, "batch": 112, "resize": 256, "crop": 224,
-    "flip": True, "dim": 512, "validation": 0, "schedule": "constant", "warmup": 0, "clip": None,
+    "flip": True, "dim": None, "validation": 0, "schedule": "constant", "warmup": 0, "clip": None,
 }  # fmt: skip
 TEXT = {**LARGE, "lr": 1e-3, "weight_decay": 0.0, "epochs": 150, "freeze_bn": False}
 CODE = {**LARGE, "lr": 1e-5, "weight_decay": 4e-4, "epochs": 75, "freeze_bn": True}
@@ -103,7 +103,6 @@ for name in ("torch", "lightning"):
 package = sys.modules["robustmetric"] = types.ModuleType("robustmetric")
 package.__path__ = [{str(Path(robustmetric.__file__).parent)!r}]
 from robustmetric.training.recipe import load_recipe
-from robustmetric.training.folder import read_run
 print(load_recipe("28x28").steps)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
 import robustmetric as rm
 from robustmetric import cli
-from robustmetric.data import decode as decoding
-from robustmetric.data.cache import Pixels
-from robustmetric.training.inputs import first_image, suited_recipe, try_network
-from robustmetric.training.recipe import load_recipe, make_recipe
+from robustmetric.training.parts import suited_recipe
+from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import Machines, train
+from tests.helpers.runs import make_pictures
 
 NETS = """
 import torch
@@ -59,13 +56,7 @@ class Late(nn.Module):
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Twelve classes of four images of 20×16 pixels."""
-    root = tmp_path / "data"
-    for number in range(12):
-        (root / f"class{number:02}").mkdir(parents=True)
-        for k in range(4):
-            noise = np.random.default_rng(100 * number + k).integers(0, 256, (16, 20, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / f"class{number:02}" / f"{k}.png")
-    return root
+    return make_pictures(tmp_path / "data", each=4, height=16, width=20)
 
 
 @pytest.fixture
@@ -89,7 +80,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["--defense", "HM[Q,LGA]"], "unknown sampler 'Q'"),
     (["--model", "resnet19"], "unknown model 'resnet19' (did you mean 'resnet18'?)"),
     (["--model", "gone.py:net"], "there is no file gone.py"),
-    (["--model", "NETS:other"], "has no function 'other'"),
+    (["--model", "NETS:other"], "unknown name 'other'; known: Blind, Late, fits, maps, narrow"),
     (["--model", "NETS:narrow"], "the network failed on an image of shape (1, 3, 16, 16) (RuntimeError: "),
     (["--model", "NETS:maps"], "the network returned a tensor of shape (1, 4, 14, 14)"),
     (["--model", "NETS:Blind"], "the embeddings do not depend on the images"),
@@ -97,7 +88,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["--weights", "NETS"], "is not plain weights: it was refused"),
     (["--weights", "OTHER"], "does not fit this C2F2"),
     (["--accelerator", "warp"], "cannot train on 1 × warp with precision 32-true: "),
-    (["--accelerator", "tpu"], "give another --accelerator, --devices or --precision"),
+    (["--accelerator", "tpu"], "give another accelerator, number of devices or precision"),
     (["--logger", "tensorbord"], "unknown logger 'tensorbord'"),
     (["--validation", "0.7"], "validation is 0.7"),
     (["--size", "2"], "resize is 2: input should be greater than or equal to 4; crop is 2"),
@@ -139,8 +130,9 @@ def test_timm_that_is_missing_is_said_in_a_sentence(
 @pytest.mark.parametrize("where", ["file", "file/inside"])
 def test_a_folder_that_cannot_be_made(where: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(ValueError, match=r"give another --out"):
+    with pytest.raises(ValueError, match=r"give another folder") as caught:
         train(load_recipe("digits", {"epochs": 1}), tmp_path / where, progress=False)
+    assert caught.value.parameter == "out"  # type: ignore[attr-defined]
     assert (tmp_path / "file").read_text() == "precious"
 
 
@@ -209,7 +201,7 @@ def test_a_resumed_run_that_fails_keeps_what_it_had(tmp_path: Path) -> None:
 
 
 def test_a_network_that_fails_in_its_first_step_leaves_nothing(tmp_path: Path, nets: Path) -> None:
-    recipe = load_recipe("digits", {**QUICK, "model": f"{nets}:Late"})
+    recipe = load_recipe("digits", {**QUICK, "dim": None, "model": f"{nets}:Late"})
     with pytest.raises(KeyError, match="only in training"):
         train(recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
@@ -227,46 +219,11 @@ def test_a_network_of_nan_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_machines_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot train on 0 × cpu .* give another --accelerator"):
+    with pytest.raises(ValueError, match=r"cannot train on 0 × cpu .* give another accelerator"):
         train(load_recipe("digits", QUICK), tmp_path / "run", machines=Machines("cpu", devices=0))
 
 
-# The first image, and the network on it
-
-
-def test_the_first_readable_image_is_decoded_alone(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (pictures / "class00" / "0.png").write_bytes(b"")
-    (pictures / "class00" / "1.png").write_bytes(b"no image")
-    recipe = make_recipe({"data": "folder", "root": pictures, "resize": 12})
-    found = first_image(recipe)
-    expected = decoding.decoded(pictures / "class00" / "2.png", None, (12, 12), 3)
-    assert np.array_equal(found.pixels, expected[None])
-    assert found.labels.tolist() == [0]
-    assert first_image(recipe, "test").classes[0] == "class06"
-    for file in pictures.rglob("*.png"):
-        file.write_bytes(b"no image")
-    with pytest.raises(
-        ValueError, match=r"no train image of folder can be read; the last one tried: .*3\.png"
-    ):
-        first_image(recipe)
-
-
-def test_grey_pixels_in_memory_have_the_channels_that_the_network_takes() -> None:
-    assert first_image(make_recipe({"data": "digits"})).pixels.shape == (1, 8, 8, 1)
-    assert first_image(make_recipe({"data": "digits", "model": "resnet18", "resize": 32})).pixels.shape == (
-        1, 32, 32, 3,
-    )  # fmt: skip
-
-
-def test_a_network_that_was_tried_is_as_it_was() -> None:
-    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5)).train()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    try_network(network, Pixels(np.ones((1, 8, 8, 1), np.uint8), torch.tensor([0]), ("one",)))
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert all(module.training for module in network.modules())
-    assert all(p.requires_grad and p.grad is None for p in network.parameters())
+# The network is tried
 
 
 def test_trying_a_network_draws_nothing(tmp_path: Path) -> None:

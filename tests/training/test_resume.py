@@ -1,7 +1,6 @@
 """Trainings that are killed at any moment and resumed: as if nothing had happened.
 
-This file is also the program that the tests start. It imports everything once and forks a process for each
-attempt, so that an attempt costs only its training.
+This file is also the program that the tests start (see tests/helpers/processes.py).
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,9 @@ from robustmetric.training import Stopped
 from robustmetric.training.callbacks import Keeper
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
+from tests.helpers.processes import at_call, die, forked, needs_fork, run_program
+
+pytestmark = pytest.mark.slow  # trainings that are killed and resumed
 
 Plan = tuple[str, float]  # what ends the attempt, and when; ("none", 0) lets it finish
 
@@ -45,22 +45,6 @@ def network() -> nn.Module:
 
 
 # The program: attempts in processes of their own
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def at_call(number: float, act: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Call `act` in the place of the n-th call of a function."""
-    calls = 0
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return (act if calls == number else original)(*args, **kwargs)
-
-    return counted
 
 
 class Death(L.Callback):
@@ -129,30 +113,22 @@ class Death(L.Callback):
 
 def attempt(out: Path, changes: dict[str, Any], plan: Plan) -> str:
     """Train in a new process until it ends or is killed; say how it ended."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(writing, 1)
+
+    def act() -> None:
+        recipe = load_recipe("digits", changes)
         try:
-            recipe = load_recipe("digits", changes)
             train(recipe, out, resume=True, progress=False, callbacks=[Death(*plan)], report=lambda _: None)
-            print("finished", flush=True)
+            print("finished")
         except Stopped as stop:
-            print(f"stopped by {stop}", flush=True)
-        except BaseException:
-            print(traceback.format_exc(), flush=True)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as said:
-        text = ""
-        for line in said:
-            if line == "ready\n":
-                os.kill(child, signal.Signals[plan[0]])
-            else:
-                text += line
-    _, status = os.waitpid(child, 0)
-    return "killed" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else text.strip()
+            print(f"stopped by {stop}")
+
+    def hear(line: str, child: int) -> bool:
+        if line == "ready\n":
+            os.kill(child, signal.Signals[plan[0]])
+        return line == "ready\n"
+
+    code, text = forked(act, hear)
+    return "killed" if code == -signal.SIGKILL else text.strip()
 
 
 def checkpoint_step(out: Path) -> int:
@@ -202,16 +178,8 @@ def run(
     After the planned attempts come others that die at random moments, until there were so many kills.
     """
     changes = {"epochs": 2, "steps": 2, "save_every": 3, "validation": 0, **changes}
-    order = json.dumps({"folder": str(folder), "changes": changes, "plans": plans, "kills": kills, "seed": 3})
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-W", "error", __file__, order],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ends = json.loads(done.stdout.splitlines()[-1])["ends"]
+    order = {"folder": str(folder), "changes": changes, "plans": plans, "kills": kills, "seed": 3}
+    ends = run_program(__file__, order)["ends"]
     assert ends[0][0] == ends[-1][0] == "finished", ends
     return [end for end, _ in ends[1:-1]], [step for _, step in ends[1:]]
 
@@ -236,9 +204,6 @@ def dropout(tmp_path: Path) -> str:
     file = tmp_path / "mine.py"
     file.write_text(DROPOUT)
     return f"{file}:network"
-
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGKILL and fork are POSIX's")
 
 
 @needs_fork

@@ -29,8 +29,8 @@ WEIGHTS = ("last.safetensors", "best.safetensors")
 TINY = """
 from torch import nn
 
-def network():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16))
+def network(dim):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, dim))
 """
 
 OWN = """
@@ -44,10 +44,10 @@ class Mine(nn.Module):
     def forward(self, images):
         return self.layers(images)
 
-def network():
+def network(dim):
     return Mine()
 
-def seven():
+def seven(dim):
     return 7
 
 constant = 7
@@ -78,7 +78,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -241,9 +241,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_is_refused(finished: tuple[Path, MetricModule]) -> None:
     before = contents(finished[0])
-    with pytest.raises(
-        ValueError, match="holds a run already: continue it with --resume, or give another --out"
-    ):
+    with pytest.raises(ValueError, match="holds a run already: resume it, or give another folder"):
         go(finished[0], model="c2f2", batch=128, epochs=2, dim=32, steps=1, defense="HM[S,LGA]&ICS")
     assert contents(finished[0]) == before
 
@@ -251,7 +249,7 @@ def test_a_folder_with_a_run_is_refused(finished: tuple[Path, MetricModule]) -> 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     for resume in (False, True):
-        with pytest.raises(ValueError, match="is not empty and holds no run: give another --out"):
+        with pytest.raises(ValueError, match="is not empty and holds no run: give another folder"):
             go(tmp_path, resume=resume)
     assert contents(tmp_path) == {"thesis.txt": b"precious"}
 
@@ -399,10 +397,10 @@ def test_own_network(tmp_path: Path, own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("missing.py:network", FileNotFoundError, r"no file .*missing\.py to take the network 'network'"),
-        ("mine.py:other", ValueError, r"mine\.py has no function 'other'; write --model FILE\.py:FUNCTION"),
-        ("mine.py:constant", ValueError, r"mine\.py has no function 'constant'"),
-        ("mine.py:seven", ValueError, r"mine\.py:seven returned a int; it must return a torch\.nn\.Module"),
+        ("missing.py:network", FileNotFoundError, r"no file .*missing\.py to take the model from"),
+        ("mine.py:other", ValueError, r"mine\.py: unknown name 'other'; known: Mine, network, seven"),
+        ("mine.py:constant", ValueError, r"'constant' of .*mine\.py is a int; .*must be a class or a func"),
+        ("mine.py:seven", ValueError, r"mine\.py:seven' made a int; it must make a Module"),
     ],
 )  # fmt: skip
 def test_own_network_that_is_none(

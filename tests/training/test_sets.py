@@ -13,25 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
-from safetensors.torch import load_file
 
 import robustmetric as rm
 from robustmetric.data import decode as decoding
 from robustmetric.retrieval import retrieval_scores
-from robustmetric.training.inputs import Subject, pixels
 from robustmetric.training.recipe import Recipe, load_recipe, make_recipe
 from robustmetric.training.run import train
+from robustmetric.training.runs import RunFolder
 from robustmetric.training.sets import PairData, load_sets, set_apart
-
-
-def make_pictures(root: Path, classes: int = 12, each: int = 3, size: int = 10) -> Path:
-    for number in range(classes):
-        (root / f"class{number:02}").mkdir(parents=True)
-        for k in range(each):
-            noise = np.random.default_rng(100 * number + k).integers(0, 256, (size, size, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / f"class{number:02}" / f"{k}.png")
-    return root
+from tests.helpers.runs import make_pictures
 
 
 def tiny(root: Path, **changes: Any) -> Recipe:
@@ -146,7 +136,7 @@ def test_where_nothing_can_be_set_apart_it_is_said_once(tmp_path: Path) -> None:
     assert [line for line in said if line.startswith("no images can be set apart")] == said
     assert len(said) == 1
     assert json.loads((tmp_path / "run" / "run.json").read_text())["choice"]["images"] == "test images"
-    assert Subject.of_run(tmp_path / "run", {}).chosen == "last weights"
+    assert RunFolder(tmp_path / "run").weights().chosen == "last weights"
 
 
 # A training
@@ -218,63 +208,3 @@ def test_a_stopped_run_says_it_too(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no power yet"):
         train(quick(epochs=4), tmp_path / "run", resume=True, progress=False, callbacks=[Early()])
     assert "best" in json.loads((tmp_path / "run" / "run.json").read_text())["choice"]
-
-
-# What evaluate takes
-
-
-def make_run(folder: Path, *weights: str, about: str | None = None, validation: float = 0.1) -> Path:
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text(f"data: digits\nmodel: c2f2\ndim: 16\nvalidation: {validation}\n")
-    for number, name in enumerate(weights):
-        torch.manual_seed(number)
-        rm.save_weights(rm.model("c2f2", size=8, dim=16), folder / f"{name}.safetensors")
-    if about is not None:
-        (folder / "run.json").write_text(about)
-    return folder
-
-
-ON_TEST, ON_VALIDATION = (
-    json.dumps({"choice": {"images": f"{which} images"}}) for which in ("test", "validation")
-)
-
-
-@pytest.mark.parametrize(
-    ("about", "share", "which", "taken", "chosen"),
-    [
-        (None, 0.1, None, "best", "chosen on validation images"),
-        (None, 0, None, "last", "last weights"),
-        (None, 0, "best", "best", "chosen on test images"),
-        (None, 0.1, "last", "last", "last weights"),
-        (ON_VALIDATION, 0.1, None, "best", "chosen on validation images"),
-        (ON_TEST, 0.1, None, "last", "last weights"),  # nothing could be set apart
-        (ON_TEST, 0.1, "best", "best", "chosen on test images"),
-        ('{"starts": []}', 0.1, None, "last", "last weights"),  # of a time without validation images
-        ("{", 0.1, None, "best", "chosen on validation images"),
-    ],
-)
-def test_weights_of_a_run(
-    about: str | None, share: float, which: Any, taken: str, chosen: str, tmp_path: Path
-) -> None:
-    run = make_run(tmp_path / "run", "last", "best", about=about, validation=share)
-    subject = Subject.of_run(run, {}, which=which)
-    assert subject.weights == run / f"{taken}.safetensors"
-    assert subject.chosen == chosen
-    network = subject.network(like=pixels(subject.recipe, splits=["test"])[0])
-    wanted = load_file(run / f"{taken}.safetensors")
-    assert all(torch.equal(value, wanted[name]) for name, value in network.state_dict().items())
-
-
-def test_weights_that_are_given_are_of_unknown_choice(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last", "best")
-    assert Subject.of_run(run, {}, run / "best.safetensors").chosen is None
-    assert Subject(make_recipe({})).chosen is None
-
-
-def test_best_weights_that_are_not_there(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last")
-    assert Subject.of_run(run, {}).chosen == "last weights"
-    with pytest.raises(
-        FileNotFoundError, match=r"no weights .*best\.safetensors: the run has not been valid"
-    ):
-        Subject.of_run(run, {}, which="best")

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from robustmetric.attacks.base import (
-    Draws,
-    Gallery,
-    Protocol,
-    Queries,
-    RankingAttack,
-    Target,
-    choose,
-    hit_at_1,
-    nearest,
-)
+from robustmetric.attacks.base import ATTACKS, Protocol, RankingAttack, Target
 from robustmetric.attacks.candidate import CandidateAttack
+from robustmetric.attacks.columns import COSINE, DISTANCE, PERCENT, Column, Unit
+from robustmetric.attacks.draws import Draws, choose
+from robustmetric.attacks.gallery import Gallery, Queries, hit_at_1, nearest
 from robustmetric.attacks.mismatch import TargetedMismatch
 from robustmetric.attacks.misrank import GreedyTop1Misranking, LearningToMisrank
 from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAttack
-from robustmetric.attacks.search import NES, PGD, SPSA, Search, Transfer, make_search
+from robustmetric.attacks.search import NES, PGD, SEARCHES, SPSA, Search, Transfer, make_search
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.attacks.translocation import GreedyTop1Translocation
-from robustmetric.registry import Registry, registry
+from robustmetric.registry import file_of
 
 __all__ = [
     "ATTACKS",
+    "COSINE",
+    "DISTANCE",
     "NES",
+    "PERCENT",
     "PGD",
+    "SEARCHES",
     "SPSA",
     "CandidateAttack",
+    "Column",
     "Draws",
     "EmbeddingShift",
     "Gallery",
@@ -47,6 +43,7 @@ __all__ = [
     "Target",
     "TargetedMismatch",
     "Transfer",
+    "Unit",
     "attack",
     "choose",
     "hit_at_1",
@@ -54,26 +51,12 @@ __all__ = [
     "nearest",
 ]
 
-ATTACKS: Registry[RankingAttack] = registry("attack", RankingAttack)
-_BUILT_IN: dict[str, Callable[..., RankingAttack]] = {
-    "CA+": partial(CandidateAttack, sign="+"),
-    "CA-": partial(CandidateAttack, sign="-"),
-    "QA+": partial(QueryAttack, sign="+"),
-    "QA-": partial(QueryAttack, sign="-"),
-    "TMA": TargetedMismatch,
-    "ES": EmbeddingShift,
-    "LTM": LearningToMisrank,
-    "GTM": GreedyTop1Misranking,
-    "GTT": GreedyTop1Translocation,
-    "SP-QA+": partial(SemanticsPreservingQueryAttack, sign="+"),
-    "SP-QA-": partial(SemanticsPreservingQueryAttack, sign="-"),
-}
-for _name, _factory in _BUILT_IN.items():
-    ATTACKS.register(_name)(_factory)
-
 
 def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> RankingAttack:
-    """Make an attack by the paper's name, with its options in brackets or as arguments.
+    """Make an attack by its name, with its options in brackets or as arguments.
+
+    `name` is the paper's, one that was registered, or ``"file.py:Mine(option=1)"``. `protocol` is `strict`,
+    by the definitions, or `reference`, as published figures were made. `options` are those of the attack.
 
     >>> attack("CA+(w=5)")
     CandidateAttack(protocol='strict', sign='+', w=5)
@@ -82,4 +65,6 @@ def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> Ranking
     ...
     robustmetric.UserError: unknown attack 'LMT' (did you mean 'LTM'?); known: CA+, CA-, ES, GTM, ...
     """
-    return ATTACKS.make(name.replace("−", "-"), {"protocol": protocol}, **options)
+    # The paper writes a minus; a file's name stays as it is.
+    plain = name if file_of(name) else name.replace("−", "-")
+    return ATTACKS.make(plain, {"protocol": protocol}, **options)

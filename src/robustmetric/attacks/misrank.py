@@ -11,21 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import (
-    Draws,
-    Gallery,
-    Queries,
-    RankingAttack,
-    Target,
-    away_from,
-    hit_at_1,
-    nearest,
-    put,
-    same_camera,
-)
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
+from robustmetric.attacks.columns import Column, from_share
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import Gallery, Queries, away_from, hit_at_1, nearest, put, same_camera
 from robustmetric.distance import pair_distance
 
 
+@ATTACKS.register("LTM")
 @dataclass(frozen=True, kw_only=True)
 class LearningToMisrank(RankingAttack):
     """Bring the farthest image of another class nearer than the nearest one of the query's; reported is R@1.
@@ -39,12 +32,17 @@ class LearningToMisrank(RankingAttack):
         """LTM."""
         return "LTM"
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """R@1."""
+        return (Column(self.name, "higher", term=from_share),)
+
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Aim at no image but at the classes: (B, 0)."""
+        """Return no image: it aims at the classes, (B, 0)."""
         return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """max(0, max over negatives n of d(x̃, n) − min over positives p of d(x̃, p))."""
+        """Return max(0, max over negatives n of d(x̃, n) − min over positives p of d(x̃, p))."""
         rows = torch.arange(len(z), device=z.device)
         with torch.no_grad():
             near = z.new_full((len(z),), -torch.inf)
@@ -71,11 +69,12 @@ class LearningToMisrank(RankingAttack):
         return torch.where(answered, gap, 0.0).clamp_min(0)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Whether the nearest image is still of the class."""
+        """Return whether the nearest image is still of the class, as 100 or 0."""
         own = self.myself(queries, gallery)
         return {self.name: hit_at_1(z, queries, gallery, own, strict=self.strict)}
 
 
+@ATTACKS.register("GTM")
 @dataclass(frozen=True, kw_only=True)
 class GreedyTop1Misranking(RankingAttack):
     """Bring the embedding to the nearest image of another class; reported is R@1.
@@ -89,8 +88,14 @@ class GreedyTop1Misranking(RankingAttack):
         """GTM."""
         return "GTM"
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """R@1."""
+        # Near its target there are others, of the query's class too, whatever an attack may do.
+        return (Column(self.name, "higher", term=from_share, conclusive=False),)
+
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the nearest image of another class: (B, 1)."""
+        """Return the nearest image of another class: (B, 1)."""
         own = self.myself(queries, gallery)
         if self.strict:
             return nearest(queries.z, gallery, 1, without=own, other_than=queries.labels)
@@ -102,11 +107,11 @@ class GreedyTop1Misranking(RankingAttack):
         return ((gallery.labels != first[:, None]) & before).sum(1, keepdim=True)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """d(x̃, u)."""
+        """Return d(x̃, u)."""
         u = gallery.z[target.index[:, 0]]
         return pair_distance(away_from(z, u), u)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Whether the nearest image is still of the class."""
+        """Return whether the nearest image is still of the class, as 100 or 0."""
         own = self.myself(queries, gallery)
         return {self.name: hit_at_1(z, queries, gallery, own, strict=self.strict)}

@@ -11,27 +11,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import (
-    Draws,
-    Gallery,
-    Queries,
-    SignedAttack,
-    Target,
-    check_count,
-    count_nearer,
-    nearest,
-    normalised_rank,
-    rank_hinge,
-    sign_of,
-    with_options,
-)
+from robustmetric.attacks.base import ATTACKS, SignedAttack, Target, sign_of, with_options
+from robustmetric.attacks.columns import Column
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import Gallery, Queries, check_count, count_nearer, nearest, normalised_rank
+from robustmetric.attacks.hinge import rank_hinge
 from robustmetric.squares import square_distance
 from robustmetric.validate import UserError, is_number
 
 
+@ATTACKS.register("QA+", sign="+")
+@ATTACKS.register("QA-", sign="-")
 @dataclass(frozen=True, kw_only=True)
 class QueryAttack(SignedAttack):
-    """The perturbed image is the query; it should rank `m` candidates first (+) or last (−).
+    """The perturbed image is the query; it should rank `m` candidates first (`sign` +) or last (−).
 
     The candidates are drawn at random (+), or among the 1 % nearest to the query (−). Reported is their rank,
     in % from first to last, as the mean over the candidates.
@@ -46,16 +39,16 @@ class QueryAttack(SignedAttack):
     m: int = 1
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Mean over images x of max(0, ±(d(x̃, c) − d(x̃, x))): how far c is from first, or last."""
+        """Return the mean over images x of max(0, ±(d(x̃, c) − d(x̃, x))): how far c is from first, or last."""
         weights = [sign_of(self.sign) / self.m] * self.m
         return rank_hinge(z, target.index, weights, gallery, queries.own if self.strict else None)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Rank in % of the candidates for the perturbed query."""
+        """Return the rank in % of the candidates for the perturbed query."""
         return {self.name: self.ranks(z, target.index, queries, gallery)}
 
     def ranks(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
-        """Mean rank in % of the images `index` (B, M) for embeddings `z` (B, D): (B,)."""
+        """Return the mean rank (B,) in % of images `index` (B, M) of the `gallery`, for `queries` at `z`."""
         ranks = []
         for c in index.T:
             level = square_distance(z, gallery.z[c])
@@ -66,6 +59,8 @@ class QueryAttack(SignedAttack):
         return torch.stack(ranks).double().mean(0)
 
 
+@ATTACKS.register("SP-QA+", sign="+")
+@ATTACKS.register("SP-QA-", sign="-")
 @dataclass(frozen=True, kw_only=True)
 class SemanticsPreservingQueryAttack(QueryAttack):
     """QA that also keeps the query's `keep` nearest images in front, so that it is not noticed.
@@ -99,6 +94,13 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         )
 
     @property
+    def columns(self) -> tuple[Column, ...]:
+        """The candidates' rank, and that of the kept images; the ERS has a term for neither."""
+        (rank,) = super().columns
+        # A low rank of what is kept is good for the attacker, and says nothing of the network alone.
+        return (Column(self.name, rank.better), Column(f"{self.name}:keep", None))
+
+    @property
     def weight(self) -> float:
         """The weight of what is to be kept."""
         if self.xi is not None:
@@ -106,7 +108,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         return 1.0 if self.sign == "+" else 100.0
 
     def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few images that the targets cannot be found in it."""
+        """Refuse a gallery with too few `images`, N, to find the targets in."""
         super().check_fits(images)
         check_count("keep", self.keep, images)
         if self.m + self.keep > images - 2:
@@ -116,7 +118,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
             )
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Choose the (B, m) candidates, and the nearest images that are none: (B, m + keep)."""
+        """Return the (B, m) candidates, and the nearest images that are none: (B, m + keep)."""
         candidates = super().select(queries, gallery, draws=draws)
         near = nearest(queries.z, gallery, self.m + self.keep, without=self.myself(queries, gallery))
         taken = (near[..., None] == candidates[:, None]).any(2)
@@ -129,7 +131,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         return rank_hinge(z, target.index, weights, gallery, queries.own if self.strict else None)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Rank in % of the candidates, and of the images to keep."""
+        """Return the rank in % of the candidates, and of the images to keep."""
         return {
             self.name: self.ranks(z, target.index[:, : self.m], queries, gallery),
             f"{self.name}:keep": self.ranks(z, target.index[:, self.m :], queries, gallery),

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks.base import Draws
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import check_count
 from robustmetric.perturb import Budget, Objective, pgd
 from robustmetric.registry import Registry, registry
 from robustmetric.validate import UserError, is_number
 
 
-def _check_whole(name: str, value: int) -> None:
-    if not (is_number(value, Integral) and value >= 1):
-        raise UserError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """Looks for the perturbation that minimises an objective; any attack goes with any search.
+    """Looks for the perturbation that minimises an objective; any attack works with any search.
+
+    A new search is a class that says whether it follows gradients and can be called.
 
     >>> class Still(Search):
+    ...     follows_gradient = False
     ...     def __call__(self, images, objective, budget, *, draws, start=None):
     ...         return images
     >>> Still().name
@@ -37,6 +36,20 @@ class Search(ABC):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = ", ".join(f"{f.name}={values[f.name]}" for f in fields(self) if values[f.name] != f.default)
         return type(self).__name__.lower() + (f"({changed})" if changed else "")
+
+    @property
+    @abstractmethod
+    def follows_gradient(self) -> bool:
+        """Whether it follows gradients of the network under attack: white-box, and not by trial."""
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether what it returns is the end of one descent, and not the best of several points."""
+        return False
+
+    def differentiates(self, model: nn.Module) -> bool:
+        """Return whether gradients of this network, `model`, are needed."""
+        return self.follows_gradient
 
     @property
     def network(self) -> nn.Module | None:
@@ -53,9 +66,17 @@ class Search(ABC):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the `images` (B, C, H, W) perturbed within the `budget`, so that the `objective` is low.
+
+        The objective takes images (R, C, H, W) and the rows (R,) of the batch that they are, and returns
+        (R,) values. Random numbers come from `draws`. The search begins at `start` if it is given.
+        """
 
 
+SEARCHES: Registry[Search] = registry("search", Search)
+
+
+@SEARCHES.register("pgd")
 @dataclass(frozen=True, kw_only=True)
 class PGD(Search):
     """Projected gradient descent: signs of gradients, fixed steps, from the image itself.
@@ -72,11 +93,18 @@ class PGD(Search):
     random_start: bool = False
     best: bool = False
 
+    follows_gradient = True
+
     def __post_init__(self) -> None:
-        _check_whole("restarts", self.restarts)
+        check_count("restarts", self.restarts)
         for name in ("random_start", "best"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {value!r}")
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether what it returns is the end of one descent, and not the best of several points."""
+        return self.restarts == 1 and not self.best
 
     def __call__(
         self,
@@ -87,7 +115,7 @@ class PGD(Search):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
         rows = torch.arange(len(images), device=images.device)
         single = torch.promote_types(images.dtype, torch.float32)
         kept, lowest = images.clone(), torch.full_like(rows, torch.inf, dtype=single)
@@ -106,7 +134,7 @@ class PGD(Search):
                 noise = 2 * draws.uniform(*images.shape[1:]) - 1
                 start = images + budget.eps * noise.to(images)
             found = pgd(images, watched if self.best else objective, budget, start=start)
-            if self.restarts == 1 and not self.best:
+            if self.keeps_last:
                 return found
             with torch.no_grad():
                 keep(found, objective(found, rows), rows)
@@ -120,8 +148,10 @@ class _ByTrial(Search):
     samples: int = 50
     sigma: float = 0.01
 
+    follows_gradient = False
+
     def __post_init__(self) -> None:
-        _check_whole("samples", self.samples)
+        check_count("samples", self.samples)
         if not (is_number(self.sigma) and 0 < self.sigma <= 1):
             raise UserError(
                 f"sigma must be in (0, 1], not {self.sigma!r}: it is a distance in pixels of [0, 1]"
@@ -136,7 +166,7 @@ class _ByTrial(Search):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
 
         def estimate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
             slope = torch.zeros_like(point)
@@ -154,15 +184,16 @@ class _ByTrial(Search):
     @staticmethod
     @abstractmethod
     def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
-        """Draw a direction (R, C, H, W) for each row."""
+        """Return a direction (R, C, H, W) for each row."""
 
 
+@SEARCHES.register("nes")
 @dataclass(frozen=True, kw_only=True)
 class NES(_ByTrial):
     """Natural evolution strategies: the gradient from `samples` pairs of points along normal directions.
 
-    Black-box: only values are used. Ilyas et al., "Black-box Adversarial Attacks with Limited Queries and
-    Information", ICML 2018.
+    Their distance scales with `sigma`. Black-box: only values are used. Ilyas et al., "Black-box
+    Adversarial Attacks with Limited Queries and Information", ICML 2018.
 
     >>> make_search("nes")
     NES(samples=50, sigma=0.01)
@@ -173,12 +204,13 @@ class NES(_ByTrial):
         return draws.normal(*point.shape[1:], rows=rows).to(point)
 
 
+@SEARCHES.register("spsa")
 @dataclass(frozen=True, kw_only=True)
 class SPSA(_ByTrial):
     """Simultaneous perturbation: the gradient from `samples` pairs of points along random signs.
 
-    Black-box: only values are used. Uesato et al., "Adversarial Risk and the Dangers of Evaluating Against
-    Weak Attacks", ICML 2018.
+    The points are `sigma` away in each pixel. Black-box: only values are used. Uesato et al., "Adversarial
+    Risk and the Dangers of Evaluating Against Weak Attacks", ICML 2018.
 
     >>> make_search("spsa(samples=10)").name
     'spsa(samples=10)'
@@ -189,16 +221,19 @@ class SPSA(_ByTrial):
         return draws.signs(*point.shape[1:], rows=rows).to(point)
 
 
+@SEARCHES.register("transfer")
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Search):
-    """Search on another network, the surrogate, and hope that the perturbation carries over.
+    """Run a `search` on another network, the `surrogate`, and hope that the perturbation carries over.
 
-    >>> Transfer(surrogate=nn.Flatten()).name
+    >>> make_search("transfer", surrogate=nn.Flatten()).name
     'transfer(pgd)'
     """
 
     surrogate: nn.Module
     search: Search = PGD()
+
+    follows_gradient = False
 
     @property
     def name(self) -> str:
@@ -210,6 +245,10 @@ class Transfer(Search):
         """The surrogate."""
         return self.surrogate
 
+    def differentiates(self, model: nn.Module) -> bool:
+        """Return whether gradients of `model` are needed: of the surrogate, by what searches on it."""
+        return model is self.surrogate and self.search.differentiates(model)
+
     def __call__(
         self,
         images: Tensor,
@@ -219,24 +258,47 @@ class Transfer(Search):
         draws: Draws,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Perturb (B, C, H, W) images within the budget; begin at `start` if it is given."""
+        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
         return self.search(images, objective, budget, draws=draws, start=start)
 
 
-SEARCHES: Registry[Search] = registry("search", Search)
-for _name, _search in {"pgd": PGD, "nes": NES, "spsa": SPSA}.items():
-    SEARCHES.register(_name)(_search)
+def make_search(name: str, *, surrogate: nn.Module | None = None) -> Search:
+    """Make a search by its name, with its options in brackets.
 
-
-def make_search(name: str) -> Search:
-    """Make a search by its name, with its options in brackets; `Transfer` is made by hand.
+    `name` is that of a registered search, or ``"file.py:Mine(option=1)"``; either may stand in the brackets
+    of ``"transfer(nes)"``, and PGD does if there are none. `surrogate` is the network that a transfer
+    searches on.
 
     >>> make_search("pgd")
     PGD(restarts=1, random_start=False, best=False)
+    >>> make_search("transfer(nes(samples=5))", surrogate=nn.Flatten()).search
+    NES(samples=5, sigma=0.01)
     """
-    if name.partition("(")[0].strip() == "transfer":
+    inside = inside_transfer(name)
+    if inside is None:
+        search = SEARCHES.make(name)
+        if surrogate is not None:
+            raise UserError(
+                f"search {name!r} takes no surrogate: write transfer({name}), or leave the surrogate out",
+                parameter="surrogate",
+            )
+        return search
+    if inside_transfer(inside) is not None:
+        raise UserError(f"search {name!r}: transfer cannot stand in its own brackets; write {inside}")
+    search = SEARCHES.make(inside)
+    if surrogate is None:
         raise UserError(
-            f"search {name!r} needs the surrogate network, which a name cannot give; pass the object "
-            "Transfer(surrogate=network), or Transfer(surrogate=network, search=NES()) for another than PGD"
+            f"search {name!r} needs a surrogate, the network that is searched on: give one",
+            parameter="surrogate",
         )
-    return SEARCHES.make(name)
+    return Transfer(surrogate=surrogate, search=search)
+
+
+def inside_transfer(name: str) -> str | None:
+    """Return the search in the brackets of a `name` such as ``transfer(nes)``; None for other searches.
+
+    >>> inside_transfer("transfer(nes)"), inside_transfer("transfer"), inside_transfer("nes")
+    ('nes', 'pgd', None)
+    """
+    found = re.fullmatch(r"\s*transfer\s*(?:\((.*)\))?\s*", name, re.DOTALL)
+    return None if found is None else (found[1] or "").strip() or "pgd"

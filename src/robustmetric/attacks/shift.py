@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from robustmetric.attacks.base import Draws, Gallery, Queries, RankingAttack, Target, at, hit_at_1
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
+from robustmetric.attacks.columns import DISTANCE, Column, from_distance, from_share
+from robustmetric.attacks.draws import Draws
+from robustmetric.attacks.gallery import Gallery, Queries, at, hit_at_1
 from robustmetric.distance import pair_distance
 
 
+@ATTACKS.register("ES")
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingShift(RankingAttack):
     """Move the embedding away from the benign one; reported are the distance, ES:D, and R@1, ES:R.
@@ -26,16 +30,25 @@ class EmbeddingShift(RankingAttack):
         return "ES"
 
     @property
+    def columns(self) -> tuple[Column, ...]:
+        """The distance from the benign embedding, and R@1."""
+        return (
+            # Embeddings rarely reach the other end of the sphere, whatever an attack may do.
+            Column("ES:D", "lower", DISTANCE, from_distance, conclusive=False),
+            Column("ES:R", "higher", term=from_share),
+        )
+
+    @property
     def read_early(self) -> tuple[str, ...]:
         """The reference reads the distance one step before the last."""
         return () if self.strict else ("ES:D",)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Aim at nothing: (B, 0)."""
+        """Return no image: it aims at none, (B, 0)."""
         return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """−d(φ(x̃), φ(x)); the reference's distance, and its other end in the first step, see `_shift`."""
+        """Return −d(φ(x̃), φ(x)); the reference measures otherwise, see `_shift`."""
         if self.strict:
             return -pair_distance(z, queries.z)
         # Before its first step an embedding is where it was, however a batch of another size had rounded it.
@@ -43,7 +56,7 @@ class EmbeddingShift(RankingAttack):
         return -_shift(z, benign)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Distance from the benign embedding, and whether the nearest image is still of the class."""
+        """Return the distance from the benign embedding, and whether the nearest image is of the class."""
         own = self.myself(queries, gallery)
         return {
             "ES:D": (pair_distance if self.strict else _shift)(z.double(), queries.z.double()),
@@ -51,7 +64,7 @@ class EmbeddingShift(RankingAttack):
         }
 
     def start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
-        """Begin a little way off: at the image itself the gradient of the distance is zero."""
+        """Return a point a little way off: at the image itself the gradient of the distance is zero."""
         if not self.strict:
             return None
         # Less would be lost in the rounding of the embeddings, which depends on the batch.
@@ -60,7 +73,7 @@ class EmbeddingShift(RankingAttack):
 
 
 def _shift(z: Tensor, benign: Tensor) -> Tensor:
-    """Measure as the reference does: torch adds 1e-6 to each coordinate of the difference, (B, D) to (B,).
+    """Return the reference's distance, (B, D) to (B,): 1e-6 is added to each coordinate of the difference.
 
     At the image itself that is where the gradient comes from.
     """

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from robustmetric import __version__
+from robustmetric.registry import own_traceback
 from robustmetric.validate import UserError
 
 
@@ -36,8 +39,8 @@ COMMANDS = {
     "evaluate": Place(
         "evaluate", "Score how well a network ranks, and how well it keeps its ranking under attack."
     ),
-    "attack": Place("evaluate", "Run one attack, and write the images before and after with their ranks."),
-    "compare": Place("evaluate", "Put records side by side."),
+    "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "compare": Place("compare", "Put records side by side."),
     "recipes": Place("train", "List the recipes that come with the package, with every entry."),
     "data": Place("train", "Look at data sets."),
 }
@@ -67,14 +70,45 @@ for name, place in COMMANDS.items():
 
 
 def run() -> None:
-    """Run the command line; what a person can mend is said in a line, without a traceback."""
+    """Run the command line; what a person can mend is said in a line, without a traceback.
+
+    With --debug, anywhere in the command, every error keeps its traceback.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
     try:
-        app()
-    except (ValueError, OSError, UserError) as error:
-        Console(stderr=True).print(
-            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        app(args=arguments)
+    except Exception as error:
+        if debug:
+            raise
+        Console(stderr=True).print(_told(error, arguments), highlight=False, soft_wrap=True)
         sys.exit(1)
+
+
+def _told(error: Exception, arguments: list[str]) -> str:
+    """Say what went wrong: as something to mend, as a fault of the user's code, or as one of ours."""
+    if isinstance(error, UserError | OSError):
+        flag = _flag(getattr(error, "parameter", None), arguments)
+        return f"[bold red]error:[/] {escape(str(error))}{f' ({flag})' if flag else ''}"
+    if (own := own_traceback(error)) is not None:
+        return f"[bold red]error:[/] your own code failed, with:\n{escape(own)}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = escape(f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}")
+    return (
+        f"[bold red]unexpected error[/] in {place}: {type(error).__name__}: {escape(str(error))}\n"
+        "This is no mistake of yours, as far as robustmetric can tell: run the same command with --debug and "
+        "report the traceback that it shows."
+    )
+
+
+def _flag(parameter: str | None, arguments: list[str]) -> str | None:
+    """Find the flag of a parameter among those of the command that was run."""
+    command: Any = typer.main.get_group(app)
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument, command)
+    flags = {option.name: option.opts[0] for option in command.params if option.opts}
+    found = flags.get(parameter or "")
+    return found if found is not None and found.startswith("-") else None
 
 
 def show_version(wanted: bool) -> None:
@@ -91,6 +125,7 @@ def main(
     version: bool = typer.Option(
         False, "--version", callback=show_version, is_eager=True, help="Show the versions and exit."
     ),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of every error."),
 ) -> None:
     """Embedding networks that keep their ranking under adversarial perturbation."""
 

@@ -23,12 +23,12 @@ def demo(
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
     from robustmetric.cli.progress import Training
     from robustmetric.cli.show import Watch, show_checks, show_scores
-    from robustmetric.data.pairs import ImageArray
+    from robustmetric.data import load
     from robustmetric.evaluation import evaluate
-    from robustmetric.training.inputs import Subject, pixels
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
+    from robustmetric.training.runs import load_run
 
     console = wide()
     records = []
@@ -42,11 +42,12 @@ def demo(
             train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
         finally:
             shown.stop()
-        (test,) = pixels(recipe, splits=["test"])
+        run = load_run(folder)
+        test = run.inputs.pixels(load("digits", split="test"))
         with Watch(console) as watch:
             record = evaluate(
-                Subject.of_run(folder, {}).network(like=test),
-                ImageArray(test.pixels, recipe.crop),
+                run.network,
+                run.inputs.images(test),
                 test.labels,
                 eps=recipe.eps,
                 queries=queries,

@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from robustmetric.attacks import Column
 from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.evaluation import COLUMNS, Record
-from robustmetric.evaluation.record import show
+from robustmetric.evaluation.plan import STAGES
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
-_FIRST_STAGES = ("embed", "retrieval")
-_OTHER_STAGES = (*_FIRST_STAGES, "checks")  # than attacks
+_FIRST_STAGES = STAGES[:-1]  # before the attacks
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
 
 
@@ -60,18 +60,13 @@ def show_checks(console: Console, record: Record) -> None:
     console.print(table)
 
 
-def arrow(name: str) -> str:
-    """Name a score with the arrow that points to where it is better.
+def heading(column: Column) -> str:
+    """Name a column with the arrow that points to where it is better.
 
-    >>> arrow("CA-"), arrow("R@1"), arrow("SP-QA+(m=5)"), arrow("SP-QA+(m=5):keep")
-    ('CA− ↓', 'R@1 ↑', 'SP-QA+(m=5) ↑', 'SP-QA+(m=5):keep')
+    >>> heading(COLUMNS["CA-"]), heading(Column("R@1", "higher")), heading(Column("SP-QA+:keep", None))
+    ('CA− ↓', 'R@1 ↑', 'SP-QA+:keep')
     """
-    if name.endswith(":keep"):  # a low one is good for the attacker, and says nothing of the network alone
-        return name
-    family = name.partition("(")[0].removeprefix("SP-")
-    if family in COLUMNS:
-        return f"{name.replace('A-', 'A−')} {COLUMNS[family].arrow}"
-    return f"{name} ↑" if name in (*_CLEAN, "mAP@R", "ERS") else name
+    return f"{column.name.replace('A-', 'A−')} {column.arrow}".rstrip()
 
 
 class Watch:
@@ -129,7 +124,7 @@ class Watch:
 
     def _left(self) -> str:
         """Say how long the attacks will take, as soon as that is known."""
-        attacks = [count for stage, count in self.counts.items() if stage not in _OTHER_STAGES]
+        attacks = [count for stage, count in self.counts.items() if stage not in STAGES]
         made = sum(done - first for first, done, _ in attacks)
         missing = sum(total - done for _, done, total in attacks)
         if self.begun is None:
@@ -143,7 +138,7 @@ class Watch:
 
     def _show_left(self, left: str) -> None:
         """Write the time left behind the first attack that is not done."""
-        open_ = [s for s, (_, done, total) in self.counts.items() if s not in _OTHER_STAGES and done < total]
+        open_ = [s for s, (_, done, total) in self.counts.items() if s not in STAGES and done < total]
         for stage, task in self.tasks.items():
             self.bar.update(task, left=left if open_ and stage == open_[0] else "")
 
@@ -159,23 +154,21 @@ def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], name
 
 
 def _table(rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> Table:
-    table = Table("", *(arrow(n) for n in names))
+    columns = [next((r for r in records if n in r.columns()), records[0]).column(n) for n in names]
+    table = Table("", *(heading(column) for column in columns))
     for row, record in zip(rows, records, strict=True):
         table.add_row(escape(row), *(_cell(record, n) for n in names))
     if len(records) == 1 and any(n in records[0].scores for n in names):
         # Of the queries that were attacked, which need not be all.
         before = {n: s.before for n, s in records[0].scores.items()}
-        cells = ("" if before.get(n) is None else f"[dim]{show(n, before[n])}[/]" for n in names)
+        cells = ("" if before.get(c.name) is None else f"[dim]{c.show(before[c.name])}[/]" for c in columns)
         table.add_row("[dim]before the attack[/]", *cells)
     return table
 
 
 def _cell(record: Record, name: str) -> str:
-    if name == "ERS":
-        if record.ers is None:
-            return "-"
-        return show(name, record["ERS"]) + ("" if record.ers.valid else " [bold red]invalid[/]")
-    return show(name, record[name]) if name in {**record.retrieval, **record.scores} else "-"
+    invalid = name == "ERS" and record.ers is not None and not record.ers.valid
+    return record.show(name) + (" [bold red]invalid[/]" if invalid else "")
 
 
 def _summary(row: str, record: Record) -> str:
@@ -187,7 +180,7 @@ def _summary(row: str, record: Record) -> str:
     told = ""
     if record.ers is not None:
         interval = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
-        told = f"ERS {show('ERS', record['ERS'])} ({interval}) at R@1 {record['R@1']:.1f}; "
+        told = f"ERS {record.show('ERS')} ({interval}) at R@1 {record['R@1']:.1f}; "
     text = f"{escape(row)}: {told}{asked}; {escape(data_of(record))}; {how}"
     if record.data.gallery is not None:
         text += f"; searched in {record.data.gallery} images"

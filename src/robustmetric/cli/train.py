@@ -6,7 +6,7 @@ import io
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -19,9 +19,12 @@ from robustmetric.training import Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
 from robustmetric.validate import UserError
 
+if TYPE_CHECKING:
+    from robustmetric.training.runs import RunFolder
+
 # Lightning and torch take seconds to import: they are imported in the commands that need them.
 
-DATA = "digits, mnist, fashion-mnist, cub, cars, sop, market1501, inshop, folder or csv."
+DATA = "digits, mnist, fashion-mnist, cub, cars, sop, market1501, inshop, folder, csv or file.py:function."
 
 
 @app.command()
@@ -95,7 +98,9 @@ def train(
     accelerator: str = typer.Option("auto", help="auto, cpu, gpu or mps."),
     devices: int = typer.Option(1, help="Workers on a machine."),
     nodes: int = typer.Option(1, help="Machines."),
-    logger: list[str] = typer.Option([], help="tensorboard, csv or wandb, beside metrics.csv."),
+    logger: list[str] = typer.Option(
+        [], help="tensorboard, csv, wandb or file.py:Logger, beside metrics.csv."
+    ),
 ) -> None:
     """Train a network; Ctrl-C stops it so that --resume goes on from there."""
     given = {
@@ -111,13 +116,7 @@ def train(
         # A run is not tied to the folder that it was started in.
         if changes.get(key) is not None:
             changes[key] = Path(str(changes[key])).expanduser().absolute()
-    kept = out / "recipe.yaml"
-    if resume and not kept.exists() and not changes and not recipe:
-        raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
-    if resume and kept.exists():
-        title, made = f"the recipe of {out}", load_recipe(kept, changes)
-    else:
-        title, made = _recipe(recipe, changes)
+    title, made = _resumed(out, recipe, changes) if resume else _recipe(recipe, changes)
 
     from lightning.pytorch.utilities import rank_zero_only
 
@@ -125,6 +124,7 @@ def train(
     from robustmetric.training.progress import Teller
     from robustmetric.training.run import Machines, checkpoint_step
     from robustmetric.training.run import train as run_training
+    from robustmetric.training.runs import RunFolder
 
     console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
 
@@ -161,15 +161,27 @@ def train(
     finally:
         decoding.bar.stop()
         shown.stop()
-    for line in _end_lines(out, cache):
+    for line in _end_lines(RunFolder(out), cache):
         say(line)
+
+
+def _resumed(out: Path, name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
+    """Take the recipe of the run in a folder, or that of a new run where there is none."""
+    from robustmetric.training.runs import RunFolder
+
+    run = RunFolder(out)
+    if run.exists:
+        return f"the recipe of {out}", run.recipe(changes)
+    if not changes and not name:
+        raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
+    return _recipe(name, changes)
 
 
 def _recipe(name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
     """Make the recipe of a new run: one by name or file, or the data set's, which looks at the images."""
     if name:
         return f"recipe {name}", load_recipe(name, changes)
-    from robustmetric.training.inputs import suited_recipe
+    from robustmetric.training.parts import suited_recipe
 
     return f"recipe {usual_recipe(str(changes.get('data', 'digits')))}", suited_recipe(changes)
 
@@ -186,18 +198,21 @@ def _command(out: Path, again: dict[str, Any]) -> str:
     return shlex.join(parts)
 
 
-def _end_lines(out: Path, cache: Path | None) -> list[str]:
+def _end_lines(run: RunFolder, cache: Path | None) -> list[str]:
     """Say how well a finished run ranks, where its weights are, and what comes next."""
-    from robustmetric.training.folder import read_run
-
-    choice = read_run(out).get("choice", {})
+    choice = run.read().get("choice", {})
     lines = []
     if "best" in choice:
         best, last = (f"{choice[k]['R@1']:.1f} at step {choice[k]['step']:,}" for k in ("best", "last"))
         lines.append(f"R@1 of the {choice['count']:,} {choice['images']}: best {best}, last {last}")
-    kept = {file.stem: file for file in (out / "best.safetensors", out / "last.safetensors") if file.exists()}
+    kept = {file.stem: file for file in (run.best, run.last) if file.exists()}
     told = " and ".join(f"{name} in {file}" for name, file in kept.items())
-    following = ["robustmetric", "evaluate", str(out), *([] if cache is None else ["--cache", str(cache)])]
+    following = [
+        "robustmetric",
+        "evaluate",
+        str(run.path),
+        *([] if cache is None else ["--cache", str(cache)]),
+    ]
     return [*lines, f"weights: {told}", f"next: {shlex.join(following)}"]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ Part = Literal["train", "validation", "test"]
 Half = Literal["train", "test"]
 """What every data set has."""
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the upright image
 Columns = Mapping[str, tuple[str, ...]]
 
@@ -28,8 +30,9 @@ Columns = Mapping[str, tuple[str, ...]]
 class ImageSet:
     """One split of a data set: N images of known classes, either as files or as pixels in memory.
 
-    `labels` (N,) count the classes of this split from 0, in the order of `classes`; `pixels` are
-    (N, H, W, C) with 8 bits. What else may be known of the images:
+    `name` is that of the data set, `split` that of its part. `labels` (N,) count the classes of this split
+    from 0, in the order of `classes`. The images are N `files`, or `pixels` (N, H, W, C) with 8 bits. What
+    else may be known of them:
 
     - `boxes` (N, 4) int64: left, top, right, bottom of the part that counts, in pixels of the upright image,
       right and bottom exclusive; a row of zeros is the whole image. Files only.
@@ -37,6 +40,7 @@ class ImageSet:
     - `is_query`, `is_gallery` (N,) bool: which are searched for, and which are searched; without them,
       every image is both.
     - `columns`: further columns of a table by name, N texts each.
+    - `root`: where the data set lies; `load` sets it.
 
     >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
     >>> len(ImageSet("tiny", "train", torch.tensor([0, 0]), ("zero",), pixels=grey))
@@ -54,6 +58,7 @@ class ImageSet:
     is_query: Tensor | None = None
     is_gallery: Tensor | None = None
     columns: Columns = field(default_factory=dict)
+    root: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.files is None) == (self.pixels is None):
@@ -78,7 +83,7 @@ class ImageSet:
         return len(self.files if self.files is not None else self.pixels)  # type: ignore[arg-type]
 
     def box(self, index: int) -> Box | None:
-        """Return the box of an image, or None for the whole.
+        """Return the box of the image at `index`, or None for the whole.
 
         >>> boxes = np.array([[0, 0, 0, 0], [1, 2, 5, 6]])
         >>> two = ImageSet("mine", "train", torch.tensor([0, 0]), ("x",), (Path("a"), Path("b")), boxes=boxes)
@@ -89,9 +94,9 @@ class ImageSet:
         return (left, top, right, bottom) if right else None
 
     def take(self, rows: Sequence[int] | Tensor) -> ImageSet:
-        """Return the images in these rows, in this order, with all that is known of them.
+        """Return the images in these `rows`, in this order, with all that is known of them.
 
-        Classes stay as they are, also those of which no image is left.
+        Classes stay as they are, even those without an image left.
 
         >>> files = (Path("a.png"), Path("b.png"), Path("c.png"))
         >>> three = ImageSet("mine", "train", torch.tensor([0, 1, 1]), ("x", "y"), files)
@@ -115,6 +120,21 @@ class ImageSet:
             is_gallery=some(self.is_gallery),
             columns={name: tuple(texts[i] for i in places) for name, texts in self.columns.items()},
         )
+
+
+def sets_apart(reader: F) -> F:
+    """Mark the `reader` of a data set that may set validation images apart.
+
+    Such a reader is asked for the split "validation" too, and returns an empty set where there are none.
+
+    >>> @sets_apart
+    ... def mine(root, split):
+    ...     return ImageSet("mine", split, torch.zeros(0).long(), (), files=())
+    >>> mine.sets_apart
+    True
+    """
+    reader.sets_apart = True  # type: ignore[attr-defined]
+    return reader
 
 
 def merged(parts: Sequence[ImageSet]) -> ImageSet:

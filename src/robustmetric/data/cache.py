@@ -177,5 +177,5 @@ def _reused(plan: Plan, skip_broken: bool) -> Finished | None:
     if len(broken) < len(now):
         return None
     if not skip_broken:
-        raise UserError(broken_message(plan, broken))
+        raise UserError(broken_message(plan, broken), parameter="skip_broken")
     return result

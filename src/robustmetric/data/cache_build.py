@@ -48,7 +48,8 @@ def built(plan: Plan, workers: int, skip_broken: bool, progress: Progress | None
             broken = _fill(plan, cache, row[:2], workers, progress)
             kept = [index for index in range(total) if index not in broken]
             if broken and not (skip_broken and kept):
-                raise UserError(f"{broken_message(plan, broken)} The others are decoded and kept.")
+                told = f"{broken_message(plan, broken)} The others are decoded and kept."
+                raise UserError(told, parameter="skip_broken")
             if broken:
                 cache.close_gaps(kept)
             cache.finish(len(kept))
@@ -135,7 +136,7 @@ def broken_message(plan: Plan, broken: Broken) -> str:
             f"{len(rows)} of the {len(plan.sources)} images of {plan.description['name']} "
             f"({plan.description['split']}) cannot be read:",
             *lines,
-            "Repair or replace them and run again, or leave them out with skip_broken=True (--skip-broken).",
+            "Repair or replace them and run again, or leave them out with skip_broken.",
         ]
     )
 

@@ -30,8 +30,17 @@ def decoded(file: Path, box: Box | None, size: Size | None, channels: Channels) 
     (10, 5, 3)
     """
     with Image.open(file) as image:
-        image.load()
-        picture = _eight_bits(_upright(image))
+        return prepared(image, box, size, channels)
+
+
+def prepared(image: Image.Image, box: Box | None, size: Size | None, channels: Channels) -> NDArray[np.uint8]:
+    """Bring an open image, or the box of it, into (H, W, C), as `decoded` does.
+
+    >>> prepared(Image.new("RGBA", (20, 10)), None, (4, 4), 3).tolist()[0][0]
+    [255, 255, 255]
+    """
+    image.load()
+    picture = _eight_bits(_upright(image))
     if box is not None:
         if box[2] > picture.width or box[3] > picture.height:
             raise UserError(

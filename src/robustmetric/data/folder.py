@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustmetric.data.base import ImageSet, Part
+from robustmetric.data.base import ImageSet, Part, sets_apart
 from robustmetric.data.listing import check_root, half, listed, with_queries
 from robustmetric.validate import UserError, shorten
 
@@ -15,6 +15,7 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 HINT = "mend or remove these links"
 
 
+@sets_apart
 def read_folder(root: Path | None, split: Part) -> ImageSet:
     """Read a directory that holds one directory for each class, or one for each split with the classes in it.
 

@@ -239,8 +239,9 @@ def _check_crop(pixels: NDArray[np.uint8], crop: int | None) -> None:
     height, width = pixels.shape[1:3]
     if crop is not None and not 1 <= crop <= min(height, width):
         raise UserError(
-            f"a crop of {crop} does not fit images of {height}×{width}: give one size for both, --size N, or "
-            "--set resize=N --set crop=N"
+            f"a crop of {crop} does not fit images of {height}×{width}: give one size for both, or a crop of "
+            f"at most {min(height, width)}",
+            parameter="size",
         )
 
 

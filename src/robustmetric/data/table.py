@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustmetric.data.base import Box, ImageSet, Part
+from robustmetric.data.base import Box, ImageSet, Part, sets_apart
 from robustmetric.data.listing import half, listed, read_text
 from robustmetric.validate import UserError, shorten
 
@@ -43,6 +43,7 @@ class _Row(NamedTuple):
     more: tuple[str, ...]  # the fields of further columns
 
 
+@sets_apart
 def read_csv(root: Path | None, split: Part) -> ImageSet:
     r"""Read a table of images: a CSV file with the columns ``path`` and ``label``, in any order.
 

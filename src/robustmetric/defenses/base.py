@@ -1,33 +1,47 @@
-"""What every defense shares: the interface, the passes it counts, the embeddings of its triplets."""
+"""What every defense shares: the interface, the passes it counts, what it logs."""
 
 from __future__ import annotations
 
-import re
+import math
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robustmetric.destination import sampler_name
-from robustmetric.distance import embed
+from robustmetric.distance import cross_distance, embed
+from robustmetric.losses import check_loss
 from robustmetric.perturb import Budget, check_images
-from robustmetric.triplets import Sampler, Triplets, check_classes, check_labels, check_margin, find_anchors
-from robustmetric.validate import UserError, is_number
+from robustmetric.registry import Registry, registry
+from robustmetric.triplets import (
+    Batch,
+    Mined,
+    Sampler,
+    Triplets,
+    check_classes,
+    check_labels,
+    check_margin,
+    check_sampler,
+    find_anchors,
+)
+from robustmetric.validate import UserError, check_signature, is_number
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The loss of a batch, a scalar to call `backward` on, figures of how it came about, and what it saw.
+    """The loss of a batch, a scalar to call `backward` on, with figures to log and the batch it was taken on.
 
-    What it saw is a batch again, to take any other loss on: `embeddings` (M, D) with their gradient, `labels`
-    (M,), `triplets` as positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM
-    and ACT it holds the anchor, positive and negative of one triplet behind the other, M = 3T; for EST the N
-    images of the batch, moved; for N/A those as they are.
+    A defense of your own returns the `loss` alone, or adds `logs`, figures by name, and what another loss
+    could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets` as
+    positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it holds the
+    anchor, positive and negative of one triplet after the other, M = 3T; for EST the N images of the batch,
+    moved; for N/A those as they are. `computed` (S, C, H, W) are the images that the network computed for the
+    loss, each once, and `rows` (M,) those of them that the embeddings are of; None is all in their order.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1])
@@ -37,23 +51,21 @@ class Step:
     """
 
     loss: Tensor
-    logs: dict[str, float]
-    embeddings: Tensor
-    labels: Tensor
-    triplets: Triplets
-    computed: Tensor
-    """The images (S, C, H, W) that the network computed for the loss, each once."""
+    logs: Mapping[str, float] = field(default_factory=dict)
+    embeddings: Tensor | None = None
+    labels: Tensor | None = None
+    triplets: Triplets | None = None
+    computed: Tensor | None = None
     rows: Tensor | None = None
-    """Which of them (M,) the embeddings are of; without, all in their order."""
 
     @cached_property
-    def images(self) -> Tensor:
+    def images(self) -> Tensor | None:
         """The images (M, C, H, W) of the embeddings; they are put together when first asked for."""
-        return self.computed if self.rows is None else self.computed[self.rows]
+        return self.computed if self.computed is None or self.rows is None else self.computed[self.rows]
 
 
 class Network:
-    """A model as a map from images to the unit sphere that counts the images it computes.
+    """A `model` as a map from images to the unit sphere that counts the images it computes.
 
     >>> network = Network(nn.Flatten())
     >>> with torch.no_grad():
@@ -70,7 +82,7 @@ class Network:
         self.backwards = 0
 
     def __call__(self, images: Tensor, *, learn: bool = False) -> Tensor:
-        """Embed (N, C, H, W) images as (N, D); with gradients enabled, a backward pass is counted too.
+        """Return the embeddings (N, D) of `images`; with gradients enabled, a backward pass is counted too.
 
         Only what the network is to `learn` from goes through DistributedDataParallel: its workers wait for
         each other in every pass, and perturbations take each worker another number of passes.
@@ -83,35 +95,67 @@ class Network:
         return embed(model, images)
 
 
+class NoSampler:
+    """Stands for the sampler of a defense that was made without one."""
+
+    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Say that there is no sampler to mine with."""
+        raise UserError("the defense mines triplets but was made without a sampler: write it NAME[S]")
+
+
 class Defense(nn.Module):
     """A way to train: from a network, images and labels to a loss.
 
-    A subclass names its `family` and implements `step`. The defense draws its triplets from a generator of
-    its own, whose state is part of `state_dict()`: a restored training goes on with the same draws.
+    A subclass implements `step`; it is found by a name once it is registered with
+    ``robustmetric.register("defense", name)``. The defense draws its triplets with the sampler `source`,
+    perturbs within the `budget`, and `margin` is γ of its loss. Its draws come from a generator of its own
+    that starts at `seed` and whose state is part of `state_dict()`: a restored training goes on with the same
+    draws.
+
+    >>> import robustmetric as rm
+    >>> @rm.register("defense", "plain")
+    ... class Plain(rm.Defense):
+    ...     def step(self, network, images, labels):
+    ...         z = network(images, learn=True)
+    ...         a, p, n = (z[role] for role in self.mine(z, labels).triplets)
+    ...         return rm.Step(rm.triplet_loss(a, p, n, self.margin))
+    >>> rm.defense("plain[S]").name
+    'plain[S]'
     """
 
-    family: ClassVar[str] = "?"
+    family: ClassVar[str] = ""
+    """Its name before the bracket; that of the class unless given."""
     __call__: Callable[..., Step]
 
-    def __init__(self, source: Sampler, *, budget: Budget, margin: float = 0.2, seed: int = 0) -> None:
+    def __init__(
+        self, source: Sampler | None = None, *, budget: Budget, margin: float = 0.2, seed: int = 0
+    ) -> None:
         super().__init__()
         check_margin(margin)
         if not (is_number(seed, Integral) and seed >= 0):
             raise UserError(f"seed must be a whole number of at least 0, not {seed!r}")
-        self.source = source
+        check_signature(f"{type(self).__name__}.step", self.step, "network, images, labels")
+        self.source: Sampler = NoSampler() if source is None else source
+        check_sampler(self.source)
         self.budget = budget
         self.margin = margin
         self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
+        self.written: str | None = None
         self._warned = False
 
     @property
     def name(self) -> str:
-        """The defense in the paper's notation."""
-        return f"{self.family}[{sampler_name(self.source)}]"
+        """The defense in the paper's notation: as it was `written`, else from the names of its parts."""
+        return self.written or self.describe()
+
+    def describe(self) -> str:
+        """Return the name from the names of the parts."""
+        family = self.family or type(self).__name__
+        return family if isinstance(self.source, NoSampler) else f"{family}[{sampler_name(self.source)}]"
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
-        """Return the loss of (N, C, H, W) images in [0, 1] with (N,) labels, and its logs.
+        """Return the loss of a `model` on `images` (N, C, H, W) in [0, 1] with `labels` (N,), and its logs.
 
         The logs hold means over the triplets (`hardness/source` and `hardness/destination` as mined,
         `hardness/reached` as the loss sees it; NaN where a defense has none), the parts of the loss
@@ -119,8 +163,8 @@ class Defense(nn.Module):
         `anchors` the batch has, and how many images went forward and backward through the network
         (`images/forward`, `images/backward`), the loss's own backward included. `spread` is one minus the
         mean cosine of the batch's embeddings, near 0 when the network has collapsed. No gradient flows back
-        into the images. The first batch in which less than a quarter of the images can be anchors is warned
-        of.
+        into the images. A warning is issued for the first batch in which less than a quarter of the images
+        can be anchors.
         """
         check_images(images)
         check_labels(labels, len(images))
@@ -136,24 +180,34 @@ class Defense(nn.Module):
             )
         network = Network(model)
         step = self.step(network, images.detach(), labels.to(images.device))
-        counts = {
-            "triplets": len(step.triplets.anchor),
-            "anchors": anchors,
-            "images/forward": network.forwards,
-            "images/backward": network.backwards,
-        }
-        return replace(step, logs={**step.logs, **{name: float(count) for name, count in counts.items()}})
+        logs = check_step(f"{type(self).__name__}.step", step, model)
+        if "spread" not in logs and step.embeddings is not None and len(step.embeddings) > 1:
+            unit = nn.functional.normalize(step.embeddings.detach(), dim=1)
+            logs["spread"] = spread(cross_distance(unit))
+        if step.triplets is not None:
+            logs["triplets"] = float(len(step.triplets.anchor))
+        logs["anchors"] = float(anchors)
+        logs["images/forward"], logs["images/backward"] = float(network.forwards), float(network.backwards)
+        return replace(step, logs=logs)
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
-        """Compute the loss of a batch that was found valid."""
-        raise TypeError(f"{type(self).__name__} must implement step")
+        """Return the loss of a batch that was found valid; a subclass implements it.
+
+        `network` maps (N, C, H, W) `images` to (N, D) embeddings on the unit sphere; ``learn=True`` says that
+        the loss is taken on them. `labels` (N,) are on the device of the images.
+        """
+        raise UserError(f"the defense {type(self).__name__} must implement step(network, images, labels)")
+
+    def mine(self, z: Tensor, labels: Tensor) -> Mined:
+        """Return the source triplets of a batch with (N, D) embeddings `z` and (N,) `labels`."""
+        return Mined.of(Batch.of(z, labels), self.source, self.generator)
 
     def get_extra_state(self) -> Tensor:
         """Return the state of the generator."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the state of the generator."""
+        """Restore the `state` of the generator."""
         self.generator.set_state(state.cpu())
 
     def __repr__(self) -> str:
@@ -162,8 +216,52 @@ class Defense(nn.Module):
         return f"defense({self.name!r}, {settings})"
 
 
+DEFENSES: Registry[Defense] = registry("defense", Defense)
+"""The families of defenses by the names before their brackets."""
+
+
+def check_step(who: str, step: object, model: nn.Module) -> dict[str, float]:
+    """Return the logs of a `step` as numbers; refuse a step that a training cannot learn from.
+
+    `who` is the method that returned it, `model` the network that is to learn.
+
+    >>> check_step("Mine.step", torch.tensor(0.5), nn.Flatten())
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: Mine.step returned a Tensor; it must return a Step: robustmetric.Step(loss)
+    """
+    if not isinstance(step, Step):
+        raise UserError(
+            f"{who} returned a {type(step).__name__}; it must return a Step: robustmetric.Step(loss)"
+        )
+    check_loss(who, step.loss)
+    learns = torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters())
+    if learns and not step.loss.requires_grad:
+        raise UserError(
+            f"{who} returned a loss without a gradient; it must depend on the network's embeddings: take "
+            "detach(), item() and no_grad() out of its way"
+        )
+    if step.embeddings is not None and (not isinstance(step.embeddings, Tensor) or step.embeddings.ndim != 2):
+        shape = tuple(getattr(step.embeddings, "shape", ()))
+        raise UserError(f"{who} returned embeddings of shape {shape}; they must have shape (M, D)")
+    if step.triplets is not None and not isinstance(step.triplets, Triplets):
+        raise UserError(f"{who} returned triplets as a {type(step.triplets).__name__}; they must be Triplets")
+    if not isinstance(step.logs, Mapping):
+        raise UserError(
+            f"{who} returned logs as a {type(step.logs).__name__}; they must be a dict of numbers"
+        )
+    logs: dict[str, float] = {}
+    given: Mapping[str, Any] = step.logs
+    for name, value in given.items():
+        try:
+            logs[str(name)] = float(value.detach() if isinstance(value, Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"{who} logged {name!r} as {value!r:.60}; a log must be a number") from None
+    return logs
+
+
 def spread(dist: Tensor) -> float:
-    """One minus the mean cosine of different images, from their (N, N) distances on the unit sphere.
+    """Return one minus the mean cosine of different images from their (N, N) distances `dist` on the sphere.
 
     >>> round(spread(torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]])), 6)
     1.0
@@ -172,75 +270,41 @@ def spread(dist: Tensor) -> float:
     return dist.square().sum().item() / (2 * count * (count - 1))
 
 
-class Moved(NamedTuple):
-    """Triplets that were perturbed: (A,) rows among the triplets, ascending, and (A, 3, C, H, W) images."""
+def triplet_logs(
+    mined: Mined,
+    losses: Mapping[str, float],
+    *,
+    source: Tensor,
+    destination: Tensor | None = None,
+    reached: Tensor,
+    perturbed: float,
+) -> dict[str, float]:
+    """Return the logs that all defenses on triplets have: the `losses`, means of hardness and the spread.
 
-    rows: Tensor
-    images: Tensor
-
-
-class Embedded(NamedTuple):
-    """What a loss on triplets sees.
-
-    The (T, D) embeddings of each role, the images (S, C, H, W) that the network computed for them, and at
-    which of these (T, 3) the perturbed triplets are.
+    `source`, `destination` (NaN without) and `reached` are the hardness (T,) of the `mined` triplets before
+    and after their perturbation, `perturbed` is the share of them that were changed.
     """
-
-    role: dict[str, Tensor]
-    computed: Tensor
-    where: Tensor
-
-    def step(self, loss: Tensor, logs: dict[str, float], source: Triplets, labels: Tensor) -> Step:
-        """Make the step of a loss: its batch is the perturbed triplets, one behind the other."""
-        flat = torch.arange(self.where.numel(), device=self.where.device).view_as(self.where)
-        return Step(
-            loss,
-            logs,
-            torch.stack([self.role[name] for name in ("a~", "p~", "n~")], dim=1).flatten(0, 1),
-            labels[source.stack().flatten()],
-            Triplets(*flat.unbind(1)),
-            self.computed,
-            self.where.flatten(),
-        )
+    return {
+        **losses,
+        "hardness/source": source.mean().item(),
+        "hardness/destination": math.nan if destination is None else destination.mean().item(),
+        "hardness/reached": reached.mean().item(),
+        "perturbed": perturbed,
+        "spread": spread(mined.batch.distances),
+    }
 
 
-def embed_roles(
-    network: Network, images: Tensor, triplets: Triplets, moved: Moved, benign: Iterable[str] = ()
-) -> Embedded:
-    """Embed triplets for the loss: (T, D) for each of a~, p~, n~ and for each `benign` role asked for.
+def share_changed(images: Tensor, before: Tensor) -> float:
+    """Return the share of the rows of `images` (T, …) that are not as `before` (T, …).
 
-    An image that stands in several places, or that was left as it is, is computed once, where the network
-    treats each image on its own. Where it does not, the perturbed triplets make one batch and the benign
-    images another.
+    >>> share_changed(torch.tensor([[0.5], [0.1]]), torch.tensor([[0.5], [0.0]]))
+    0.5
     """
-    positions = triplets.stack()
-    if mixes_images(network.model):
-        perturbed = images[positions]
-        perturbed[moved.rows] = moved.images
-        computed = perturbed.flatten(0, 1)
-        where = torch.arange(len(computed), device=images.device).view_as(positions)
-        z = network(computed, learn=True)
-        # DistributedDataParallel saw a pass already; in another it would write over the BatchNorm's buffers,
-        # which the gradient of the first still needs. It waits for the gradients of both all the same.
-        z_benign, place = network(images) if benign else z, positions
-    else:
-        changed = torch.zeros_like(positions, dtype=torch.bool)
-        changed[moved.rows] = (moved.images != images[positions[moved.rows]]).flatten(2).any(2)
-        needed = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        needed[positions[~changed]] = True
-        for role in benign:
-            needed[positions[:, "apn".index(role)]] = True
-        computed = torch.cat([images[needed], moved.images[changed[moved.rows]]])
-        place = (needed.cumsum(0) - 1)[positions]
-        where = torch.where(changed, (changed.flatten().cumsum(0) - 1).view_as(changed) + needed.sum(), place)
-        z = z_benign = network(computed, learn=True)
-    found = {f"{role}~": z.index_select(0, where[:, k]) for k, role in enumerate("apn")}
-    found |= {role: z_benign.index_select(0, place[:, "apn".index(role)]) for role in benign}
-    return Embedded(found, computed, where)
+    return (images != before).flatten(1).any(1).float().mean().item()
 
 
 def mean_over_workers(value: Tensor) -> Tensor:
-    """Average a scalar over the workers of a distributed training; alone, give it as it is.
+    """Return the average of a scalar `value` over the workers of a distributed training.
 
     >>> mean_over_workers(torch.tensor(0.5))
     tensor(0.5000)
@@ -250,30 +314,3 @@ def mean_over_workers(value: Tensor) -> Tensor:
     mean = value.clone()
     torch.distributed.all_reduce(mean)
     return mean / torch.distributed.get_world_size()
-
-
-_MIXING = re.compile("batch_?norm|drop|stochastic|rrelu", re.IGNORECASE)
-
-
-def mixes_images(model: nn.Module) -> bool:
-    """Tell whether an image's embedding depends on its batch, or on chance, as the network stands now.
-
-    That is so while a BatchNorm or any kind of dropout is in training mode, and always for a BatchNorm that
-    keeps no running statistics. Modules are told by their names; a dropout of probability 0 does nothing.
-
-    >>> mixes_images(nn.BatchNorm2d(3).train()), mixes_images(nn.BatchNorm2d(3).eval())
-    (True, False)
-    """
-
-    def mixes(module: nn.Module) -> bool:
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            return True
-        if not module.training:
-            return False
-        if isinstance(module, nn.MultiheadAttention):
-            return bool(module.dropout)
-        if _MIXING.search(type(module).__name__) is None:
-            return False
-        return bool(getattr(module, "p", getattr(module, "drop_prob", 1)))
-
-    return any(mixes(module) for module in model.modules())

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Network, Step, spread
+from robustmetric.defenses.base import DEFENSES, Defense, Network, Step, share_changed, triplet_logs
 from robustmetric.distance import cross_distance, hardness, pair_distance
 from robustmetric.losses import hinge
 from robustmetric.perturb import Budget, frozen, pgd
 
 
+@DEFENSES.register("EST")
 class EmbeddingShifted(Defense):
     """Move every image's embedding as far as it goes, then take the triplet loss on the moved batch.
 
@@ -30,35 +29,26 @@ class EmbeddingShifted(Defense):
                 origin = network(images)
             moved = shift(network, images, origin, self.budget, generator=self.generator)
         z = network(moved, learn=True)
-        dist = cross_distance(z.detach())
-        triplets = self.source(dist, labels, generator=self.generator, dim=z.shape[1])
-        a, p, n = (z.index_select(0, role) for role in triplets)
-        reached = hardness(a, p, n)
+        mined = self.mine(z, labels)
+        reached = hardness(*(z.index_select(0, role) for role in mined.triplets))
         loss = hinge(reached, self.margin)
-        return Step(
-            loss,
-            {
-                "loss/triplet": loss.item(),
-                "hardness/source": triplets.hardness(cross_distance(origin)).mean().item(),
-                "hardness/destination": math.nan,
-                "hardness/reached": reached.mean().item(),
-                "perturbed": (moved != images).flatten(1).any(1).float().mean().item(),
-                "spread": spread(dist),
-            },
-            z,
-            labels,
-            triplets,
-            moved,
+        logs = triplet_logs(
+            mined,
+            {"loss/triplet": loss.item()},
+            source=mined.triplets.hardness(cross_distance(origin)),
+            reached=reached,
+            perturbed=share_changed(moved, images),
         )
+        return Step(loss, logs, z, labels, mined.triplets, moved)
 
 
 def shift(
     network: Network, images: Tensor, origin: Tensor, budget: Budget, *, generator: torch.Generator
 ) -> Tensor:
-    """Move (N, C, H, W) images so that their embeddings are as far as possible from `origin` (N, D).
+    """Return (N, C, H, W) `images` moved so that the network puts them as far as it can from `origin` (N, D).
 
-    At the origin the gradient of the distance is zero: the descent begins a tiny random offset away. Call
-    it inside `frozen(network.model)`.
+    The `budget` says how far each may go. At the origin the gradient of the distance is zero: the descent
+    begins a tiny offset away, drawn with the `generator`. Call it inside `frozen(network.model)`.
     """
     kind = images.device.type
     # Under autocast the network rounds the images: a smaller offset would be lost.

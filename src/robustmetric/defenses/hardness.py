@@ -7,17 +7,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Moved, Network, Step, embed_roles, mean_over_workers, spread
-from robustmetric.destination import Destination, sampler_name
-from robustmetric.distance import cross_distance, hardness
-from robustmetric.losses import SextupletTerm, hinge
+from robustmetric.defenses.base import DEFENSES, Defense, Network, Step, mean_over_workers, triplet_logs
+from robustmetric.defenses.roles import PerturbedTriplets, embed_roles
+from robustmetric.destination import (
+    Benign,
+    Destination,
+    check_destination,
+    destination_hardness,
+    same_sampler,
+    sampler_name,
+)
+from robustmetric.distance import hardness
+from robustmetric.losses import Term, check_term, hinge, term_loss
 from robustmetric.perturb import Budget, frozen, pgd
-from robustmetric.triplets import Sampler, Triplets
-from robustmetric.validate import UserError
+from robustmetric.triplets import Mined, Sampler
 
 
+@DEFENSES.register("HM")
+@DEFENSES.register("min-max")
 class HardnessManipulation(Defense):
     """Perturb each source triplet just until it reaches its destination hardness, and train on that.
+
+    `source` is the sampler of the source triplets, `destination` the hardness they are to reach, `terms` are
+    added to the loss; `budget`, `margin` and `seed` are those of every defense.
 
     >>> import robustmetric as rm
     >>> rm.defense("HM[S,LGA]&ICS").destination
@@ -30,82 +42,73 @@ class HardnessManipulation(Defense):
         self,
         source: Sampler,
         destination: Destination,
-        terms: Sequence[SextupletTerm] = (),
+        terms: Sequence[Term] = (),
         *,
         budget: Budget,
         margin: float = 0.2,
         seed: int = 0,
     ) -> None:
         super().__init__(source, budget=budget, margin=margin, seed=seed)
-        if not isinstance(destination, Destination) or not all(isinstance(t, SextupletTerm) for t in terms):
-            raise UserError(
-                f"HM takes a Destination and SextupletTerms, not {destination!r} and {terms!r}: rm.defense() "
-                "makes them from a name such as HM[S,LGA]&ICS"
-            )
+        check_destination(destination)
+        for term in terms:
+            check_term(term)
         self.destination = destination
+        # One sampler stays one, whatever it remembers from call to call: HM[X,X] perturbs nothing.
+        for part in destination.modules():
+            if isinstance(part, Benign) and same_sampler(part.sampler, source):
+                part.sampler = source
         self.terms = tuple(terms)
-        used = {role for term in self.terms for role in term.roles[:3]}
+        self.term_kinds = [str(getattr(term, "kind", type(term).__name__)) for term in self.terms]
+        used = {role for term in self.terms for role in term.roles}
         self._benign = [role for role in "apn" if role in used]
 
-    @property
-    def name(self) -> str:
-        """HM with source and destination, and its terms."""
+    def describe(self) -> str:
+        """Return HM with source and destination, and its terms."""
         manipulation = f"{self.family}[{sampler_name(self.source)},{self.destination.name}]"
-        return "&".join([manipulation, *(term.name for term in self.terms)])
+        return "&".join([manipulation, *(getattr(t, "name", type(t).__name__) for t in self.terms)])
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, perturb the triplets that are too easy, take the loss."""
         with frozen(network.model):
             with torch.no_grad():
                 z = network(images)
-            dist = cross_distance(z)
-            source = self.source(dist, labels, generator=self.generator, dim=z.shape[1])
-            wanted = self.destination(
-                dist, labels, source, sampler=self.source, generator=self.generator, dim=z.shape[1]
-            )
-            if not torch.isfinite(wanted).all():
-                raise UserError(f"the destination {self.destination.name} holds NaN or infinity: {wanted}")
-            found = source.hardness(dist)
-            moved = manipulate(network, images, source, found, wanted, self.budget)
-        seen = embed_roles(network, images, source, moved, self._benign)
+            mined = self.mine(z, labels)
+            wanted = destination_hardness(self.destination, mined, generator=self.generator)
+            perturbed = manipulate(network, images, mined, wanted, self.budget)
+        seen = embed_roles(network, images, mined.triplets, perturbed, self._benign)
         reached = hardness(seen.role["a~"], seen.role["p~"], seen.role["n~"])
         loss = triplet = hinge(reached, self.margin)
-        logs = {"loss/triplet": triplet.item()}
-        for term in self.terms:
-            part = term(seen.role, margin=self.margin)
-            key = f"loss/{term.kind}"
-            logs[key] = logs.get(key, 0.0) + part.item()
+        losses = {"loss/triplet": triplet.item()}
+        for kind, term in zip(self.term_kinds, self.terms, strict=True):
+            part = term_loss(term, seen.role, margin=self.margin)
+            losses[f"loss/{kind}"] = losses.get(f"loss/{kind}", 0.0) + part.item()
             loss = loss + part
         if self.training:
             self.destination.update(mean_over_workers(triplet.detach()))
-        return seen.step(
-            loss,
-            {
-                **logs,
-                "hardness/source": found.mean().item(),
-                "hardness/destination": wanted.mean().item(),
-                "hardness/reached": reached.mean().item(),
-                "perturbed": len(moved.rows) / len(found),
-                "spread": spread(dist),
-            },
-            source,
-            labels,
+        logs = triplet_logs(
+            mined,
+            losses,
+            source=mined.hardness,
+            destination=wanted,
+            reached=reached,
+            perturbed=len(perturbed.rows) / len(mined.hardness),
         )
+        return seen.step(loss, logs, mined)
 
 
 def manipulate(
-    network: Network, images: Tensor, source: Triplets, found: Tensor, wanted: Tensor, budget: Budget
-) -> Moved:
-    """Raise the hardness of the source triplets from `found` (T,) to `wanted` (T,), within the budget.
+    network: Network, images: Tensor, mined: Mined, wanted: Tensor, budget: Budget
+) -> PerturbedTriplets:
+    """Raise the hardness of `mined` triplets of (N, C, H, W) `images` to `wanted` (T,), within the `budget`.
 
-    Only triplets with found < wanted are computed, and each only until it gets there. Call it inside
-    `frozen(network.model)`.
+    Only triplets that are easier are computed by the `network`, and each only until it gets there. Call it
+    inside `frozen(network.model)`.
     """
-    rows = (found < wanted).nonzero().squeeze(1)
+    rows = (mined.hardness < wanted).nonzero().squeeze(1)
     wanted = wanted[rows]
 
     def shortfall(x: Tensor, active: Tensor) -> Tensor:
         a, p, n = network(x.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)
         return (wanted[active] - hardness(a, p, n)).clamp_min(0).square()
 
-    return Moved(rows, pgd(images[source.stack()[rows]], shortfall, budget))
+    return PerturbedTriplets(rows, pgd(images[mined.triplets.stack()[rows]], shortfall, budget))

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from robustmetric.defenses.act import AntiCollapse
-from robustmetric.defenses.base import Defense
-from robustmetric.defenses.est import EmbeddingShifted
+from robustmetric.defenses.base import DEFENSES, Defense
 from robustmetric.defenses.hardness import HardnessManipulation
-from robustmetric.defenses.regular import Regular
-from robustmetric.destination import Benign, Boosted, Constant, Destination, Gradual, OfMargin
-from robustmetric.losses import TERMS, SextupletTerm
+from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
+from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term, check_term
 from robustmetric.perturb import Budget
-from robustmetric.registry import unknown
-from robustmetric.triplets import SAMPLERS, Sampler, Semihard, check_margin
+from robustmetric.registry import Registry, UserCodeError, file_of, parameters, take_apart, unknown
+from robustmetric.triplets import SAMPLERS, Sampler, check_margin, check_sampler
 from robustmetric.validate import UserError
 
 T = TypeVar("T")
 
-FAMILIES: dict[str, type[Defense]] = {
-    "N/A": Regular,
-    "EST": EmbeddingShifted,
-    "ACT": AntiCollapse,
-    "HM": HardnessManipulation,
-    "min-max": HardnessManipulation,
-}
+FAMILIES = ("N/A", "EST", "ACT", "HM", "min-max")
+"""Those of the paper, which always have brackets."""
 GRADUAL = {name: power for power, name in Gradual.NAMES.items()}
-_DESTINATIONS = dict.fromkeys([*SAMPLERS, *GRADUAL, "gB(…)", "a number such as 0, 2 or -γ/2"])
+LONGEST, DEEPEST = 2000, 50
+"""Characters of a name, and brackets within brackets."""
 
 
 def defense(
@@ -43,7 +37,7 @@ def defense(
     margin: float = 0.2,
     seed: int = 0,
 ) -> Defense:
-    """Make a defense from its name in the paper's notation.
+    """Make a defense from its `name` in the paper's notation.
 
     - ``N/A[X]`` regular training, ``EST[X]``, ``ACT[X]``; X is a sampler: R, M, S, D or H
     - ``HM[X,destination]`` Hardness Manipulation; ``min-max[X]`` is ``HM[X,2]``
@@ -51,7 +45,9 @@ def defense(
       parameters ``LGA(u=2.2)``, ``gB(M,ξ=0.1)``
     - terms behind HM: ``&ICS``, ``&ICS(λ=0.05)``, ``&ICS(γ=0.2)``, and ``&L(a,ã,p̃)`` and the like
 
-    γ, λ, ξ, ã may be written gamma, lambda, xi, a~. `eps`, `alpha` and `steps` (ε, α, η) bound the
+    γ, λ, ξ, ã may be written gamma, lambda, xi, a~. In each place a part of your own may stand instead, by
+    the name it is registered under or as ``file.py:Object``, with options ``(k=2)`` if it has any; a defense
+    of your own needs no bracket if it takes no sampler. `eps`, `alpha` and `steps` (ε, α, η) bound the
     perturbations, `margin` is γ, `seed` starts the drawing of triplets.
 
     >>> defense("HM[S,-gamma/2]&ICS(lambda=0.05)", eps=8 / 255, alpha=1 / 255, steps=8).name
@@ -65,31 +61,186 @@ def defense(
     """
     check_margin(margin)
     budget = Budget(eps=eps, alpha=alpha, steps=steps)
-    if not isinstance(name, str) or len(name) > 500:
-        raise UserError(f"a defense is given by its name, at most 500 characters, not {name!r:.60}")
+    if not isinstance(name, str) or len(name) > LONGEST:
+        raise UserError(f"a defense is given by its name, at most {LONGEST} characters, not {name!r:.60}")
     first, *behind = _Part(name, 0, name).split("&")
     family, inside, rest = first.enclosed("[", "]")
-    if inside is None:
-        first.fail("a defense is written FAMILY[…], such as HM[S,LGA]&ICS, N/A[R], EST[R] or ACT[S]")
-    kind = family.lookup("defense", FAMILIES)
     if rest.plain:
-        rest.fail("only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS")
-    items = inside.split(",")
-    minmax = family.plain == "min-max"
-    count = 2 if family.plain == "HM" else 1
-    if len(items) != count:
-        wanted = "a source and a destination, such as [S,LGA]" if count == 2 else "one sampler, such as [S]"
-        inside.fail(f"{family.plain} takes {wanted}")
-    source = _sampler(items[0], margin)
-    if kind is not HardnessManipulation:
-        if behind:
-            behind[0].fail(
-                "only HM takes terms behind &: they need a perturbed anchor, positive and negative"
-            )
-        return kind(source, budget=budget, margin=margin, seed=seed)
-    destination = Constant(2) if minmax else _destination(items[1], margin)
-    terms = [_term(part) for part in behind]
-    return HardnessManipulation(source, destination, terms, budget=budget, margin=margin, seed=seed)
+        wanted = "only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS"
+        rest.fail(wanted + _about_paths(rest))
+    head, manipulates = _family(family, bare=inside is None)
+    if behind and not manipulates:
+        behind[0].fail("only HM takes terms behind &: they need a perturbed anchor, positive and negative")
+    reader = _Reader(margin)
+    parts: dict[str, Any] = {}
+    names: list[str] = []
+    if inside is not None:
+        items = inside.split(",")
+        minmax = head == "min-max"
+        two = manipulates and not minmax
+        if len(items) != (2 if two else 1):
+            wanted = "a source and a destination, such as [S,LGA]" if two else "one sampler, such as [S]"
+            inside.fail(f"{head} takes {wanted}{_about_paths(inside)}")
+        parts["source"], text = reader.sampler(items[0])
+        names.append(text)
+        if manipulates:
+            parts["destination"], text = (Constant(2), "2") if minmax else reader.destination(items[1])
+            names.append(text)
+    terms = [reader.term(part) for part in behind]
+    if manipulates:
+        parts["terms"] = [term for term, _ in terms]
+    head = "HM" if head == "min-max" else head
+    make = partial(DEFENSES.make, head, **parts, budget=budget, margin=margin, seed=seed)
+    made = make() if head in FAMILIES else _made(family, make)
+    if not hasattr(made, "written"):
+        family.fail(
+            f"{type(made).__name__}.__init__ must call super().__init__(source, budget=budget, "
+            "margin=margin, seed=seed)"
+        )
+    made.written = "&".join([f"{head}[{','.join(names)}]" if names else head, *(text for _, text in terms)])
+    if isinstance(made, HardnessManipulation):
+        made.term_kinds = [_kind_of(term, text) for term, text in terms]
+    return made
+
+
+def _family(part: _Part, *, bare: bool) -> tuple[str, bool]:
+    """Return the text of the family before the brackets, and whether it is a Hardness Manipulation."""
+    name = _bare(part, DEFENSES)
+    if bare and (name in FAMILIES or (name not in DEFENSES and file_of(part.text) is None)):
+        form = "a defense is written FAMILY[…], such as HM[S,LGA]&ICS, N/A[R], EST[R] or ACT[S]"
+        part.fail(form if name in ("", *FAMILIES) else f"{form}; {_unknown(part, DEFENSES, name)}")
+    text = _written(part, DEFENSES)
+    factory, _ = _made(part, partial(DEFENSES.find, text))
+    kind = factory.func if isinstance(factory, partial) else factory
+    return text, isinstance(kind, type) and issubclass(kind, HardnessManipulation)
+
+
+def _kind_of(term: Term, text: str) -> str:
+    """Return what a term is logged as: its kind, else the name it was found by."""
+    return str(getattr(term, "kind", None) or text.partition("(")[0].rpartition(":")[2])
+
+
+class _Reader:
+    """Makes the parts of one defense, each with the text that makes it again."""
+
+    def __init__(self, margin: float) -> None:
+        self.margin = margin
+        self.samplers: dict[str, Sampler] = {}
+
+    def sampler(self, part: _Part) -> tuple[Sampler, str]:
+        text = _written(part, SAMPLERS)
+        # One text is one sampler, whatever it remembers from call to call.
+        if text not in self.samplers:
+            factory, _ = _made(part, partial(SAMPLERS.find, text))
+            is_function = not isinstance(factory, type) and _takes(factory, "generator")
+            made: Any = _made(part, lambda: SAMPLERS.bind(text) if is_function else self.make(text, SAMPLERS))
+            if isinstance(made, Destination):
+                part.fail(f"{text} is a destination; here stands the sampler of the source triplets")
+            _made(part, partial(check_sampler, made))
+            self.samplers[text] = made
+        return self.samplers[text], text
+
+    def destination(self, part: _Part) -> tuple[Destination, str]:
+        name = _bare(part, DESTINATIONS, SAMPLERS)
+        if name != "gB" and file_of(part.text) is not None:
+            text = _written(part, DESTINATIONS)
+            factory, _ = _made(part, partial(DESTINATIONS.find, text))
+            is_class = isinstance(factory, type) and not issubclass(factory, Destination)
+            if is_class or (not isinstance(factory, type) and _takes(factory, "generator")):
+                return self.benign(part)
+            return _made(part, partial(self.make, text, DESTINATIONS)), text
+        _, arguments = part.call()
+        if name in GRADUAL:
+            make = partial(Gradual, power=GRADUAL[name], margin=self.margin)
+            gradual = _with_parameters(make, arguments, {"u": "u"}, name)
+            return gradual, gradual.name
+        if name == "gB":
+            if not arguments:
+                part.fail("gB takes a destination to raise, such as gB(M) or gB(M,ξ=0.1)")
+            base, text = self.destination(arguments[0])
+            known = {"ξ": "xi", "u": "u"}
+            raised = _with_parameters(partial(Boosted, base, margin=self.margin), arguments[1:], known, name)
+            return raised, f"gB({text}{parameters(lead=',', ξ=raised.xi, u=raised.u)})"
+        if name in DESTINATIONS:
+            text = _written(part, DESTINATIONS)
+            return _made(part, partial(self.make, text, DESTINATIONS)), text
+        return self.benign(part) if name in SAMPLERS else self.number(part, name, arguments)
+
+    def benign(self, part: _Part) -> tuple[Destination, str]:
+        sampler, text = self.sampler(part)
+        return Benign(sampler), text
+
+    def number(self, part: _Part, name: str, arguments: list[_Part]) -> tuple[Destination, str]:
+        number = re.fullmatch(rf"([+-]?)({_NUMBER})?(γ?)(?:/({_NUMBER}))?", name)
+        if number is None or not (number[2] or number[3]) or float(number[4] or 1) == 0:
+            known = [*SAMPLERS, *DESTINATIONS, "a number such as 0, 2 or -γ/2"]
+            listed = dict.fromkeys("gB(…)" if text == "gB" else text for text in known)
+            part.fail(unknown("destination", name, listed) + _about_paths(part))
+        if arguments:
+            arguments[0].fail(f"{name} takes no parameters")
+        value = float(number[1] + (number[2] or "1")) / float(number[4] or 1)
+        made = _made(part, lambda: OfMargin(value, margin=self.margin) if number[3] else Constant(value))
+        return made, made.name
+
+    def term(self, part: _Part) -> tuple[Term, str]:
+        kind = _bare(part, TERMS)
+        if file_of(part.text) is None:
+            _, arguments = part.call()
+            if kind == "L" and arguments:
+                kind = f"L({','.join(role.plain for role in arguments[:3])})"
+                arguments = arguments[3:]
+            if kind in ROLES:
+                known = {"λ": "weight", "γ": "margin"}
+                term = _with_parameters(partial(SextupletTerm, kind), arguments, known, kind)
+                return term, term.name
+            if kind not in TERMS:
+                part.fail(_unknown(part, TERMS, kind))
+        text = _written(part, TERMS)
+        made: Term = _made(part, partial(TERMS.make, text))
+        _made(part, partial(check_term, made))
+        return made, text
+
+    def make(self, text: str, parts: Registry[T]) -> T:
+        """Make a part; γ is its margin if it has one that is not given."""
+        _, given = parts.find(text)
+        return parts.make(text, {} if "margin" in given else {"margin": self.margin})
+
+
+def _written(part: _Part, parts: Registry[T]) -> str:
+    """Return the text of a piece in one spelling: NAME(option=value,…), its name known or in a file."""
+    text = part.text.strip()
+    if (source := file_of(text)) is None:
+        name, (_, inside, rest) = _bare(part, parts), part.enclosed("(", ")")
+        if name not in parts:
+            part.fail(_unknown(part, parts, name))
+        if rest.plain:
+            rest.fail("nothing may stand behind the bracket of parameters")
+        text = name if inside is None else f"{name}({inside.text})"
+    elif any(letter in "()[],&" for letter in str(source.file)):
+        part.fail(f"the path {source.file} cannot be written here{_about_paths(part)}")
+    name, options = _made(part, partial(take_apart, parts.kind, text))
+    listed = ",".join(f"{key}={value!r}" for key, value in options.items())
+    return f"{name}({listed})" if listed else name
+
+
+def _bare(part: _Part, *known: Registry[Any]) -> str:
+    """Return the name before a piece's bracket of parameters: as it stands if it is known, else `plain`."""
+    head = part.part(0, len(part.text.partition("(")[0]))
+    name = unicodedata.normalize("NFC", head.text.strip())
+    return name if any(name in parts for parts in known) else head.plain
+
+
+def _unknown(part: _Part, parts: Registry[T], name: str) -> str:
+    return unknown(parts.kind, name, parts) + _about_paths(part)
+
+
+def _about_paths(part: _Part) -> str:
+    return ": a path in a defense's name is without brackets, commas and &" if ".py" in part.whole else ""
+
+
+def _takes(function: Callable[..., object], parameter: str) -> bool:
+    """Return whether a function has a parameter of this name."""
+    return parameter in inspect.signature(function).parameters
 
 
 @dataclass(frozen=True)
@@ -118,6 +269,8 @@ class _Part:
             depth += (letter in "([") - (letter in ")]")
             if depth < 0:
                 self.part(i, i + 1).fail("a bracket closes that was not opened")
+            if depth > DEEPEST:
+                self.part(i, i + 1).fail(f"brackets are nested deeper than {DEEPEST} times")
             if letter == separator and depth == 0:
                 parts.append(self.part(begin, i))
                 begin = i + 1
@@ -150,11 +303,6 @@ class _Part:
             rest.fail("nothing may stand behind the bracket of parameters")
         return head, [] if inside is None else inside.split(",")
 
-    def lookup(self, kind: str, known: Mapping[str, type[Defense]]) -> type[Defense]:
-        if self.plain not in known:
-            self.fail(unknown(kind, self.plain, known))
-        return known[self.plain]
-
     def fail(self, message: str) -> NoReturn:
         blank = len(self.text) - len(self.text.lstrip())
         before = unicodedata.normalize("NFC", self.whole[: self.start + blank])
@@ -162,50 +310,7 @@ class _Part:
         raise UserError(f"{message}\n    {self.whole}\n    {' ' * column}^")
 
 
-def _sampler(part: _Part, margin: float) -> Sampler:
-    letter = part.plain
-    if letter not in SAMPLERS:
-        part.fail(unknown("sampler", letter, SAMPLERS))
-    return Semihard(margin=margin) if letter == "M" else SAMPLERS[letter]()
-
-
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
-
-
-def _destination(part: _Part, margin: float) -> Destination:
-    head, arguments = part.call()
-    name = head.plain
-    if name in GRADUAL:
-        return _with_parameters(
-            partial(Gradual, power=GRADUAL[name], margin=margin), arguments, {"u": "u"}, name
-        )
-    if name == "gB":
-        if not arguments:
-            part.fail("gB takes a destination to raise, such as gB(M) or gB(M,ξ=0.1)")
-        base = _destination(arguments[0], margin)
-        known = {"ξ": "xi", "u": "u"}
-        return _with_parameters(partial(Boosted, base, margin=margin), arguments[1:], known, name)
-    number = re.fullmatch(rf"([+-]?)({_NUMBER})?(γ?)(?:/({_NUMBER}))?", name)
-    is_number = number is not None and (number[2] or number[3]) and float(number[4] or 1) != 0
-    if name not in SAMPLERS and not is_number:
-        part.fail(unknown("destination", name, _DESTINATIONS))
-    if arguments:
-        arguments[0].fail(f"{name} takes no parameters")
-    if number is None or name in SAMPLERS:
-        return Benign(_sampler(part, margin))
-    value = float(number[1] + (number[2] or "1")) / float(number[4] or 1)
-    return _made(part, lambda: OfMargin(value, margin=margin) if number[3] else Constant(value))
-
-
-def _term(part: _Part) -> SextupletTerm:
-    head, arguments = part.call()
-    kind = head.plain
-    if kind == "L" and arguments:
-        kind = f"L({','.join(role.plain for role in arguments[:3])})"
-        arguments = arguments[3:]
-    if kind not in TERMS:
-        part.fail(unknown("term", kind, TERMS))
-    return _with_parameters(partial(SextupletTerm, kind), arguments, {"λ": "weight", "γ": "margin"}, kind)
 
 
 def _with_parameters(make: Callable[..., T], parts: list[_Part], known: dict[str, str], owner: str) -> T:
@@ -230,5 +335,7 @@ def _made(part: _Part, make: Callable[[], T]) -> T:
     """Make an object; if it refuses its parameters, point at the piece they stand in."""
     try:
         return make()
-    except ValueError as error:
+    except UserCodeError:  # which ends with a traceback of its own
+        raise
+    except (ValueError, OSError) as error:
         part.fail(str(error))

@@ -5,56 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from robustmetric.attacks import Protocol
-from robustmetric.evaluation.ers import COLUMNS
+from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
+from robustmetric.evaluation.checks import Check
+from robustmetric.evaluation.ers import COLUMNS, Interval, Values, intervals
+from robustmetric.evaluation.identity import digest_of, versions
+from robustmetric.evaluation.pieces import PER_QUERY, Materials
+from robustmetric.evaluation.plan import Plan
+from robustmetric.evaluation.schema import Number, Part
+from robustmetric.evaluation.store import ARRAYS, RECORD
 from robustmetric.files import write_atomically
 from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
-RECORD, ARRAYS = "record.json", "queries.safetensors"
 
 
-def _null(value: object) -> object:
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-Number = Annotated[float | None, BeforeValidator(_null)]
-"""A figure; null where there is none, for JSON has no NaN."""
-
-
-def _without_example(schema: dict[str, Any]) -> None:
-    schema["description"] = schema["description"].partition("\n\n>>>")[0]
-
-
-class _Part(BaseModel):
-    """A part of a record."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_example)
-
-
-class Settings(_Part):
-    """How the scores were measured."""
-
-    protocol: Protocol = Field(description="strict, or reference for what published figures were made with")
-    eps: float = Field(description="largest change of a pixel, of 1")
-    alpha: float = Field(description="size of a step")
-    steps: int = Field(description="number of steps")
-    search: str = Field(description="how perturbations were searched for")
-    attacks: list[str] = Field(description="which attacks were run")
-    queries: int | None = Field(description="number of queries that were drawn; null for all")
-    seed: int = Field(description="starts every random draw")
-    batch: int = Field(description="queries that were perturbed together")
-    checks: Literal["none", "quick", "full"] = Field(description="which checks were run")
-
-
-class Network(_Part):
+class Network(Part):
     """The network that was attacked."""
 
     name: str
@@ -64,7 +37,7 @@ class Network(_Part):
     weights: str | None = Field(None, description="how its weights were chosen, as far as that is known")
 
 
-class Data(_Part):
+class Data(Part):
     """The images that were queried and ranked."""
 
     name: str
@@ -77,7 +50,7 @@ class Data(_Part):
     skipped: list[str] = Field([], description="files that were left out because they could not be read")
 
 
-class Queries(_Part):
+class Queries(Part):
     """The images that were perturbed."""
 
     count: int
@@ -85,16 +58,20 @@ class Queries(_Part):
     left_out: int = Field(description="images whose class has no other, without an answer to find")
 
 
-class Score(_Part):
+class Score(Part):
     """A mean over queries with its 95 % interval; `before` is that of the images as they were."""
 
     value: Number
     low: Number
     high: Number
     before: Number = None
+    better: Literal["higher", "lower"] | None = Field(
+        default=None, description="which way is more robust, if one is"
+    )
+    unit: str | None = Field(default=None, description="what it is measured in: %, or a cosine or distance")
 
 
-class Ers(_Part):
+class Ers(Part):
     """The Empirical Robustness Score and its ten terms; to be read beside R@1."""
 
     value: Number
@@ -105,32 +82,30 @@ class Ers(_Part):
     why: str = Field("", description="why it is not valid")
 
 
-class Check(_Part):
-    """A check of whether the scores can be trusted: what was found, what is allowed, how that is judged.
-
-    >>> Check(name="copies", status="pass", figure=0, limit="none", says="no copies").status
-    'pass'
-    """
-
-    name: str
-    status: Literal["pass", "warn", "fail", "not run"]
-    figure: Number
-    limit: str
-    says: str
-
-
-class Arrays(_Part):
+class Arrays(Part):
     """The file of per-query values."""
 
     file: str
     sha256: str
 
 
-class Record(_Part):
+def _whole(settings: object) -> object:
+    """Refuse settings of which some are missing: a record does not fall back on defaults."""
+    if isinstance(settings, dict) and (missing := Plan.model_fields.keys() - settings.keys()):
+        raise ValueError(f"{', '.join(sorted(missing))} missing")
+    return settings
+
+
+class Record(Part):
     """The scores of a network on a data set, with all they depend on.
 
-    `record["R@1"]`, `record["ERS"]`, `record["CA+"]` give single values. Ranks and shares are in %; TMA is a
+    `record["R@1"]`, `record["ERS"]`, `record["CA+"]` are single values. Ranks and shares are in %; TMA is a
     cosine, ES:D a distance.
+
+    `schema` names the format. `network` and `data` say what was evaluated, `settings` are the plan, and
+    `queries` counts the images that were perturbed. `retrieval` has the scores without attacks, `scores`
+    those under attack and `ers` their summary, if all its columns were measured. `checks` say how far to
+    trust them, `versions` what computed them, and `arrays` names the file of per-query values.
 
     >>> sorted(Record.model_json_schema()["properties"])[:4]
     ['arrays', 'checks', 'data', 'ers']
@@ -139,7 +114,7 @@ class Record(_Part):
     schema_: Literal["robustmetric/record/1"] = Field(SCHEMA, alias="schema")
     network: Network
     data: Data
-    settings: Settings
+    settings: Annotated[Plan, BeforeValidator(_whole)]
     queries: Queries
     retrieval: dict[str, Score]
     scores: dict[str, Score]
@@ -158,7 +133,7 @@ class Record(_Part):
         return _number(known[name].value)
 
     def __str__(self) -> str:
-        lines = ["  ".join(f"{name} {show(name, self[name])}" for name in self.columns())]
+        lines = ["  ".join(f"{name} {self.show(name)}" for name in self.columns())]
         if self.ers is not None and not self.ers.valid:
             lines.append(f"the ERS is not valid: {self.ers.why}")
         lines += [f"{c.name}: {c.status}: {c.says}" for c in self.checks if c.status in ("warn", "fail")]
@@ -167,25 +142,109 @@ class Record(_Part):
         return "\n".join([*lines, told])
 
     def columns(self) -> list[str]:
-        """Name what was measured, in the paper's order."""
+        """Return the names of what was measured, in the paper's order."""
         ours = [name for name in COLUMNS if name in self.scores]
         others = [name for name in self.scores if name not in COLUMNS]
         return [*self.retrieval, *ours, *others, *(["ERS"] if self.ers is not None else [])]
+
+    def column(self, name: str) -> Column:
+        """Return how the measured value `name` is to be read: which way is better, in which unit.
+
+        Without attacks, and over all of them, all values are in percent and higher ones are better.
+        """
+        if name not in self.scores:
+            return Column(name, "higher")
+        score = self.scores[name]
+        if score.unit is None:  # a record of before columns described themselves
+            return COLUMNS.get(name, Column(name, None))
+        units = {unit.name: unit for unit in (PERCENT, COSINE, DISTANCE)}
+        return Column(name, score.better, units.get(score.unit, Unit(score.unit, 1, 3)))
+
+    def show(self, name: str) -> str:
+        """Return the measured value `name` as text with the paper's digits; "-" if it was not measured."""
+        return self.column(name).show(self[name] if name in self.columns() else None)
 
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def show(name: str, value: float | None) -> str:
-    """Write a score with the paper's digits.
+def build_record(materials: Materials) -> Record:
+    """Put the record together from finished pieces, and in a folder write it and remove the pieces."""
+    subject, plan, retrieval = materials.subject, materials.plan, materials.retrieval
+    fingerprint, checks = subject.fingerprint, materials.checks
+    group = None
+    if plan.protocol == "reference":
+        group = 128 if fingerprint.shape[1:] == [28, 28] else 112
+    arrays = {"number": materials.numbers}
+    after: dict[str, Values] = {}
+    before: dict[str, Values] = {}
+    for goal in plan.goals:
+        found = materials.found(goal)
+        arrays |= {f"{goal.name}/{n}": v for n, v in found.tensors().items() if n != "number"}
+        after |= {n: v.numpy() for n, v in found.after.items()}
+        before |= {n: v.numpy() for n, v in found.before.items()}
+    arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
+    scores, overall, terms = intervals(after, group=group, protocol=plan.protocol, seed=plan.seed)
+    clean, _, _ = intervals(before, group=group, protocol=plan.protocol, seed=plan.seed, resamples=1)
+    made: dict[str, Any] = {
+        "network": {
+            "name": subject.title,
+            "parameters": sum(p.numel() for p in subject.model.parameters()),
+            "sha256": digest_of(subject.model),
+            "surrogate": None if subject.surrogate is None else digest_of(subject.surrogate),
+            "weights": subject.origin.weights,
+        },
+        "data": {
+            "name": subject.data,
+            "images": len(subject.images),
+            "gallery": None if subject.gallery is None else len(subject.gallery[0]),
+            "classes": len(subject.labels.unique()),
+            "shape": fingerprint.shape,
+            "sha256": fingerprint.sha256,
+            "cameras": subject.cameras is not None,
+            "skipped": list(subject.origin.skipped),
+        },
+        "settings": plan.model_dump(),
+        "queries": {
+            "count": len(materials.numbers),
+            "of": len(subject.images),
+            "left_out": int(retrieval["left_out"]),
+        },
+        "retrieval": _retrieval(retrieval, plan.seed),
+        "scores": {
+            name: {
+                **interval._asdict(),
+                "before": clean[name].value,
+                "better": plan.columns[name].better,
+                "unit": plan.columns[name].unit.name,
+            }
+            for name, interval in scores.items()
+        },
+        "ers": None if overall is None else _ers(overall, terms, checks),
+        "checks": checks,
+        "versions": versions(),
+    }
+    if materials.store.folder is None:
+        return make_record(made, save({n: v.contiguous() for n, v in arrays.items()}))
+    record = write_record(materials.store.folder, made, arrays)
+    materials.store.tidy()
+    return record
 
-    >>> show("TMA", 0.9), show("R@1", 53.94), show("ES:R", math.nan)
-    ('0.900', '53.9', '-')
-    """
-    if value is None or math.isnan(value):
-        return "-"
-    return f"{value:.3f}" if name in ("TMA", "ES:D") else f"{value:.1f}"
+
+def _retrieval(values: dict[str, Tensor], seed: int) -> dict[str, Any]:
+    """Average the ranking without attacks over its queries; the NMI is one figure of the gallery."""
+    ranked = intervals({n: values[n].numpy() for n in PER_QUERY}, seed=seed)[0]
+    ranked["NMI"] = Interval(float(values["NMI"]), math.nan, math.nan)
+    return {name: ranked[name]._asdict() for name in ("R@1", "R@2", "mAP", "NMI", "mAP@R")}
+
+
+def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check]) -> dict[str, Any]:
+    """Describe the ERS, which is not valid of a network that has collapsed."""
+    collapsed = next(c for c in checks if c.name == "collapse")
+    valid = collapsed.status != "fail"
+    why = "" if valid else collapsed.says
+    return {**overall._asdict(), "terms": terms, "valid": valid, "why": why}
 
 
 def write_record(folder: Path, made: dict[str, Any], arrays: dict[str, Tensor]) -> Record:
@@ -204,7 +263,7 @@ def make_record(made: dict[str, Any], arrays: bytes) -> Record:
 
 
 def load_record(path: str | Path) -> Record:
-    """Read a record from its JSON file or the folder that it is in.
+    """Read a record from `path`: its JSON file or the folder that it is in.
 
     >>> load_record("nowhere")
     Traceback (most recent call last):
@@ -234,7 +293,7 @@ def load_record(path: str | Path) -> Record:
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:
-    """Read the per-query arrays (Q, …) that stand beside a record; a file that was changed is refused.
+    """Read the per-query arrays (Q, …) beside the record at `path`; a file that was changed is refused.
 
     >>> load_arrays("nowhere")
     Traceback (most recent call last):

@@ -5,39 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Search, Target
+from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Search, Target
+from robustmetric.attacks.contract import (
+    checked_aim,
+    checked_measure,
+    checked_objective,
+    checked_search,
+    checked_select,
+    checked_start,
+)
 from robustmetric.distance import embed
+from robustmetric.evaluation.images import Images
 from robustmetric.perturb import Budget
 from robustmetric.retrieval import Ranking, rank
-
-
-class Images(Protocol):
-    """N images in [0, 1]: a tensor (N, C, H, W), or anything that is indexed like one.
-
-    >>> class Grey:
-    ...     def __len__(self):
-    ...         return 10
-    ...     def __getitem__(self, index):
-    ...         return torch.full((len(index), 1, 8, 8), 0.5)
-    >>> embed_all(nn.Flatten(), Grey(), torch.arange(10), batch=4).shape
-    torch.Size([10, 64])
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
     """A frozen network, the images that may query with their embeddings, and the gallery that they query.
 
-    `queries` knows all N images, with embeddings (N, D); `ranked` are the images of another gallery.
+    `model` is the network, `images` (N, C, H, W) may query and `queries` has their embeddings (N, D).
+    `gallery` is what they query; `ranked` are its images if they are others.
 
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
     >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
@@ -63,20 +55,20 @@ class Scene:
         return self.gallery.to(torch.device("cpu") if self.device.type == "mps" else self.gallery.z.device)
 
     def aim(self, attack: RankingAttack, queries: Queries, draws: Draws) -> Target:
-        """Choose what B queries aim at, and prepare it for the objective."""
+        """Choose what B `queries` of an `attack` aim at, with `draws`, and prepare it for the objective."""
         where = self.judged.z.device
-        index = attack.select(queries.to(where), self.judged, draws=draws)
-        return attack.aim(index.to(queries.z.device), queries, self.gallery)
+        index = checked_select(attack, queries.to(where), self.judged, draws=draws)
+        return checked_aim(attack, index.to(queries.z.device), queries, self.gallery)
 
     def measure(
         self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries
     ) -> dict[str, Tensor]:
-        """Measure what became of B queries with embeddings (B, D): (B,) values by name."""
+        """Return what an `attack` measures on `queries` at `z` (B, D), aimed at `target`: (B,) by column."""
         where = self.judged.z.device
-        return attack.measure(z.to(where), target.to(where), queries.to(where), self.judged)
+        return checked_measure(attack, z.to(where), target.to(where), queries.to(where), self.judged)
 
     def rank(self, z: Tensor, queries: Queries) -> Ranking:
-        """Rank the gallery for B queries with embeddings (B, D)."""
+        """Rank the gallery for B `queries` with embeddings `z` (B, D)."""
         gallery = self.gallery
         return rank(
             gallery.z,
@@ -89,11 +81,11 @@ class Scene:
         )
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
-        """Return the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
+        """Return the images (B, C, H, W) of these `numbers` (B,) and what is known of them as queries."""
         return self.images[numbers].detach().to(self.device), self.queries[numbers.to(self.device)]
 
     def seen_by(self, model: nn.Module, batch: int) -> Scene:
-        """Return the same images as another network sees them."""
+        """Return the same images as another network, `model`, sees them, embedded `batch` at a time."""
         z = embed_all(model, self.images, torch.arange(len(self.images)), batch)
         ranked = z
         if self.ranked is not None:
@@ -104,7 +96,7 @@ class Scene:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Tell where a network's parameters and buffers are; the CPU if it has none.
+    """Return the device of a network's parameters and buffers; the CPU if it has none.
 
     >>> device_of(nn.Flatten())
     device(type='cpu')
@@ -128,10 +120,12 @@ def embed_all(
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of B queries: perturbed images (B, C, H, W), embeddings (B, D), values (B,) by name.
+    """What became of B queries, as `run_attack` returns it.
 
-    `first`, `last` and `best` are the objective (B,) of the network under attack at the image, at the
-    perturbed image and at the best point on the way, where that is known.
+    `images` (B, C, H, W) are the perturbed ones, `z` (B, D) their embeddings and `target` what they aimed at.
+    `before` and `after` have the values (B,) by column of the benign and the perturbed images. `first`,
+    `last` and `best` are the objective (B,) of the network under attack at the image, at the perturbed image
+    and at the best point on the way, where that is known.
     """
 
     images: Tensor
@@ -155,17 +149,18 @@ def run_attack(
     surrogate: Scene | None = None,
     tick: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Attack the queries of these numbers (B,); call it inside `frozen(model)`.
+    """Run an `attack` on the queries of a `scene` with these `numbers` (B,); call it inside `frozen(model)`.
 
-    Targets are those of the network under attack. With a surrogate, its embeddings of the same images are
-    what the search sees. `tick` is called each time that the search asks for the objective.
+    The `search` perturbs them within the `budget`; random draws start at `seed`. Targets are those of the
+    network under attack. With a `surrogate`, its embeddings of the same images are what the search sees.
+    `tick` is called each time that the search asks for the objective.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
     >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
     >>> scene = Scene(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
     >>> budget = rm.Budget(eps=0.1, alpha=0.05, steps=4)
-    >>> outcome = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), budget, PGD())
+    >>> outcome = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), budget, rm.attacks.PGD())
     >>> bool((outcome.after["TMA"] > outcome.before["TMA"]).all())
     True
     """
@@ -175,8 +170,8 @@ def run_attack(
     seen = queries if surrogate is None else surrogate.queries[numbers.to(surrogate.device)]
     with torch.no_grad():
         target = scene.aim(attack, queries, Draws(seed, attack.name, listed))
-        goal = target if surrogate is None else attack.aim(target.index, seen, surrogate.gallery)
-        first = attack.objective(queries.z, target, queries, scene.gallery)
+        goal = target if surrogate is None else checked_aim(attack, target.index, seen, surrogate.gallery)
+        first = checked_objective(attack, queries.z, target, queries, scene.gallery)
     draws = Draws(seed, f"{attack.name}/search", listed)
     best, early = first.clone(), seen.z.clone()
 
@@ -185,22 +180,21 @@ def run_attack(
             tick()
         z = embed(ground.model, x)
         all_rows = len(rows) == len(seen)
-        value = attack.objective(
-            z, goal if all_rows else goal[rows], seen if all_rows else seen[rows], ground.gallery
-        )
+        aims, asked = (goal, seen) if all_rows else (goal[rows], seen[rows])
+        value = checked_objective(attack, z, aims, asked, ground.gallery)
         if x.requires_grad:  # a step of the descent, and not a trial beside it
             best[rows] = torch.minimum(best[rows], value.detach())
             early[rows] = z.detach()
         return value
 
-    moved = search(images, objective, budget, draws=draws, start=attack.start(images, draws=draws))
+    start = checked_start(attack, images, draws=draws)
+    moved = checked_search(search, images, objective, budget, draws=draws, start=start)
     with torch.no_grad():
         z = embed(scene.model, moved)
-        last = attack.objective(z, target, queries, scene.gallery)
+        last = checked_objective(attack, z, target, queries, scene.gallery)
         after = scene.measure(attack, z, target, queries)
         # Where the end of one descent counts: of several, or of trials, the point before is not known.
-        plain = isinstance(search, PGD) and search.restarts == 1 and not search.best
-        if attack.read_early and surrogate is None and plain:
+        if attack.read_early and surrogate is None and search.keeps_last:
             sooner = scene.measure(attack, early, target, queries)
             after |= {name: sooner[name] for name in attack.read_early}
         before = scene.measure(attack, queries.z, target, queries)

@@ -9,11 +9,13 @@ import pickle
 import queue
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import Any
 
+from robustmetric.registry import own_traceback
 from robustmetric.validate import UserError
 
 
@@ -31,7 +33,7 @@ def run_workers(
     by themselves.
     """
     context = multiprocessing.get_context("spawn")
-    errors: Queue[BaseException] = context.Queue()
+    errors: Queue[tuple[Exception, str]] = context.Queue()
     workers = [
         context.Process(target=_worker, args=(work, arguments, k, count, errors), daemon=True)
         for k in range(count)
@@ -60,13 +62,17 @@ def run_workers(
                 worker.join()
 
 
-def _raise_from(errors: Queue[BaseException], wait: float) -> None:
+class _TracebackOfWorkerError(Exception):
+    """Stands for where a worker failed, as text: a traceback cannot be sent."""
+
+
+def _raise_from(errors: Queue[tuple[Exception, str]], wait: float) -> None:
     """Raise what a worker has sent, if one does so within a while."""
     try:
-        error = errors.get(timeout=wait)
+        error, trace = errors.get(timeout=wait)
     except queue.Empty:
         return
-    raise error
+    raise error from _TracebackOfWorkerError(trace)
 
 
 @contextmanager
@@ -87,7 +93,7 @@ def _worker(
     arguments: tuple[Any, ...],
     share: int,
     shares: int,
-    errors: Queue[BaseException],
+    errors: Queue[tuple[Exception, str]],
 ) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -95,18 +101,23 @@ def _worker(
     try:
         work(*arguments, share, shares)
     except Exception as error:
-        errors.put(_sendable(error))
+        errors.put((_sendable(error), f"\n{traceback.format_exc()}"))
         raise SystemExit(1) from None
 
 
 def _sendable(error: Exception) -> Exception:
     """Return an exception that arrives as what it was, or one that tells of it."""
+    # Where code of the user's failed is known only here.
+    if not isinstance(error, UserError | OSError) and (own := own_traceback(error)) is not None:
+        return UserError(f"your own code failed, with:\n{own}")
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
             return error
     except Exception as problem:
-        return WorkerError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
-    return WorkerError(f"{type(error).__name__}: {error}")
+        if isinstance(error, UserError):  # of a class that cannot be sent, as those of a user's file
+            return UserError(str(error), parameter=error.parameter)
+        return RuntimeError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:

@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, recipe_names
-from robustmetric.validate import UserError
+from robustmetric.training.stops import CollapsedError, Stopped
 
 if TYPE_CHECKING:
     from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile
     from robustmetric.training.module import MetricModule
     from robustmetric.training.run import Machines, train
+    from robustmetric.training.runs import Run, RunFolder, load_run
 
 _LATER = {
     "AtomicCheckpointIO": "callbacks",
@@ -23,16 +24,11 @@ _LATER = {
     "Machines": "run",
     "MetricModule": "module",
     "MetricsFile": "callbacks",
+    "Run": "runs",
+    "RunFolder": "runs",
+    "load_run": "runs",
     "train": "run",
 }
-
-
-class Stopped(Exception):  # noqa: N818 (it is no error)
-    """A training that stopped before its end, at a step from which it can be resumed."""
-
-
-class CollapsedError(UserError):
-    """A network whose embeddings all point the same way, or are no numbers any more."""
 
 
 def __getattr__(name: str) -> object:
@@ -50,9 +46,12 @@ __all__ = [
     "MetricModule",
     "MetricsFile",
     "Recipe",
+    "Run",
+    "RunFolder",
     "Stopped",
     "dump_recipe",
     "load_recipe",
+    "load_run",
     "recipe_names",
     "train",
 ]

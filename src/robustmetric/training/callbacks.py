@@ -19,14 +19,15 @@ from torch import Tensor
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
-from robustmetric.training import CollapsedError, Stopped
 from robustmetric.training.module import MetricModule
+from robustmetric.training.runs import RunFolder
+from robustmetric.training.stops import CollapsedError, Stopped
 
 Report = Callable[[str], None]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to the disk under another name, and renames it when it is there as a whole."""
+    """Writes a checkpoint to the disk under another name, and renames it when it is complete."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint; until the last moment `path` holds the previous one."""
@@ -34,10 +35,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Keeper(L.Callback):
-    """Writes `last.ckpt` at intervals of steps and when told to stop, and weights at each validation."""
+    """Writes a checkpoint at intervals of steps and when told to stop, and weights at each validation.
+
+    `folder` is that of the run; `every` is the number of steps between two checkpoints.
+    """
 
     def __init__(self, folder: Path, every: int) -> None:
-        self.folder, self.every = folder, every
+        self.run, self.every = RunFolder(folder), every
         self.stop: str | None = None
         self.handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
         self.best: dict[str, float] = {}
@@ -71,7 +75,7 @@ class Keeper(L.Callback):
         # All workers must agree, or some would wait for the others for ever.
         stop = trainer.strategy.reduce_boolean_decision(self.stop is not None, all=False)
         if stop or due:
-            trainer.save_checkpoint(self.folder / "last.ckpt")
+            trainer.save_checkpoint(self.run.checkpoint)
         if stop:
             raise Stopped(self.stop or "another worker was told to stop")
 
@@ -80,33 +84,36 @@ class Keeper(L.Callback):
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, MetricModule)  # noqa: S101
-        save_weights(pl_module.model, self.folder / "last.safetensors")
+        save_weights(pl_module.model, self.run.last)
         self.last = {"R@1": float(trainer.callback_metrics["R@1"]), "step": trainer.global_step}
         # Of equal ones the later has learned longer, and few images often give equal ones.
         if self.last["R@1"] >= self.best.get("R@1", -math.inf):
             self.best = self.last
-            save_weights(pl_module.model, self.folder / "best.safetensors")
+            save_weights(pl_module.model, self.run.best)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the end, so that a finished run is known as such."""
-        trainer.save_checkpoint(self.folder / "last.ckpt")
+        trainer.save_checkpoint(self.run.checkpoint)
         if trainer.is_global_zero:
             assert isinstance(pl_module, MetricModule)  # noqa: S101
-            save_weights(pl_module.model, self.folder / "last.safetensors")
+            save_weights(pl_module.model, self.run.last)
 
 
 class CollapseGuard(L.Callback):
     """Watches the spread of embeddings, keeps the last good weights and says what happened.
 
     The network counts as collapsed when its spread (one minus the mean cosine) has been below 0.01, and below
-    a tenth of what it began with, for `patience` steps. A network that has diverged to NaN is caught too.
-    `good.safetensors` gets the weights of the last of every `patience` steps at which all was well.
+    a tenth of what it began with, for `patience` steps. A defense that logs no spread is not watched for
+    that. A network that has diverged to NaN is caught in any case. `good.safetensors` in the run's `folder`
+    gets the weights of the last of every `patience` steps at which all was well. With `go_on`, `report` gets
+    what would be raised, once.
     """
 
     def __init__(
         self, folder: Path, *, patience: int = 20, go_on: bool = False, report: Report = print
     ) -> None:
-        self.folder, self.patience, self.go_on, self.report = folder, patience, go_on, report
+        self.run, self.patience = RunFolder(folder), patience
+        self.go_on, self.report = go_on, report
         self.begun: float | None = None
         self.narrow = 0
         self.told = False
@@ -127,19 +134,22 @@ class CollapseGuard(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Look at the spread of the step."""
-        spread = float(trainer.callback_metrics["spread"])
-        self.begun = spread if self.begun is None else self.begun
-        well = spread >= min(0.01, 0.1 * self.begun)
-        self.narrow = 0 if well else self.narrow + 1
-        if well and trainer.global_step % self.patience == 0:
-            self._keep(trainer.global_step, pl_module)
+        """Look at the loss and the spread of the step."""
+        found, step = trainer.callback_metrics, trainer.global_step
+        if "loss" in found and math.isnan(float(found["loss"])):
+            self._diverged(trainer, pl_module, "the loss is NaN")
+        spread = float(found["spread"]) if "spread" in found else None
+        if spread is not None:
+            self.begun = spread if self.begun is None else self.begun
+            self.narrow = 0 if spread >= min(0.01, 0.1 * self.begun) else self.narrow + 1
+        if self.narrow == 0 and step % self.patience == 0:
+            self._keep(step, pl_module)
         if self.narrow >= self.patience and not self.told:
             self.told = True
             self._tell(
                 trainer,
                 pl_module,
-                f"the network collapsed at about step {trainer.global_step - self.patience + 1}: its "
+                f"the network collapsed at about step {step - self.patience + 1}: its "
                 f"embeddings all point the same way (spread {spread:.1e}, it began with {self.begun:.1e})",
             )
 
@@ -148,8 +158,11 @@ class CollapseGuard(L.Callback):
     ) -> None:
         """Recognise a network that has diverged; before the first step there is nothing to go back to."""
         if isinstance(exception, BrokenEmbeddingsError) and trainer.global_step > 0:
-            self.go_on = False  # there is nothing left to go on with
-            self._tell(trainer, pl_module, f"the network diverged at step {trainer.global_step}: {exception}")
+            self._diverged(trainer, pl_module, str(exception))
+
+    def _diverged(self, trainer: L.Trainer, module: L.LightningModule, what: str) -> None:
+        self.go_on = False  # there is nothing left to go on with
+        self._tell(trainer, module, f"the network diverged at step {trainer.global_step}: {what}")
 
     def _keep(self, step: int, module: L.LightningModule) -> None:
         assert isinstance(module, MetricModule)  # noqa: S101
@@ -162,7 +175,7 @@ class CollapseGuard(L.Callback):
         assert isinstance(module, MetricModule)  # noqa: S101
         assert self._good is not None  # noqa: S101
         step, weights = self._good
-        path = self.folder / "good.safetensors"
+        path = self.run.good
         if trainer.is_global_zero:
             save_weights(weights, path)
         message = (
@@ -180,7 +193,10 @@ SCORES = ("R@1", "R@2", "mAP", "mAP@R", "NMI")
 
 
 class MetricsFile(L.Callback):
-    """Writes `metrics.csv`: a row for each logged step and each validation."""
+    """Writes `path`, a table: a row for each `every`-th step and each validation.
+
+    The columns of `FIELDS` come first; whatever else is logged gets a column behind them.
+    """
 
     FIELDS = (
         "epoch", "step", "loss", "loss/triplet", "loss/ICS", "hardness/source", "hardness/destination",
@@ -190,22 +206,19 @@ class MetricsFile(L.Callback):
 
     def __init__(self, path: Path, every: int = 10) -> None:
         self.path, self.every = path, every
+        self.fields = list(self.FIELDS)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the file, or drop the rows behind the checkpoint that the training goes on from."""
-        if not trainer.is_global_zero:
-            return
-        kept = kept_rows(self.path, trainer.global_step)
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self.FIELDS, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(kept)
-        write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+        if trainer.is_global_zero:
+            rows = kept_rows(self.path, trainer.global_step)
+            self.fields = list(dict.fromkeys([*self.FIELDS, *(rows[0] if rows else ())]))
+            self._rewrite(rows)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write the step's figures every so many steps."""
+        """Write the figures of every n-th step, n being `every`."""
         if trainer.is_global_zero and trainer.global_step % self.every == 0:
             self._add(
                 trainer,
@@ -218,14 +231,26 @@ class MetricsFile(L.Callback):
             self._add(trainer, {name: trainer.callback_metrics[name] for name in SCORES})
 
     def _add(self, trainer: L.Trainer, values: dict[str, Tensor]) -> None:
-        row = {"epoch": str(trainer.current_epoch), "step": str(trainer.global_step)}
+        row = {name: f"{float(value):.6g}" for name, value in values.items()}
+        row |= {"epoch": str(trainer.current_epoch), "step": str(trainer.global_step)}
+        if new := [name for name in row if name not in self.fields]:
+            rows = kept_rows(self.path, trainer.global_step)
+            self.fields += new
+            self._rewrite(rows)
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.FIELDS, extrasaction="ignore")
-            writer.writerow({**{name: f"{float(value):.6g}" for name, value in values.items()}, **row})
+            csv.DictWriter(file, self.fields).writerow(row)
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        """Write the whole table, with every column that is known by now."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.fields)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
 
 
 def kept_rows(path: Path, step: int) -> list[dict[str, str]]:
-    """Read the rows of a table up to a step; none where there is no table.
+    """Return the rows of the table `path` up to a `step`; none where there is no table.
 
     >>> kept_rows(Path("nowhere.csv"), 10)
     []

@@ -9,11 +9,15 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
-from robustmetric.registry import lookup
+from robustmetric.registry import Registry, registry
 from robustmetric.training.callbacks import kept_rows
 from robustmetric.validate import UserError
 
+LOGGERS: Registry[Logger] = registry("logger", Logger)
+"""All loggers: classes and functions that make one; `out` and `step` are passed to those that take them."""
 
+
+@LOGGERS.register("tensorboard")
 class TensorBoard(TensorBoardLogger):
     """One curve over all starts of a run: what was logged behind the step it goes on from is hidden."""
 
@@ -32,6 +36,7 @@ class TensorBoard(TensorBoardLogger):
             self.experiment._get_file_writer().add_summary(summary)
 
 
+@LOGGERS.register("csv")
 class CSV(CSVLogger):
     """One table over all starts of a run; Lightning's own deletes the one that is there."""
 
@@ -51,26 +56,27 @@ class CSV(CSVLogger):
         return super().experiment
 
 
+@LOGGERS.register("wandb")
 def _wandb(out: Path, step: int) -> Logger:
     return WandbLogger(save_dir=out, name="wandb")
 
 
-LOGGERS = {"csv": CSV, "tensorboard": TensorBoard, "wandb": _wandb}
-
-
 def make_logger(name: str, out: Path, step: int = 0) -> Logger:
     """Make a logger by its name, for a run that goes on from a step; nothing is written yet.
+
+    `name` is one of ``LOGGERS`` or ``file.py:MyLogger``, with its options in brackets; `out` is the run's
+    folder and `step` the one that it goes on from.
 
     >>> make_logger("tensorbord", Path("."))
     Traceback (most recent call last):
     ...
     robustmetric.UserError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: csv, ...
     """
-    kind = lookup("logger", name, LOGGERS)
     try:
-        return kind(out, step)
+        return LOGGERS.make(name, {"out": out, "step": step})
     except ModuleNotFoundError:
         package = '"robustmetric[tensorboard]"' if name == "tensorboard" else name
         raise UserError(
-            f"the logger {name} needs a package that is not installed: pip install {package}"
+            f"the logger {name} needs a package that is not installed: pip install {package}",
+            parameter="logger",
         ) from None

@@ -18,6 +18,7 @@ from robustmetric.data.pairs import Batch
 from robustmetric.defenses import Defense
 from robustmetric.distance import embed
 from robustmetric.retrieval import retrieval_scores
+from robustmetric.training.code import bare
 from robustmetric.validate import UserError
 
 
@@ -127,7 +128,8 @@ class MetricModule(L.LightningModule):
 
     def _check_same(self, checkpoint: dict[str, Any]) -> None:
         made_with = checkpoint.get("defense", self.defense.name)
-        if made_with != self.defense.name:
+        # A run's own copy of a file is the same file, wherever the run lies.
+        if bare({"defense": made_with}) != bare({"defense": self.defense.name}):
             raise UserError(
                 f"the checkpoint is of a training with {made_with}, this one uses {self.defense.name}: "
                 "resume with the same defense, or begin a new run"
@@ -166,7 +168,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Bring the global generators back to the states that `random_states` gave.
+    """Bring the global generators back to the `states` that `random_states` returned.
 
     >>> states = random_states()
     >>> drawn = torch.rand(1)

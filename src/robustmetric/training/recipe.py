@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from robustmetric.registry import lookup, unknown
+from robustmetric.training.code import files_beside
 from robustmetric.validate import UserError, fraction
 
 Level = Annotated[float, BeforeValidator(fraction)]
@@ -26,11 +27,13 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    data: str = Field("digits", description="data set")
+    data: str = Field("digits", description="data set: a name or file.py:function")
     root: Path | None = Field(None, description="where its files are")
     model: str = Field("c2f2", description="network: a name, timm:NAME or file.py:function")
     weights: Path | None = Field(None, description="weights to begin with")
-    dim: int = Field(512, ge=1, description="length of the embeddings")
+    dim: int | None = Field(
+        None, ge=1, description="length of the embeddings, null for the network's own, 512 by name"
+    )
     freeze_bn: bool = Field(False, description="keep BatchNorm's statistics as they are (ResNets)")
     defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
     eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
@@ -89,20 +92,11 @@ def usual_recipe(data: str) -> str:
     return usual.get(data, "images")
 
 
-def sizes_for(typical: int) -> tuple[int, int]:
-    """Return the resize and crop that suit images of a typical size: none is blown up.
-
-    >>> sizes_for(500), sizes_for(64)
-    ((256, 224), (64, 56))
-    """
-    if typical >= 256:
-        return 256, 224
-    resize = max(16, typical)
-    return resize, round(resize * 7 / 8)
-
-
 def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a recipe by its name or from a YAML file, with some of its entries changed.
+    """Read a recipe by its `name` or from a YAML file, with some of its entries changed.
+
+    Python files that a YAML file names are looked for beside it; those in `changes` from the working
+    directory.
 
     >>> load_recipe("28x28", {"steps": 8, "data": "mnist"}).steps
     8
@@ -110,6 +104,8 @@ def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | Non
     entries: dict[str, Any] = {}
     if name is not None:
         entries = _read(name)
+        if _is_file(name):
+            entries = files_beside(entries, Path(name).parent)
     return make_recipe({**entries, **(changes or {})})
 
 
@@ -145,10 +141,10 @@ def recipe_text(name: str) -> str:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Write a recipe as YAML, with what each entry means.
+    """Return a `recipe` as YAML, with what each entry means.
 
     >>> print(dump_recipe(Recipe()).splitlines()[0])
-    data: digits  # data set
+    data: digits  # data set: a name or file.py:function
     """
     values = recipe.model_dump(mode="json")
     lines = []
@@ -162,7 +158,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _read(name: str | Path) -> dict[str, Any]:
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
+    if _is_file(name):
         if not path.is_file():
             raise FileNotFoundError(f"there is no recipe file {path}")
         try:
@@ -178,6 +174,10 @@ def _read(name: str | Path) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise UserError(f"{name} must hold entries such as 'epochs: 8', not {type(entries).__name__}")
     return entries
+
+
+def _is_file(name: str | Path) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
 
 
 def _packaged(name: str) -> str:

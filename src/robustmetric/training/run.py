@@ -18,14 +18,14 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from robustmetric import models
-from robustmetric.data.cache import Pixels
+from robustmetric import data
 from robustmetric.defenses import defense
+from robustmetric.models import load_weights, try_network
 from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile, Report
-from robustmetric.training.folder import begin, check_folder, finish
-from robustmetric.training.inputs import first_image, make_model, try_network
 from robustmetric.training.module import MetricModule, random_states, set_random_states
+from robustmetric.training.parts import inputs_of, source_of
 from robustmetric.training.recipe import Recipe
+from robustmetric.training.runs import RunFolder
 from robustmetric.training.schedule import scheduler
 from robustmetric.training.sets import PairData, Sets, load_sets
 from robustmetric.validate import UserError
@@ -33,7 +33,11 @@ from robustmetric.validate import UserError
 
 @dataclass(frozen=True)
 class Machines:
-    """What to train on: how many workers on how many machines, of which kind."""
+    """What to train on: `devices` workers on each of `nodes` machines; `accelerator` as Lightning has it.
+
+    >>> Machines(devices=2, nodes=4).workers
+    8
+    """
 
     accelerator: str = "auto"
     devices: int = 1
@@ -60,19 +64,41 @@ def train(
     watch: Callable[[str, int, int], None] | None = None,
     report: Report = print,
 ) -> MetricModule:
-    """Train as a recipe says and leave in `out` all that explains and continues the run.
+    """Train as a `recipe` says, write to `out` all that explains and continues the run; return the module.
 
     `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out, which images chose the best
     weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps and on SIGTERM or
-    Ctrl-C), `last.safetensors` and `best.safetensors` (by R@1). With `resume`, a run goes on from its last
-    checkpoint. Decoded images are kept in `cache`; what can be refused is refused before, with the network
-    tried on one image. A start that fails before its first step leaves nothing in `out`. A stop that was
-    asked for raises `Stopped` when its checkpoint is written; a network that collapses raises
-    `CollapsedError`, with the last good weights in `good.safetensors`, unless told to go on.
+    Ctrl-C), `last.safetensors` and `best.safetensors` (by R@1), and `code/`, copies of the Python files that
+    the recipe names. A start that fails before its first step leaves nothing in `out`; what can be refused is
+    refused before images are decoded, with the network tried on one. A stop that was asked for raises
+    `Stopped` when its checkpoint is written; a network that collapses raises `CollapsedError`, with the last
+    good weights in `good.safetensors`.
+
+    - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs.
+    - `machines`: what to train on, by default one worker on the best device available.
+    - `cache`: where decoded images are kept, by default ``~/.cache/robustmetric``.
+    - `skip_broken`: leave out images that cannot be read.
+    - `callbacks`, `loggers`: more of Lightning's, besides those of the run.
+    - `progress`: show Lightning's progress bar.
+    - `go_on_after_collapse`: report a collapse and train on.
+    - `watch`: is told, while images are decoded, the split, how many are done and how many there are.
+    - `report`: is called with each message for the user.
+
+    >>> import tempfile
+    >>> from robustmetric.training import load_recipe
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recipe = load_recipe("digits", {"epochs": 1, "steps": 1, "batch": 512})
+    ...     module = train(recipe, Path(folder, "run"), progress=False)
+    ...     sorted(path.name for path in Path(folder, "run").glob("*.safetensors"))
+    ['best.safetensors', 'last.safetensors']
     """
     machines = machines or Machines()
+    run = RunFolder(out)
     if _is_first():
-        check_folder(recipe, out, resume)
+        run.check(recipe, resume)
+    if resume and run.exists:
+        recipe = run.continued(recipe, report if _is_first() else lambda _: None)
+    go_on = run.checkpoint if resume and run.checkpoint.exists() else None
     method = defense(
         recipe.defense,
         eps=recipe.eps,
@@ -88,12 +114,12 @@ def train(
             recipe,
             machines,
             logger=[*loggers] or False,
-            callbacks=[MetricsFile(out / "metrics.csv"), collapse, *callbacks, keeper],
+            callbacks=[MetricsFile(run.metrics), collapse, *callbacks, keeper],
             enable_progress_bar=progress,
             default_root_dir=out,
         )
     L.seed_everything(recipe.seed, verbose=False)
-    model = _network(recipe, first_image(recipe), trainer.strategy.root_device, report)
+    model = _network(recipe, trainer.strategy.root_device, report, resumed=go_on is not None)
     sets = load_sets(recipe, cache, skip_broken=skip_broken, watch=watch, report=report)
     for file in sets.skipped:
         report(f"left out, not readable: {file}")
@@ -110,17 +136,15 @@ def train(
         ),
     )
     module.save_hyperparameters(recipe.model_dump(mode="json"))
-    checkpoint = out / "last.ckpt"
-    go_on = checkpoint if resume and checkpoint.exists() else None
-    with _quiet(), _nothing_left(out, trainer):
+    with _quiet(), _nothing_left(run, trainer):
         if _is_first():
-            begin(recipe, out, sets.skipped, _choice(sets, keeper))
+            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source)
         try:
             with _stopping(keeper):
                 trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
         finally:
             if _is_first() and keeper.last:
-                finish(out, _choice(sets, keeper))
+                run.finish(_choice(sets, keeper))
     return module
 
 
@@ -130,12 +154,12 @@ def checkpoint_step(out: Path) -> int:
     >>> checkpoint_step(Path("nowhere"))
     0
     """
-    file = out / "last.ckpt"
+    file = RunFolder(out).checkpoint
     return int(torch.load(file, weights_only=True, mmap=True)["global_step"]) if file.exists() else 0
 
 
 def _is_first() -> bool:
-    """Tell whether this is the worker that writes."""
+    """Return whether this is the worker that writes."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
@@ -161,19 +185,23 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
     except (MisconfigurationException, ValueError, ImportError) as error:
         raise UserError(
             f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
-            f"{' '.join(str(error).split())}; give another --accelerator, --devices or --precision"
+            f"{' '.join(str(error).split())}; give another accelerator, number of devices or precision",
+            parameter="accelerator",
         ) from error
 
 
-def _network(recipe: Recipe, image: Pixels, device: torch.device, report: Report) -> torch.nn.Module:
-    """Make the network with its weights, and try it on an image as the training will."""
-    model = make_model(recipe, image)
-    if recipe.weights is not None and (kept := models.load_weights(model, recipe.weights)):
-        report(
-            f"the last layer of {recipe.weights} does not fit; starting with a new one ({', '.join(kept)})"
-        )
+def _network(
+    recipe: Recipe, device: torch.device, report: Report, *, resumed: bool = False
+) -> torch.nn.Module:
+    """Make the network, with its weights unless a checkpoint has later ones, and try it on an image."""
+    inputs = inputs_of(recipe)
+    image = inputs.first(data.load(recipe.data, recipe.root, "train"))
+    model = source_of(recipe).build(*inputs.shape(image))
+    begins = None if resumed else recipe.weights
+    if begins is not None and (kept := load_weights(model, begins)):
+        report(f"the last layer of {begins} does not fit; starting with a new one ({', '.join(kept)})")
     states = random_states()
-    try_network(model.to(device), image, recipe.crop)
+    try_network(model.to(device), inputs.images(image)[:1])
     set_random_states(states)  # the training draws as if nothing had been tried
     return model
 
@@ -189,9 +217,10 @@ def _choice(sets: Sets, keeper: Keeper) -> dict[str, Any]:
 
 
 @contextmanager
-def _nothing_left(out: Path, trainer: L.Trainer) -> Iterator[None]:
+def _nothing_left(run: RunFolder, trainer: L.Trainer) -> Iterator[None]:
     """Empty the folder again if a new run fails before its first step is done."""
-    new, there = not (out / "recipe.yaml").exists(), out.exists()
+    out = run.path
+    new, there = not run.exists, out.exists()
     try:
         yield
     except BaseException:

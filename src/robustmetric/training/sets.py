@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from robustmetric import data
 from robustmetric.data.cache import Pixels
+from robustmetric.data.inputs import load_pixels
 from robustmetric.data.pairs import ImageLoader, PairLoader
-from robustmetric.training.inputs import pixels
+from robustmetric.training.parts import inputs_of
 from robustmetric.training.recipe import Recipe
 
 
@@ -64,11 +65,23 @@ def load_sets(
 ) -> Sets:
     """Decode the images of a training, once; the test images only where no others can choose the weights.
 
+    They are kept in `cache`. With `skip_broken` those that cannot be read are left out. `watch` is told,
+    while images are decoded, the split, how many are done and how many there are; `report` gets a sentence
+    if nothing can be set apart.
+
     >>> sets = load_sets(Recipe(data="digits", validation=0.1))
     >>> len(sets.learn), len(sets.score), sets.scored
     (900, 100, 'validation images')
     """
-    decode = partial(pixels, recipe, cache, skip_broken=skip_broken, watch=watch)
+    decode = partial(
+        load_pixels,
+        recipe.data,
+        recipe.root,
+        inputs_of(recipe),
+        cache=cache,
+        skip_broken=skip_broken,
+        watch=watch,
+    )
     if not recipe.validation:
         train, test = decode(splits=["train", "test"])
         return Sets(Images.all_of(train), Images.all_of(test), "test images")

@@ -1,0 +1,168 @@
+"""Run single attacks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import typer
+from PIL import Image
+from rich.markup import escape
+from rich.table import Table
+from safetensors.torch import save
+from torch import Tensor
+
+from robustmetric.attacks import ATTACKS, RankingAttack, Target
+from robustmetric.attacks.gallery import count_mates
+from robustmetric.cli.app import app, stoppable, wide
+from robustmetric.cli.options import OWN, Tested, takes
+from robustmetric.cli.request import Request
+from robustmetric.cli.show import Watch
+from robustmetric.evaluation import Evaluation, Outcome, Plan, Scene, run_attack
+from robustmetric.evaluation.evaluate import Progress, Ticks
+from robustmetric.files import check_writable, write_atomically
+from robustmetric.validate import UserError
+
+
+@app.command()
+@takes(*(name for name in Plan.model_fields if name not in ("attacks", "checks")), queries=16)
+def attack(
+    tested: Tested,
+    settings: dict[str, object],
+    *,
+    name: str = typer.Option(..., "--attack", help=f"{', '.join(ATTACKS)} {OWN}."),
+    out: Path = typer.Option(..., help="Folder for the images."),
+) -> None:
+    """Run one attack, and write the images before and after with their ranks."""
+    console = wide()
+    request = Request.of(tested, {**settings, "attacks": [name], "checks": "none"})
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty: give another folder", parameter="out")
+    check_writable(out)
+    with stoppable(console, "nothing was written: run the same command again"):
+        networks = request.networks()
+        sides, skipped = request.images(console)
+        with Watch(console) as watch:
+            evaluation = request.evaluation(networks, (sides, skipped), progress=watch)
+            evaluation.probe()
+            with evaluation.subject.frozen():
+                evaluation.embed()
+                done = _attacked(evaluation, watch)
+        (goal,), scene = evaluation.plan.goals, evaluation.materials.scene
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            numbers = evaluation.materials.numbers
+            table = _write_attack(out, scene, goal, numbers, done, sides.classes, sides.queries.files)
+        except BaseException:
+            shutil.rmtree(out, ignore_errors=True)  # it was empty
+            raise
+    console.print(table)
+    console.print(f"images, arrays and ranks of {len(numbers)} queries are in {out}", markup=False)
+
+
+def _attacked(evaluation: Evaluation, watch: Progress) -> list[Outcome]:
+    """Attack all queries, block by block."""
+    materials, plan = evaluation.materials, evaluation.plan
+    (goal,) = plan.goals
+    parts = materials.numbers.split(plan.batch)
+    done: list[Outcome] = []
+
+    def tell(part: float) -> None:
+        watch(goal.name, len(done) + part, len(parts))
+
+    for numbers in parts:
+        tell(0)
+        outcome = run_attack(
+            materials.scene,
+            goal,
+            numbers,
+            plan.budget,
+            materials.search,
+            seed=plan.seed,
+            surrogate=materials.surrogate,
+            tick=Ticks(tell, plan.steps),
+        )
+        done.append(replace(outcome, target=Target(outcome.target.index)))
+    tell(0)
+    return done
+
+
+def _write_attack(
+    out: Path,
+    scene: Scene,
+    goal: RankingAttack,
+    numbers: Tensor,
+    done: list[Outcome],
+    classes: tuple[str, ...],
+    files: Sequence[str] | None,
+) -> Table:
+    """Write images, arrays and ranks; return a table of the first ones."""
+    rows = _ranks(scene, goal, numbers, done, classes, files)
+    before = scene.batch(numbers)[0].cpu()
+    after = torch.cat([o.images for o in done]).cpu()
+    target = torch.cat([o.target.index for o in done]).cpu()
+    for number, old, new in zip(numbers.tolist(), before, after, strict=True):
+        for what, image in (("before", old), ("after", new)):
+            _write_png(out / f"{number:06d}-{what}.png", image)
+    arrays = {"number": numbers, "target": target, "before": before, "after": after}
+    content = save({name: value.contiguous() for name, value in arrays.items()})
+    write_atomically(out / "images.safetensors", lambda file: file.write(content))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(out / "ranks.csv", lambda file: file.write(text.getvalue().encode()))
+    table = Table(*(escape(key) for key in rows[0]))
+    for row in rows[:10]:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    return table
+
+
+def _ranks(
+    scene: Scene,
+    goal: RankingAttack,
+    numbers: Tensor,
+    done: list[Outcome],
+    classes: tuple[str, ...],
+    files: Sequence[str] | None,
+) -> list[dict[str, object]]:
+    """List for each query its file, class, targets, values, and the rank of the first of its class."""
+    gallery, queries = scene.gallery, scene.queries[numbers.to(scene.device)]
+    target = torch.cat([o.target.index for o in done]).cpu()
+    first: dict[str, dict[int, int]] = {"before": {}, "after": {}}
+    if (count_mates(queries, gallery, queries.own) > 0).any():
+        for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
+            found = scene.rank(z, queries)
+            first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))
+    values = {
+        f"{column.name} {when}": [
+            column.show(value) for o in done for value in getattr(o, when)[column.name].tolist()
+        ]
+        for column in goal.columns
+        for when in ("before", "after")
+    }
+    rows = []
+    for k, number in enumerate(numbers.tolist()):
+        row: dict[str, object] = {"image": number} | ({} if files is None else {"file": files[number]})
+        row["class"] = classes[int(queries.labels[k])]
+        if target.shape[1]:
+            row["target"] = " ".join(str(t) for t in target[k].tolist())
+            row["target's class"] = " ".join(classes[int(gallery.labels[t])] for t in target[k].tolist())
+        row |= {key: shown[k] for key, shown in values.items()}
+        for when in ("before", "after"):
+            row[f"first of its class {when}"] = first[when].get(k, "-")
+        rows.append(row)
+    return rows
+
+
+def _write_png(path: Path, image: Tensor) -> None:
+    """Write one image (C, H, W) in [0, 1], rounded to 8 bits."""
+    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
+    write_atomically(path, lambda file: file.write(buffer.getvalue()))

@@ -1,0 +1,308 @@
+"""What a command line asks to be evaluated, as plain data that can be sent to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from robustmetric.attacks.search import inside_transfer
+from robustmetric.cli.options import OWN, Tested
+from robustmetric.cli.progress import Decoding
+from robustmetric.data import DATA, load
+from robustmetric.data.base import Split
+from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
+from robustmetric.data.sides import Sides, by_marks, of_two
+from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
+from robustmetric.evaluation.evaluate import Progress
+from robustmetric.models.source import NetworkSource, try_network
+from robustmetric.registry import file_of, lookup
+from robustmetric.training.recipe import load_recipe, usual_recipe
+from robustmetric.training.runs import RunFolder, Which
+from robustmetric.validate import UserError
+
+SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images by the name of a data set, where its files are, and which of them."""
+
+    data: str
+    root: Path | None
+    split: Split
+
+    @property
+    def title(self) -> str:
+        """What a record calls them."""
+        return self.data if self.split == "test" else f"{self.data} ({self.split})"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A network, its images and how to attack it, with all that can be told of them before they are loaded.
+
+    `name` and `data` are what a record calls the network and the images, `inputs` is what the network takes.
+    `queries` are the images that query, `gallery` those that are ranked, if they are others. `chosen` says
+    how the weights were chosen, `trained_on` are the classes that the network was trained on, if that is
+    known. `surrogate` is the network that perturbations come from, and what it takes.
+    """
+
+    name: str
+    data: str
+    source: NetworkSource
+    inputs: Inputs
+    queries: Images
+    gallery: Images | None
+    settings: Mapping[str, Any]
+    surrogate: tuple[NetworkSource, Inputs] | None
+    chosen: str | None
+    trained_on: tuple[str, ...] | None
+    device: str
+    cache: Path | None
+    skip_broken: bool
+
+    @classmethod
+    def of(cls, tested: Tested, settings: Mapping[str, Any]) -> Request:
+        """Work out what the options ask for; whatever cannot be is refused before an image is decoded."""
+        split = lookup("split", tested.split, SPLITS)
+        device_of_share(tested.device, 0)
+        made = _of_run(tested, split) if tested.run is not None else _of_network(tested, split)
+        request = cls(
+            settings={**made.pop("usual"), **settings},
+            surrogate=_surrogate(tested.surrogate),
+            device=tested.device,
+            cache=tested.cache,
+            skip_broken=tested.skip_broken,
+            **made,
+        )
+        plan = request.plan()
+        if tested.surrogate is not None and inside_transfer(plan.search) is None:
+            raise UserError(
+                f"a surrogate goes with the search transfer, not with {plan.search!r}", parameter="surrogate"
+            )
+        if tested.surrogate is None and inside_transfer(plan.search) is not None:
+            raise UserError(
+                "transfer needs a network to come from: give the folder of a run", parameter="surrogate"
+            )
+        return request
+
+    def plan(self) -> Plan:
+        """Make the plan."""
+        return Plan.make(**self.settings)
+
+    def images(self, console: Console | None = None) -> tuple[Sides, list[str]]:
+        """Load the images, and return with them the files that cannot be read; say so on a console."""
+        decoding = None if console is None else Decoding(console)
+        named = [self.queries] if self.gallery is None else [self.queries, self.gallery]
+        found = []
+        try:
+            for images in named:
+                found += load_pixels(
+                    images.data,
+                    images.root,
+                    self.inputs,
+                    [images.split],
+                    self.cache,
+                    skip_broken=self.skip_broken,
+                    watch=decoding,
+                )
+        finally:
+            if decoding is not None:
+                decoding.bar.stop()
+        files = [relative_files(pixels, images.root) for images, pixels in zip(named, found, strict=True)]
+        skipped = [str(file) for pixels in found for file in pixels.skipped]
+        for file in skipped if console is not None else ():
+            console.print(f"left out, not readable: {file}", markup=False)  # type: ignore[union-attr]
+        if len(found) == 1:
+            return by_marks(found[0], self.inputs.crop, files[0]), skipped
+        return of_two(found[0], found[1], self.inputs.crop, files[0], files[1]), skipped
+
+    def networks(self, share: int = 0, *, tried: bool = False) -> tuple[nn.Module, nn.Module | None]:
+        """Make the network and the surrogate on the `share`-th device, and try them on an image."""
+        device = device_of_share(self.device, share)
+        queries = load(self.queries.data, self.queries.root, self.queries.split)
+        first = self.inputs.first(queries)
+        network = self.source.make(*self.inputs.shape(first)).to(device)
+        other = None
+        if self.surrogate is not None:
+            source, inputs = self.surrogate
+            try:
+                other = source.make(*inputs.shape(first)).to(device)
+                if not tried:
+                    gradient = self.plan().search_on(other).differentiates(other)
+                    try_network(other, self.inputs.images(first)[:1], gradient=gradient)
+            except UserError as error:
+                raise UserError(
+                    f"the surrogate does not fit the images: {error}", parameter="surrogate"
+                ) from None
+        if not tried:
+            gradient = self.plan().search_on(other).differentiates(network)
+            try_network(network, self.inputs.images(first)[:1], gradient=gradient)
+        return network, other
+
+    def evaluation(
+        self,
+        networks: tuple[nn.Module, nn.Module | None],
+        images: tuple[Sides, list[str]],
+        out: Path | None = None,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Put the evaluation together of networks and images that were made."""
+        sides, skipped = images
+        queries, gallery = sides.queries, sides.gallery
+        subject = Subject(
+            networks[0],
+            queries.images,
+            queries.labels,
+            gallery=None if gallery is None else (gallery.images, gallery.labels),
+            own=sides.own,
+            cameras=queries.cameras,
+            gallery_cameras=None if gallery is None else gallery.cameras,
+            surrogate=networks[1],
+            classes=sides.classes,
+            train_classes=self.trained_on,
+            name=self.name,
+            data=self.data,
+            origin=Origin(
+                files=queries.files,
+                gallery_files=None if gallery is None else gallery.files,
+                skipped=skipped,
+                weights=self.chosen,
+            ),
+        )
+        return Evaluation(subject, self.plan(), out, progress)
+
+
+def device_of_share(name: str, share: int) -> torch.device:
+    """Choose a device by name; several workers get one GPU each, as long as there are some."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = "cuda" if there["cuda"] else "cpu"
+    if name not in there:
+        raise UserError(f"the device is auto, cpu, cuda or mps, not {name!r}", parameter="device")
+    if not there[name]:
+        raise UserError(f"torch finds no {name} here: use cpu", parameter="device")
+    return torch.device(name, share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
+
+
+def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
+    """Take what a run trained."""
+    run = RunFolder(tested.run or "")
+    if tested.model is not None:
+        raise UserError(
+            f"a run and a model exclude each other, for a run has a network of its own: leave the model out, "
+            f"or give no run instead of {tested.run}",
+            parameter="model",
+        )
+    if not run.exists:
+        raise UserError(
+            f"{tested.run} is no run, it has no {run.recipe_file.name}: give the folder of a run, or a "
+            "network by its name",
+            parameter="model",
+        )
+    recipe = run.recipe()
+    which = next((w for w in get_args(Which) if w == tested.weights), None)
+    weights = run.choose(which or _file(tested.weights))
+    source = run.source(weights.file)
+    images = Images(tested.data or recipe.data, tested.root or recipe.root, split)
+    queries, gallery = _sides(tested, images)
+    same = (tested.data or recipe.data, tested.root or recipe.root) == (recipe.data, recipe.root)
+    chosen = weights.chosen
+    if chosen == "chosen on test images" and not (same and gallery is None and tested.queries_from is None):
+        chosen = f"{chosen} of its run"
+    return {
+        "name": run.name,
+        "data": images.title,
+        "source": source if tested.dim is None else replace(source, dim=tested.dim),
+        "inputs": _resized(Inputs(recipe.resize, recipe.crop, source.channels), tested),
+        "queries": queries,
+        "gallery": gallery,
+        "chosen": chosen,
+        "trained_on": run.train_classes(),
+        "usual": {"eps": recipe.eps},
+    }
+
+
+def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
+    """Take a network by its name or file, with weights of one's own."""
+    if tested.model is None:
+        raise UserError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
+    data, root = tested.data, tested.root
+    if data is None and tested.gallery is not None and tested.queries_from is not None:
+        data, root = "csv" if tested.queries_from.is_file() else "folder", tested.queries_from
+    if data is None:
+        raise UserError(f"which images? give --data ({', '.join(sorted(DATA))} {OWN}) and --root")
+    NetworkSource(tested.model).check()
+    file = _file(tested.weights)
+    source = NetworkSource(tested.model, dim=tested.dim, weights=file)
+    images = Images(data, root, split)
+    queries, gallery = _sides(tested, images)
+    given = {key: value for key, value in _sizes(tested).items() if value is not None}
+    return {
+        "name": _short(tested.model) if file is None else f"{_short(tested.model)} {file.name}",
+        "data": images.title,
+        "source": source,
+        "inputs": usual_inputs(data, root, tested.model, given),
+        "queries": queries,
+        "gallery": gallery,
+        "chosen": None if file is not None else "no weights were given",
+        "trained_on": None,
+        "usual": {"eps": load_recipe(usual_recipe(data)).eps},
+    }
+
+
+def _surrogate(folder: Path | None) -> tuple[NetworkSource, Inputs] | None:
+    """Take the network of another run, with what it takes."""
+    if folder is None:
+        return None
+    run = RunFolder(folder)
+    if not run.exists:
+        raise UserError(
+            f"{folder} is no run: a surrogate is the folder of one, which train wrote", parameter="surrogate"
+        )
+    recipe, source = run.recipe(), run.source()
+    return source, Inputs(recipe.resize, recipe.crop, source.channels)
+
+
+def _sides(tested: Tested, own: Images) -> tuple[Images, Images | None]:
+    """Say which images query and, if they are others, which are ranked."""
+    if tested.gallery is None and tested.queries_from is None:
+        return own, None
+    asked, ranked = (own if path is None else _at(path) for path in (tested.queries_from, tested.gallery))
+    return asked, ranked
+
+
+def _at(path: Path) -> Images:
+    """Take all images of a place: a file as a table, a directory as a folder of classes."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path} to take images from: give a folder or a CSV file")
+    return Images("csv" if path.is_file() else "folder", path, "all")
+
+
+def _file(weights: str | None) -> Path | None:
+    """Take a file of weights, if one is given."""
+    if weights is not None and not Path(weights).is_file():
+        raise UserError(f"there is no weights file {weights}: give another file", parameter="weights")
+    return None if weights is None else Path(weights)
+
+
+def _sizes(tested: Tested) -> dict[str, int | None]:
+    return {"resize": tested.resize or tested.size, "crop": tested.crop or tested.size}
+
+
+def _resized(inputs: Inputs, tested: Tested) -> Inputs:
+    """Take the sizes that are given in the place of those that a network was trained with."""
+    given: dict[str, Any] = {key: value for key, value in _sizes(tested).items() if value is not None}
+    return replace(inputs, **given)
+
+
+def _short(model: str) -> str:
+    """Name a network of a file without the folder that the file is in."""
+    source = file_of(model)
+    return model if source is None else f"{source.file.name}:{model.rpartition('.py:')[2]}"

@@ -1,0 +1,234 @@
+"""What a network takes: the size and the channels of images, in training, evaluation and a product."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from robustmetric.data.base import ImageSet, Split
+from robustmetric.data.cache import Pixels, cached, first_readable
+from robustmetric.data.decode import Channels, Size, decoded_or_reason, prepared, whole_images
+from robustmetric.data.describe import typical_size
+from robustmetric.data.load import load
+from robustmetric.data.pairs import ImageArray
+from robustmetric.models.source import NetworkSource
+from robustmetric.validate import UserError
+
+Watch = Callable[[str, int, int], None]
+"""Is told, while images are decoded, the split, how many are done and how many there are."""
+
+_USUAL: dict[str, tuple[int | None, int | None]] = {
+    **dict.fromkeys(("digits", "mnist", "fashion-mnist"), (None, None)),
+    **dict.fromkeys(("cub", "cars", "sop"), (256, 224)),
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images that a network takes.
+
+    - `resize`: images are squeezed to `resize` × `resize` pixels; None leaves them as they are.
+    - `crop`: the middle `crop` × `crop` pixels are taken of that; None takes all.
+    - `channels`: 3 (RGB) or 1 (grey); None is 1 for grey images that are in memory, and 3 for all others.
+
+    >>> Inputs(resize=10, crop=8, channels=3).tensor(Image.new("L", (40, 30))).shape
+    torch.Size([1, 3, 8, 8])
+    """
+
+    resize: int | None = None
+    crop: int | None = None
+    channels: Channels | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("resize", "crop"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1, or None", parameter="size")
+        if self.channels not in (None, 1, 3):
+            raise UserError(f"channels is {self.channels}; it must be 1, 3 or None")
+
+    def pixels(
+        self,
+        images: ImageSet,
+        cache: Path | None = None,
+        *,
+        skip_broken: bool = False,
+        watch: Watch | None = None,
+    ) -> Pixels:
+        """Return the `images` as pixels (N, H, W, C), resized and not cropped, decoded once.
+
+        They are kept in `cache`, by default ``~/.cache/robustmetric``. Images that cannot be read raise an
+        error that lists them; with `skip_broken` they are left out. `watch` is told, while images are
+        decoded, the split, how many are done and how many there are.
+
+        >>> Inputs().pixels(load("digits")).pixels.shape
+        (1000, 8, 8, 1)
+        """
+        root = images.root and images.root.resolve()
+        key = hashlib.sha256(str(root).encode()).hexdigest()[:12]
+        name = re.sub(r"[^\w.-]", "_", images.name)
+        return cached(
+            images,
+            (cache or Path.home() / ".cache" / "robustmetric") / f"{name}-{key}",
+            size=self._size,
+            channels=self._channels_of(images),
+            workers=os.cpu_count() or 1,
+            skip_broken=skip_broken,
+            progress=None if watch is None else partial(watch, images.split),
+        )
+
+    def first(self, images: ImageSet) -> Pixels:
+        """Return the first of the `images` that can be read, (1, H, W, C); nothing is kept on disk.
+
+        >>> Inputs(resize=16).first(load("digits")).pixels.shape
+        (1, 16, 16, 1)
+        """
+        return first_readable(images, size=self._size, channels=self._channels_of(images))
+
+    def images(self, pixels: Pixels) -> ImageArray:
+        """Return decoded `pixels` as the network gets them: (N, C, H, W) in [0, 1], cropped.
+
+        >>> inputs = Inputs(crop=6)
+        >>> inputs.images(inputs.first(load("digits")))[:1].shape
+        torch.Size([1, 1, 6, 6])
+        """
+        return ImageArray(pixels.pixels, self.crop)
+
+    def shape(self, pixels: Pixels) -> tuple[int, int]:
+        """Return the channels and the height of decoded `pixels` as the network gets them.
+
+        >>> inputs = Inputs(resize=16, crop=12)
+        >>> inputs.shape(inputs.first(load("digits")))
+        (1, 12)
+        """
+        return pixels.pixels.shape[3], self.crop or pixels.pixels.shape[1]
+
+    def tensor(self, image: str | os.PathLike[str] | Image.Image) -> Tensor:
+        """Return an image (1, C, H, W) in [0, 1] as the network gets it in training and evaluation.
+
+        `image` is a file or a Pillow image: it is turned upright, laid on white, resized, cropped in the
+        middle and brought to the channels, 3 if they are None.
+
+        >>> Inputs(resize=8, channels=1).tensor(Image.new("RGB", (20, 10), "white")).max()
+        tensor(1.)
+        """
+        channels: Channels = self.channels or 3
+        with whole_images():
+            if isinstance(image, Image.Image):
+                found = prepared(image, None, self._size, channels)
+            elif isinstance(image, (str, os.PathLike)):
+                decoded = decoded_or_reason(Path(image), None, self._size, channels)
+                if isinstance(decoded, str):
+                    raise UserError(f"{image} cannot be read: {decoded}; give an image file")
+                found = decoded
+            else:
+                raise UserError(f"image is a {type(image).__name__}; give a file or a Pillow image")
+        return ImageArray(found[None], self.crop)[:]
+
+    @property
+    def _size(self) -> Size | None:
+        return None if self.resize is None else (self.resize, self.resize)
+
+    def _channels_of(self, images: ImageSet) -> Channels:
+        if self.channels is not None:
+            return self.channels
+        return 1 if images.pixels is not None and images.pixels.shape[3] == 1 else 3
+
+
+def load_pixels(
+    data: str,
+    root: Path | str | None,
+    inputs: Inputs,
+    splits: Sequence[Split],
+    cache: Path | None = None,
+    *,
+    skip_broken: bool = False,
+    watch: Watch | None = None,
+) -> list[Pixels]:
+    """Load the `splits` of a data set as pixels, in their order, decoded once and kept in `cache`.
+
+    `data` and `root` are those of :func:`robustmetric.data.load`, `inputs` has the size and the channels.
+    Images that cannot be read are listed for all splits together before anything is raised; with
+    `skip_broken` they are left out. `watch` is told, while images are decoded, the split, how many are done
+    and how many there are.
+
+    >>> train, test = load_pixels("digits", None, Inputs(), ["train", "test"])
+    >>> train.pixels.shape, len(test)
+    ((1000, 8, 8, 1), 797)
+    """
+    found: list[Pixels] = []
+    broken: list[UserError] = []
+    # All are listed before any is decoded.
+    for images in [load(data, root, split) for split in splits]:
+        try:
+            found.append(inputs.pixels(images, cache, skip_broken=skip_broken, watch=watch))
+        except UserError as error:
+            broken.append(error)
+    if broken:
+        raise UserError("\n".join(map(str, broken)), parameter=broken[0].parameter)
+    return found
+
+
+def usual_inputs(
+    data: str, root: Path | str | None, network: str, given: Mapping[str, int | None] | None = None
+) -> Inputs:
+    """Return what a network gets of a data set unless told otherwise.
+
+    `data` and `root` are those of :func:`robustmetric.data.load`; `network` is a name or a file's function.
+    What is `given` of resize and crop stays; the others follow from it, or from the sizes of the images.
+
+    >>> usual_inputs("cub", None, "resnet18")
+    Inputs(resize=256, crop=224, channels=3)
+    >>> usual_inputs("digits", None, "c2f2", {"crop": 4})
+    Inputs(resize=None, crop=4, channels=None)
+    """
+    resize, crop = usual_sizes(data, root, given or {})
+    return Inputs(resize, crop, NetworkSource(network).channels)
+
+
+def usual_sizes(
+    data: str, root: Path | str | None, given: Mapping[str, int | None]
+) -> tuple[int | None, int | None]:
+    """Return the resize and the crop that a data set has unless `given` says otherwise.
+
+    >>> usual_sizes("mnist", None, {"crop": 24})
+    (None, 24)
+    """
+    resize, crop = _USUAL.get(data, (None, None))
+    if data not in _USUAL and not {"resize", "crop"} <= given.keys():
+        # Of all images: an evaluation may have no others than test images.
+        resize, crop = sizes_for(given.get("resize") or typical_size(load(data, root, "all")))
+    return given.get("resize", resize), given.get("crop", crop)
+
+
+def sizes_for(typical: int) -> tuple[int, int]:
+    """Return the resize and crop that suit images of a typical size: none is blown up.
+
+    >>> sizes_for(500), sizes_for(64)
+    ((256, 224), (64, 56))
+    """
+    if typical >= 256:
+        return 256, 224
+    resize = max(16, typical)
+    return resize, round(resize * 7 / 8)
+
+
+def relative_files(images: Pixels, root: Path | str | None) -> list[str] | None:
+    """Return the file of each decoded image, relative to the root; None where images are not from files.
+
+    >>> relative_files(Inputs().first(load("digits")), None) is None
+    True
+    """
+    if images.files is None or root is None:
+        return None
+    base = Path(root).expanduser()
+    base = base if base.is_dir() else base.parent
+    return [str(file.relative_to(base) if file.is_relative_to(base) else file) for file in images.files]

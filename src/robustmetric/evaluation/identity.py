@@ -1,0 +1,102 @@
+"""Whether two evaluations are the same: digests of networks and lists, versions, and what differs."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import Search
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return the SHA-256 of a network's state: names, types, shapes and values.
+
+    >>> digest_of(nn.Flatten())[:8]
+    'e3b0c442'
+    """
+    whole = hashlib.sha256()
+    # Buffers that are not saved, such as constants of a normalisation, count as well.
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in sorted(state.items()):
+        tensor = value.detach().cpu().contiguous()
+        whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
+
+
+def digest_of_numbers(numbers: Tensor | None) -> str | None:
+    """Return the SHA-256 of whole numbers (N,); None of none.
+
+    >>> digest_of_numbers(None) is None
+    True
+    """
+    return None if numbers is None else hashlib.sha256(numbers.cpu().long().numpy().tobytes()).hexdigest()
+
+
+def digest_of_names(names: Sequence[str] | None) -> str | None:
+    """Return the SHA-256 of a list of names; None of none.
+
+    >>> digest_of_names(["a", "b"])[:8]
+    '7e18f737'
+    """
+    return None if names is None else hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes the scores.
+
+    >>> "torch" in versions()
+    True
+    """
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("robustmetric", "torch", "numpy", "scikit-learn"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def options_of(part: object) -> dict[str, Any]:
+    """Describe an attack or a search by its class and options; networks in it have digests of their own.
+
+    >>> from robustmetric.attacks import PGD
+    >>> options_of(PGD(restarts=2))
+    {'class': 'PGD', 'best': 'False', 'random_start': 'False', 'restarts': '2'}
+    """
+    found: dict[str, Any] = {"class": type(part).__qualname__}
+    for name, value in sorted(getattr(part, "__dict__", {}).items()):
+        if isinstance(value, Search):
+            found[name] = options_of(value)
+        elif isinstance(value, str | int | float | tuple | list | None):
+            found[name] = repr(value)
+    return found
+
+
+def differences(before: Any, now: Any) -> list[str]:
+    """Say what two descriptions, of JSON's types, differ in; the same ones in nothing.
+
+    >>> differences({"settings": {"eps": 0.1, "steps": 8}}, {"settings": {"eps": 0.2, "steps": 8}})
+    ['eps was 0.1, is 0.2']
+    """
+    return list(_differences(before, now, ""))
+
+
+def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            yield from _differences(before.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif before != now:
+        yield f"{path.removeprefix('settings.')} was {_short(before)}, is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    """Write a value down; of a digest its first digits."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", repr(value))

@@ -1,0 +1,308 @@
+"""The pieces that an evaluation is made of: each knows its stage, its file and how it is made."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from robustmetric.attacks import RankingAttack, Search
+from robustmetric.distance import embed
+from robustmetric.evaluation.checks import Check, Findings, run_check
+from robustmetric.evaluation.found import Found
+from robustmetric.evaluation.plan import Plan, check_title
+from robustmetric.evaluation.scene import Scene, embed_all, run_attack
+from robustmetric.evaluation.store import Store
+from robustmetric.evaluation.subject import Subject
+from robustmetric.retrieval import nmi, rank
+
+T = TypeVar("T")
+Tensors = dict[str, Tensor]
+
+Tick = Callable[..., None]
+"""Told that a piece in the making got on, by `count` of `of` parts."""
+
+_EMBEDDED = 1024  # images whose embeddings are kept together
+PER_QUERY = ("R@1", "R@2", "mAP", "mAP@R")
+
+
+@dataclass(eq=False)
+class Materials:
+    """What pieces are made from: the subject, the plan, and the pieces that are finished."""
+
+    subject: Subject
+    plan: Plan
+    store: Store = field(default_factory=Store)
+
+    @cached_property
+    def search(self) -> Search:
+        """How perturbations are searched for."""
+        return self.plan.search_on(self.subject.surrogate)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The numbers (Q,) of the images that are perturbed."""
+        return self.plan.draw(len(self.subject.images))
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """All pieces by stage, in the order of their making."""
+        return _stages(self)
+
+    @cached_property
+    def scene(self) -> Scene:
+        """The network under attack and its embeddings."""
+        return self._scene(self.subject.model, "embed")
+
+    @cached_property
+    def surrogate(self) -> Scene | None:
+        """The network that perturbations are searched on, and its embeddings, if it is another one."""
+        network = self.subject.surrogate
+        return None if network is None else self._scene(network, "surrogate")
+
+    def found(self, attack: RankingAttack) -> Found:
+        """Return what an attack found for all queries."""
+        pieces = [p for stage in self.stages for p in stage.pieces]
+        mine = [p for p in pieces if isinstance(p, AttackPiece) and p.attack is attack]
+        columns = [column.name for column in attack.columns]
+        kept: list[Tensors] = [self.store.get(piece) for piece in mine]
+        return Found.join([Found.from_tensors(tensors, columns) for tensors in kept])
+
+    @property
+    def retrieval(self) -> Tensors:
+        """The values of the ranking without attacks, per query."""
+        return self.store.get(RetrievalPiece())
+
+    @property
+    def checks(self) -> list[Check]:
+        """What the checks found."""
+        return [self.store.get(CheckPiece(name)) for name in self.plan.check_names]
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What checks work with."""
+        return Findings(
+            self.subject,
+            self.plan,
+            self.search,
+            self.scene,
+            self.surrogate,
+            self.numbers,
+            found={goal.name: self.found(goal) for goal in self.plan.goals},
+            recall=float(self.retrieval["R@1"].mean()),
+        )
+
+    def _scene(self, model: nn.Module, kind: str) -> Scene:
+        z = [self.store.get(piece)["z"] for piece in _embeddings(self.subject, kind)]
+        return self.subject.scene(model, torch.cat(z))
+
+
+class Piece(ABC, Generic[T]):
+    """A piece of an evaluation that is made, kept and read back on its own."""
+
+    stage: str
+
+    @property
+    @abstractmethod
+    def file(self) -> str:
+        """The name of its file."""
+
+    @abstractmethod
+    def make(self, materials: Materials, tick: Tick | None = None) -> T:
+        """Make the piece; `tick` is told how it gets on."""
+
+    @abstractmethod
+    def encode(self, value: T) -> bytes:
+        """Write what was made as bytes."""
+
+    @abstractmethod
+    def decode(self, content: bytes) -> T:
+        """Read what `encode` wrote; damaged bytes raise a ValueError."""
+
+
+class _TensorPiece(Piece[Tensors]):
+    """A piece that is kept as tensors by name."""
+
+    def encode(self, value: Tensors) -> bytes:
+        """Write tensors as safetensors."""
+        return save(value)
+
+    def decode(self, content: bytes) -> Tensors:
+        """Read safetensors."""
+        try:
+            return load(content)
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class EmbedPiece(_TensorPiece):
+    """The embeddings of the k-th part of all images, by the network (embed) or by its surrogate."""
+
+    stage: ClassVar[str] = "embed"  # type: ignore[misc]
+
+    kind: str
+    number: int
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.kind}-{self.number:05d}.safetensors"
+
+    def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
+        """Embed the images: z (B, D)."""
+        subject = materials.subject
+        model = subject.model if self.kind == "embed" else subject.surrogate
+        assert model is not None  # noqa: S101
+        begin = self.number * _EMBEDDED
+        part = torch.arange(begin, min(begin + _EMBEDDED, len(subject.every)))
+        done = None if tick is None else partial(tick, of=len(part))
+        return {"z": embed_all(model, subject.every, part, materials.plan.batch, done).cpu()}
+
+
+@dataclass(frozen=True)
+class RetrievalPiece(_TensorPiece):
+    """The ranking without attacks: values of each query that has an answer, and the NMI of the gallery."""
+
+    stage: ClassVar[str] = "retrieval"  # type: ignore[misc]
+    file: ClassVar[str] = "retrieval.safetensors"
+
+    def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
+        """Rank the gallery for every image."""
+        scene = materials.scene
+        queries, gallery = scene.queries, scene.gallery
+        if materials.subject.gallery is None:
+            found = rank(gallery.z, gallery.labels, cameras=gallery.cameras)
+        else:
+            found = scene.rank(queries.z, queries)
+        return {
+            "query": found.query.cpu(),
+            "R@1": 100.0 * (found.first <= 1).cpu().double(),
+            "R@2": 100.0 * (found.first <= 2).cpu().double(),
+            "mAP": 100.0 * found.average_precision.cpu(),
+            "mAP@R": 100.0 * found.average_precision_at_r.cpu(),
+            "NMI": torch.tensor([100.0 * nmi(gallery.z, gallery.labels)], dtype=torch.float64),
+            "left_out": torch.tensor([found.left_out]),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class AttackPiece(_TensorPiece):
+    """What an attack, the `place`-th of the plan, found for a block of queries."""
+
+    attack: RankingAttack
+    place: int
+    block: int
+
+    @property
+    def stage(self) -> str:  # type: ignore[override]
+        """The attack's name."""
+        return self.attack.name
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"attack-{self.place:02d}-{self.block:05d}.safetensors"
+
+    def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
+        """Attack the block, and note what the checks will ask for."""
+        plan, scene = materials.plan, materials.scene
+        numbers = materials.numbers[self.block * plan.batch : (self.block + 1) * plan.batch]
+        outcome = run_attack(
+            scene,
+            self.attack,
+            numbers,
+            plan.budget,
+            materials.search,
+            seed=plan.seed,
+            surrogate=materials.surrogate,
+            tick=tick,
+        )
+        images, queries = scene.batch(numbers)
+        with torch.no_grad():
+            z = embed(scene.model, (outcome.images * 255).round() / 255)
+            rounded = scene.measure(self.attack, z, outcome.target, queries)
+        low, high = (f(outcome.images.flatten(1), 1) for f in (torch.amin, torch.amax))
+        return Found(
+            number=numbers,
+            target=outcome.target.index,
+            before=outcome.before,
+            after=outcome.after,
+            rounded=rounded,
+            first=outcome.first,
+            last=outcome.last,
+            best=outcome.best,
+            change=(outcome.images - images).flatten(1).abs().amax(1),
+            outside=torch.maximum(-low, high - 1),
+        ).tensors()
+
+
+@dataclass(frozen=True)
+class CheckPiece(Piece[Check]):
+    """The verdict of a check, as JSON."""
+
+    stage: ClassVar[str] = "checks"  # type: ignore[misc]
+
+    name: str
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"check-{re.sub(r'[^A-Za-z0-9.+-]', '_', check_title(self.name))}.json"
+
+    def make(self, materials: Materials, tick: Tick | None = None) -> Check:
+        """Run the check."""
+        return run_check(self.name, materials.findings)
+
+    def encode(self, value: Check) -> bytes:
+        """Write the verdict as JSON."""
+        return json.dumps(value.model_dump(mode="json"), ensure_ascii=False).encode()
+
+    def decode(self, content: bytes) -> Check:
+        """Read the verdict."""
+        try:
+            return Check.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of an evaluation and its pieces; those of a phase need all of the phases before."""
+
+    name: str
+    phase: int
+    pieces: tuple[Piece[Any], ...]
+
+
+def _stages(materials: Materials) -> tuple[Stage, ...]:
+    subject, plan = materials.subject, materials.plan
+    embeddings = _embeddings(subject, "embed")
+    if subject.surrogate is not None:
+        embeddings += _embeddings(subject, "surrogate")
+    blocks = range(-(-len(materials.numbers) // plan.batch))
+    attacks = [
+        Stage(goal.name, 1, tuple(AttackPiece(goal, k, block) for block in blocks))
+        for k, goal in enumerate(plan.goals)
+    ]
+    # Attacks rank all images, and checks compare with all attacks.
+    return (
+        Stage(EmbedPiece.stage, 0, embeddings),
+        Stage(RetrievalPiece.stage, 1, (RetrievalPiece(),)),
+        *attacks,
+        Stage(CheckPiece.stage, 2, tuple(CheckPiece(name) for name in plan.check_names)),
+    )
+
+
+def _embeddings(subject: Subject, kind: str) -> tuple[EmbedPiece, ...]:
+    return tuple(EmbedPiece(kind, k) for k in range(-(-len(subject.every) // _EMBEDDED)))

@@ -1,0 +1,255 @@
+"""The plan of an evaluation: how a network is to be attacked and judged, as one value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from numbers import Integral
+from typing import Any, get_args
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+
+from robustmetric.attacks import Column, Protocol, RankingAttack, Search, attack, make_search
+from robustmetric.attacks.contract import checked_columns
+from robustmetric.attacks.search import inside_transfer
+from robustmetric.evaluation.ers import ERS_ATTACKS
+from robustmetric.evaluation.identity import differences, options_of
+from robustmetric.evaluation.schema import Part
+from robustmetric.perturb import Budget
+from robustmetric.registry import file_of, lookup, registry, split_names, unknown
+from robustmetric.validate import UserError, is_number
+
+LEVELS = {"none": 0, "quick": 1, "full": 2}
+"""The sets of checks: those of a level and of all below it are run."""
+
+STAGES = ("embed", "retrieval", "checks")
+"""The stages of an evaluation besides its attacks, which are stages by their names."""
+
+
+class Plan(Part):
+    """How an evaluation is done: everything that its scores depend on besides the network and the images.
+
+    Make one with `Plan.make`, which checks all of it once. Attacks and the search are named as texts; objects
+    of your own are kept beside their names.
+
+    >>> plan = Plan.make(attacks=["ES", "GTM"], steps=8)
+    >>> plan.attacks, plan.search, plan.budget.steps
+    (('ES', 'GTM'), 'pgd', 8)
+    >>> plan.differences(Plan.make(attacks=["ES", "GTM"], steps=4))
+    ['steps was 4, is 8']
+    """
+
+    protocol: Protocol = Field(
+        "strict", description="strict, or reference for what published figures were made with"
+    )
+    eps: float = Field(8 / 255, description="ε, the largest change of a pixel in [0, 1], such as 8/255")
+    alpha: float = Field(3 / 255, description="α, the size of a step")
+    steps: int = Field(32, description="η, the number of steps")
+    search: str = Field(
+        "pgd",
+        description="how perturbations are searched for: pgd, pgd(restarts=5), nes, spsa, transfer(nes)",
+    )
+    attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
+    queries: int | None = Field(
+        None, description="number of images that are attacked, drawn from the seed; without, all"
+    )
+    seed: int = Field(0, description="starts every random draw")
+    batch: int = Field(128, description="images that are perturbed together")
+    checks: str = Field(
+        "quick",
+        description="checks of the scores: none (but collapse), quick or full, and others by name",
+    )
+
+    _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
+    _search: Search | None = PrivateAttr(None)  # if it was given as an object
+    _text: str | None = PrivateAttr(None)  # if not
+
+    @classmethod
+    def make(cls, **settings: Any) -> Plan:
+        """Make a plan of `settings`, some of its fields, and refuse what cannot be.
+
+        `attacks` may hold texts, such as ``"CA+(w=5)"`` or ``"file.py:Mine"``, and attacks; `search` is a
+        text or a search.
+
+        >>> Plan.make(step=8)
+        Traceback (most recent call last):
+        ...
+        robustmetric.UserError: unknown setting 'step' (did you mean 'steps'?); known: alpha, attacks, ...
+        """
+        for name in settings:
+            if name not in cls.model_fields:
+                raise UserError(unknown("setting", name, cls.model_fields))
+        given = {**{name: field.default for name, field in cls.model_fields.items()}, **settings}
+        lookup("protocol", given["protocol"], dict.fromkeys(get_args(Protocol)))
+        budget = Budget(eps=given["eps"], alpha=given["alpha"], steps=given["steps"])
+        given |= {"eps": float(budget.eps), "alpha": float(budget.alpha), "steps": int(budget.steps)}
+        for name, least in (("queries", 1), ("batch", 1), ("seed", 0)):
+            given[name] = _whole(name, given[name], least)
+        _check_names(given["checks"])
+        goals, search = _attacks(given["attacks"], given["protocol"]), _made_search(given["search"])
+        plan = cls(**{**given, "attacks": tuple(a.name for a in goals), "search": search.name})
+        plan._goals = goals
+        if isinstance(given["search"], str):
+            plan._text = given["search"]
+        else:
+            plan._search = search
+        return plan
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the fields; options that no name tells are in the digest alone."""
+        return isinstance(other, Plan) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.model_dump().values()))
+
+    @property
+    def budget(self) -> Budget:
+        """What a perturbation may cost."""
+        return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
+
+    @property
+    def goals(self) -> tuple[RankingAttack, ...]:
+        """The attacks."""
+        if self._goals is None:  # read from a record
+            self._goals = tuple(attack(name, protocol=self.protocol) for name in self.attacks)
+        return self._goals
+
+    def search_on(self, surrogate: nn.Module | None = None) -> Search:
+        """Return the search; one that transfers perturbations takes them from the `surrogate`."""
+        if self._search is None:
+            return make_search(self._text or self.search, surrogate=surrogate)
+        if surrogate is not None and self._search.network is not surrogate:
+            raise UserError(
+                f"search {self.search!r} is an object with a network of its own, or none: give no surrogate",
+                parameter="surrogate",
+            )
+        return self._search
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """What the attacks report, by name."""
+        return {column.name: column for goal in self.goals for column in goal.columns}
+
+    @property
+    def level(self) -> str:
+        """The set of checks: none, quick or full."""
+        return split_names(self.checks)[0]
+
+    @property
+    def check_names(self) -> list[str]:
+        """The checks to run, in their order: those of the set, and those that are named behind it."""
+        usual = [
+            name
+            for name, check in registry("check").items()
+            if getattr(check, "level", 3) <= LEVELS[self.level]
+        ]
+        return list(dict.fromkeys([*usual, *split_names(self.checks)[1:]]))
+
+    def draw(self, count: int) -> Tensor:
+        """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
+        if self.queries is None:
+            return torch.arange(count)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))
+        return order[: self.queries].sort().values
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that decides the scores, in JSON's types, with options that no name shows."""
+        whole = {
+            "settings": self.model_dump(mode="json"),
+            "options": {
+                "search": options_of(_made_search(self._search or self._text or self.search)),
+                "attacks": {goal.name: options_of(goal) for goal in self.goals},
+            },
+        }
+        described: dict[str, Any] = json.loads(json.dumps(whole))
+        return described
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the description: equal for plans that do the same."""
+        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: Plan) -> list[str]:
+        """List what this plan does otherwise than the `other`; nothing if they do the same."""
+        return differences(other.describe(), self.describe())
+
+
+def _whole(name: str, value: Any, least: int) -> int | None:
+    most = 2**32 - 1 if name == "seed" else None
+    if value is None and name == "queries":
+        return None
+    if not is_number(value, Integral) or value < least or (most is not None and value > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UserError(f"{name} must be a whole number {allowed}, not {value!r}", parameter=name)
+    return int(value)
+
+
+def _check_names(checks: object) -> None:
+    """Refuse a set of checks, or a check behind it, that is not known."""
+    if not isinstance(checks, str):
+        raise UserError(f"checks must be none, quick or full, not {checks!r}", parameter="checks")
+    first, *further = split_names(checks) or [""]
+    lookup("set of checks", first, LEVELS)
+    for name in further:
+        registry("check").bind(name)
+    names = [*registry("check"), *(name for name in dict.fromkeys(further) if file_of(name) is not None)]
+    titles = [check_title(name) for name in names]
+    if twice := {title for title in titles if titles.count(title) > 1}:
+        raise UserError(
+            f"two checks are called {', '.join(sorted(twice))}: give one of them another name",
+            parameter="checks",
+        )
+
+
+def check_title(name: str) -> str:
+    """Return what a check is called in a record: its name, or that of the function of a file.
+
+    >>> check_title("8-bit"), check_title("mine.py:odd(limit=2)")
+    ('8-bit', 'odd(limit=2)')
+    """
+    return name if file_of(name) is None else name[name.index(".py:") + 4 :]
+
+
+def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
+    """Make the attacks, and refuse a list that cannot be."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UserError(
+            f"attacks is {given!r}; give a list of attacks, such as ['ES', 'GTM']", parameter="attacks"
+        )
+    goals = tuple(attack(a, protocol=protocol) if isinstance(a, str) else a for a in given)
+    if not goals:
+        raise UserError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}", parameter="attacks")
+    if wrong := [a for a in goals if not isinstance(a, RankingAttack)]:
+        raise UserError(
+            f"{wrong[0]!r} is no attack; give its name, or an object of a RankingAttack", parameter="attacks"
+        )
+    names = [a.name for a in goals]
+    if taken := {*STAGES} & {*names}:
+        raise UserError(f"an attack cannot be called {', '.join(taken)}: give it another name")
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise UserError(f"an attack was given twice: {', '.join(sorted(twice))}", parameter="attacks")
+    if other := [a.name for a in goals if a.protocol != protocol]:
+        raise UserError(
+            f"{', '.join(other)} follows another protocol than {protocol}; the two are never mixed",
+            parameter="protocol",
+        )
+    columns = [column.name for a in goals for column in checked_columns(a)]
+    if twice := {n for n in columns if columns.count(n) > 1}:
+        told = ", ".join(sorted(twice))
+        raise UserError(f"two attacks report {told}: give one of them another name for it")
+    return goals
+
+
+def _made_search(given: object) -> Search:
+    """Make the search; a surrogate may be known only later, and an empty network stands for it."""
+    if isinstance(given, str):
+        return make_search(given, surrogate=nn.Identity() if inside_transfer(given) else None)
+    if not isinstance(given, Search):
+        raise UserError(
+            f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
+        )
+    return given

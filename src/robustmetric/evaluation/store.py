@@ -1,0 +1,141 @@
+"""The folder of an evaluation: what it was planned as, and its finished pieces, on disk or in memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from robustmetric.evaluation.identity import differences
+from robustmetric.files import is_draft, write_atomically
+from robustmetric.validate import UserError
+
+PLAN, RECORD, ARRAYS, PARTS = "plan.json", "record.json", "queries.safetensors", "parts"
+
+T = TypeVar("T")
+
+
+class Storable(Protocol[T]):
+    """What a store keeps: something with a file name, that can be written as bytes and read back."""
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+
+    def encode(self, value: T) -> bytes:
+        """Write what was made as bytes."""
+
+    def decode(self, content: bytes) -> T:
+        """Read what `encode` wrote; damaged bytes raise a ValueError."""
+
+
+class Store:
+    """Finished pieces: files in `folder/parts`, or in memory without a folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._memory: dict[str, Any] = {}
+
+    def has(self, piece: Storable[Any]) -> bool:
+        """Return whether a piece is finished."""
+        return piece.file in self._memory if self.folder is None else self._path(piece).exists()
+
+    def keep(self, piece: Storable[T], value: T) -> None:
+        """Keep what was made of a piece; on disk it appears complete or not at all."""
+        if self.folder is None:
+            self._memory[piece.file] = value
+            return
+        self._path(piece).parent.mkdir(exist_ok=True)
+        content = piece.encode(value)
+        write_atomically(self._path(piece), lambda file: file.write(content))
+
+    def get(self, piece: Storable[T]) -> T:
+        """Return what was made of a finished piece."""
+        if self.folder is None:
+            value: T = self._memory[piece.file]
+            return value
+        try:
+            return piece.decode(self._path(piece).read_bytes())
+        except ValueError as error:
+            raise UserError(
+                f"{self._path(piece)} is damaged ({error}); remove it and start again: only it is made anew"
+            ) from None
+
+    def wait(self, pieces: Sequence[Storable[Any]]) -> bool:
+        """Wait for pieces of other workers; tell that they are there, and not gone into a record."""
+        for piece in pieces:
+            while not self.has(piece):
+                if self.finished:
+                    return False
+                time.sleep(0.05)
+        return True
+
+    @property
+    def finished(self) -> bool:
+        """Whether the record is there."""
+        return self.folder is not None and (self.folder / RECORD).exists()
+
+    def begin(self, identity: dict[str, Any]) -> None:
+        """Write down what is to be done."""
+        assert self.folder is not None  # noqa: S101
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(identity, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(self.folder / PLAN, lambda file: file.write(text.encode()))
+
+    def tidy(self) -> None:
+        """Remove the pieces of a finished record, and what was left of unfinished files."""
+        if self.folder is None:
+            return
+        parts = self.folder / PARTS
+        pieces = list(parts.iterdir()) if parts.is_dir() else []
+        for file in [*filter(is_draft, self.folder.iterdir()), *pieces]:
+            file.unlink(missing_ok=True)
+        if parts.is_dir():
+            with suppress(OSError):  # a worker that has not heard yet may be writing
+                parts.rmdir()
+
+    def _path(self, piece: Storable[Any]) -> Path:
+        assert self.folder is not None  # noqa: S101
+        return self.folder / PARTS / piece.file
+
+
+def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
+    """Refuse a folder with anything else than this evaluation in it; tell whether that has begun there.
+
+    An `identity` may name some of what an evaluation depends on: the rest is not compared.
+
+    >>> check_folder(Path("nowhere"), {})
+    False
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: give a folder for the record", parameter="out")
+    file = folder / PLAN
+    if not file.exists():
+        others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
+        if others and not file.exists():
+            raise UserError(
+                f"{folder} is not empty and holds no evaluation: give another folder", parameter="out"
+            )
+        return False
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise TypeError(f"it holds a {type(before).__name__}")
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{file} is damaged ({error}): give another folder, or remove this one", parameter="out"
+        ) from None
+    now = json.loads(json.dumps(identity))
+    before = {key: before.get(key) for key in now}
+    # Options that no name tells are said only if the names are the same.
+    options = [whole.pop("options", None) for whole in (before, now)]
+    if differing := differences(before, now) or differences(*options):
+        raise UserError(
+            f"{folder} holds another evaluation: {'; '.join(differing)}; give another folder, or remove this "
+            "one",
+            parameter="out",
+        )
+    return True

@@ -1,0 +1,269 @@
+"""What is evaluated: a network, the images that query, and the images that are ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import Gallery, Queries, Search
+from robustmetric.attacks.gallery import count_mates
+from robustmetric.distance import embed
+from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
+from robustmetric.evaluation.images import Fingerprint, Images, Joined
+from robustmetric.evaluation.plan import Plan
+from robustmetric.evaluation.scene import Scene, device_of
+from robustmetric.perturb import check_images, differentiate, frozen
+from robustmetric.retrieval import check_cameras, check_own
+from robustmetric.triplets import check_labels
+from robustmetric.validate import UserError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where images and weights come from, to be named.
+
+    `files` are those of the images, `gallery_files` those of a gallery of its own, `skipped` those that were
+    left out; `weights` says how the weights were chosen.
+
+    >>> Origin(files=["a.png", "b.png"]).called(1), Origin().called(1)
+    ('b.png', 'image 1')
+    """
+
+    files: Sequence[str] | None = None
+    gallery_files: Sequence[str] | None = None
+    skipped: Sequence[str] = ()
+    weights: str | None = None
+
+    def called(self, number: int, gallery: bool = False) -> str:
+        """Return what image `number` is called, of the `gallery` if so: its file, or its number."""
+        names = self.gallery_files if gallery else self.files
+        if names is not None:
+            return names[number]
+        return f"{'gallery image' if gallery else 'image'} {number}"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A network with the images that query and those that are ranked, checked to go together.
+
+    `model` is the network. `images` (N, C, H, W) with `labels` (N,) query all others, or the `gallery` (its
+    images and labels) if one is given, but for their `own` (N,) position in it, −1 for none. `cameras` (N,)
+    and `gallery_cameras` took the images. A `surrogate` is the network that perturbations are searched on, if
+    it is another one. `classes` and `train_classes` name the classes of the labels and those that the network
+    was trained on; `name` and `data` are what a record calls the network and the images, and `origin` says
+    where they are from.
+
+    >>> subject = Subject(nn.Flatten(), torch.rand(6, 1, 2, 2), torch.arange(6) % 2)
+    >>> len(subject.every), subject.title
+    (6, 'Flatten')
+    """
+
+    model: nn.Module
+    images: Images
+    labels: Tensor
+    _: KW_ONLY
+    gallery: tuple[Images, Tensor] | None = None
+    own: Tensor | None = None
+    cameras: Tensor | None = None
+    gallery_cameras: Tensor | None = None
+    surrogate: nn.Module | None = None
+    classes: Sequence[str] | None = None
+    train_classes: Sequence[str] | None = None
+    name: str | None = None
+    data: str = "images"
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise UserError(f"the network must be a torch.nn.Module, not a {type(self.model).__name__}")
+        self._check_images()
+        self._check_classes()
+        self._check_rules()
+
+    @property
+    def title(self) -> str:
+        """What the network is called."""
+        return self.name or type(self.model).__name__
+
+    @property
+    def every(self) -> Images:
+        """All images to embed: queries first, then a gallery of its own."""
+        return self.images if self.gallery is None else Joined(self.images, self.gallery[0])
+
+    @property
+    def ranked_labels(self) -> Tensor:
+        """The labels of the images that are ranked."""
+        return self.labels if self.gallery is None else self.gallery[1]
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Each query's position (N,) in a gallery of its own, −1 for none."""
+        return check_own(self.own, len(self.images), len(self.ranked_labels))
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What a first pass over the images finds."""
+        return Fingerprint.of(self.images, self.labels, self.gallery, self.places)
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides the scores, and what else the record says, in JSON's types."""
+        return {
+            "class": type(self.model).__qualname__,
+            "network": digest_of(self.model),
+            "surrogate": None if self.surrogate is None else digest_of(self.surrogate),
+            "data": self.fingerprint.sha256,
+            "rules": [digest_of_numbers(t) for t in (self.own, self.cameras, self.gallery_cameras)],
+            "names": [self.name, self.data],
+            "classes": [digest_of_names(self.classes), digest_of_names(self.train_classes)],
+        }
+
+    def frozen(self) -> ExitStack:
+        """Hold all networks in evaluation mode, frozen, until the stack is closed."""
+        stack = ExitStack()
+        for model in (self.model, self.surrogate):
+            if model is not None:
+                stack.enter_context(frozen(model))
+        return stack
+
+    def scene(self, model: nn.Module, z: Tensor) -> Scene:
+        """Return the scene of a network `model` with its embeddings `z` (N + M, D) of all images."""
+        z = z.to(device_of(model))
+        count, labels = len(self.images), self.labels.to(z.device)
+        cameras, theirs = (
+            None if c is None else c.to(z.device) for c in (self.cameras, self.gallery_cameras)
+        )
+        if self.gallery is None:
+            own, gallery = torch.arange(count, device=z.device), Gallery(z, labels, cameras=cameras)
+            return Scene(model, self.images, Queries(z, labels, own, cameras), gallery)
+        queries = Queries(z[:count], labels, self.places.to(z.device), cameras)
+        gallery = Gallery(z[count:], self.gallery[1].to(z.device), cameras=theirs)
+        return Scene(model, self.images, queries, gallery, self.gallery[0])
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a `plan` that does not go with these images."""
+        if plan.queries is not None and plan.queries > len(self.images):
+            raise UserError(
+                f"queries must be from 1 to the number of images, {len(self.images)}, not {plan.queries!r}",
+                parameter="queries",
+            )
+        if self.cameras is not None and plan.protocol == "reference":
+            raise UserError(
+                "the reference protocol knows no cameras: use the strict protocol, or leave the cameras out",
+                parameter="protocol",
+            )
+        if self.gallery is not None and plan.protocol == "reference":
+            raise UserError(
+                "the reference protocol takes the nearest image for the query itself, so its queries must be "
+                "in the gallery: use the strict protocol with a gallery of its own",
+                parameter="protocol",
+            )
+        for goal in plan.goals:
+            goal.check_fits(len(self.ranked_labels))
+
+    def probe(self, search: Search, batch: int) -> None:
+        """Embed `batch` images, and differentiate if the `search` does: a failure leaves no trace."""
+        images = self.images[torch.arange(min(batch, len(self.images)))]
+        for what, model in (("network", self.model), ("surrogate", self.surrogate)):
+            if model is None:
+                continue
+            try:
+                with frozen(model):
+                    with torch.no_grad():
+                        embed(model, images.to(device_of(model)))
+                    if search.differentiates(model):
+                        _try_gradient(model, images[:2].to(device_of(model)))
+            except (UserError, OSError):
+                raise
+            except Exception as error:
+                kind = str(images.dtype).removeprefix("torch.")
+                kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+                raise UserError(
+                    f"the {what} failed on images of shape {tuple(images.shape)} and type {kind} "
+                    f"({type(error).__name__}: {error}); give images of the size and channels that it takes "
+                    f"and of the type of its weights ({', '.join(sorted(kinds)) or 'it has none'})",
+                    parameter="size",
+                ) from error
+
+    def _check_images(self) -> None:
+        """Refuse images that are none, or labels that are not of them."""
+        sets = [(self.images, self.labels)]
+        if self.gallery is not None:
+            if not isinstance(self.gallery, tuple | list) or len(self.gallery) != 2:
+                raise UserError(
+                    f"the gallery is a {type(self.gallery).__name__}; give a pair of its images and labels"
+                )
+            sets.append(self.gallery)
+        shapes = []
+        for images, labels in sets:
+            if isinstance(images, list | tuple):
+                raise UserError(
+                    f"the images are a {type(images).__name__}; give one tensor (N, C, H, W), for example by "
+                    "torch.stack(images)"
+                )
+            one = images[torch.arange(min(1, len(images)))]
+            check_images(images if isinstance(images, Tensor) and images.ndim != 4 else one)
+            shapes.append(tuple(one.shape[1:]))
+            check_labels(labels, len(images))
+        if shapes[0] != shapes[-1]:
+            raise UserError(
+                f"queries have shape {shapes[0]} and the images of the gallery {shapes[-1]}: bring them to "
+                "one size"
+            )
+        if len(images) < 5:
+            raise UserError(
+                f"the gallery has {len(images)} images; give at least 5, for a top 4 besides the query"
+            )
+
+    def _check_classes(self) -> None:
+        """Refuse labels of which no ranking can be right, or none wrong."""
+        labels = self.ranked_labels
+        kinds, sizes = labels.unique(return_counts=True)
+        if len(kinds) < 2:
+            raise UserError(
+                f"all {len(labels)} images are of class {int(kinds[0])}; no ranking can be wrong: give at "
+                "least two classes"
+            )
+        if self.gallery is None and int(sizes.max()) < 2:
+            raise UserError(
+                f"no two of the {len(labels)} images share a class; no query has an answer to find: give at "
+                "least two images of some classes"
+            )
+        if self.gallery is not None and not torch.isin(self.labels, labels).any():
+            raise UserError(
+                "no query's class is in the gallery: give queries and gallery the same numbers for the same "
+                "classes"
+            )
+
+    def _check_rules(self) -> None:
+        """Refuse what does not say which images count for which query."""
+        if self.gallery is None and (self.own is not None or self.gallery_cameras is not None):
+            raise UserError("own and gallery_cameras describe a gallery, and none is given: pass gallery too")
+        ranked = self.cameras if self.gallery is None else self.gallery_cameras
+        if (ranked is None) != (self.cameras is None):
+            known, missing = (
+                ("gallery_cameras", "cameras") if ranked is not None else ("cameras", "gallery_cameras")
+            )
+            raise UserError(f"{known} are given and {missing} are not: pass both, or none")
+        labels = self.ranked_labels
+        check_cameras(ranked, self.cameras, len(labels), len(self.images))
+        own = torch.arange(len(labels)) if self.gallery is None else self.places
+        if self.cameras is None or ranked is None:
+            return
+        asked = Queries(torch.empty(len(self.images), 0), self.labels.cpu(), own, self.cameras.cpu())
+        seen = Gallery(torch.empty(len(labels), 0), labels.cpu(), cameras=ranked.cpu())
+        if not (count_mates(asked, seen, own) > 0).any():
+            raise UserError(
+                "no query has an image of its class from another camera, so none has an answer to find: "
+                "look at the cameras, or leave them out"
+            )
+
+
+def _try_gradient(model: nn.Module, images: Tensor) -> None:
+    rows = torch.arange(len(images), device=images.device)
+    differentiate(lambda x, _: embed(model, x).sum(1), images, rows)

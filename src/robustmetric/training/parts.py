@@ -1,0 +1,49 @@
+"""What a recipe describes: where its network comes from, what that takes, and what suits a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from robustmetric.data.inputs import Inputs, usual_sizes
+from robustmetric.models import NetworkSource
+from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
+
+
+def source_of(recipe: Recipe) -> NetworkSource:
+    """Return where a recipe's network comes from; its weights, with which a training begins, are left out.
+
+    >>> source_of(Recipe(model="c2f2", dim=16))
+    NetworkSource(model='c2f2', dim=16, freeze_bn=False, weights=None, seed=0)
+    """
+    return NetworkSource(recipe.model, dim=recipe.dim, freeze_bn=recipe.freeze_bn, seed=recipe.seed)
+
+
+def inputs_of(recipe: Recipe) -> Inputs:
+    """Return what a recipe's network takes.
+
+    >>> inputs_of(Recipe(model="resnet18", resize=256, crop=224))
+    Inputs(resize=256, crop=224, channels=3)
+    """
+    return Inputs(recipe.resize, recipe.crop, source_of(recipe).channels)
+
+
+def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
+    """Return the usual recipe of a data set, changed, and suited to the images and to the network.
+
+    The recipe of images of one's own looks at their sizes, as far as resize and crop are not among the
+    `changes`. BatchNorm is frozen where the recipe says so and the network is one of the ResNets, which can
+    do that.
+
+    >>> suited_recipe({"data": "digits", "steps": 2}).steps
+    2
+    """
+    name = usual_recipe(str(changes.get("data", "digits")))
+    recipe = load_recipe(name, changes)
+    suited: dict[str, Any] = {}
+    if recipe.freeze_bn and not recipe.model.startswith("resnet"):
+        suited["freeze_bn"] = False
+    if name == "images":
+        given = {key: changes[key] for key in ("resize", "crop") if key in changes}
+        suited["resize"], suited["crop"] = usual_sizes(recipe.data, recipe.root, given)
+    return load_recipe(name, {**suited, **changes})

@@ -1,0 +1,333 @@
+"""The folder of a run: what is in it, whether it can be taken, and the network that it trained."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from torch import nn
+
+from robustmetric import data
+from robustmetric.data.cache import Pixels
+from robustmetric.data.inputs import Inputs
+from robustmetric.files import check_writable, is_draft, write_atomically
+from robustmetric.models import NetworkSource
+from robustmetric.registry import file_of
+from robustmetric.training.code import bare, copy_files, named_files, rename_files
+from robustmetric.training.parts import inputs_of, source_of
+from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe
+from robustmetric.validate import UserError
+
+Which = Literal["last", "best"]
+"""The weights of a run: of its end, or of the validation with the highest R@1."""
+
+_CODE = "code"
+
+
+class Weights(NamedTuple):
+    """A file of weights, and how a run chose them.
+
+    `chosen` is "last weights", "chosen on validation images" or "chosen on test images"; None where that is
+    not known.
+    """
+
+    file: Path
+    chosen: str | None
+
+
+class RunFolder:
+    """The folder of a run, `path`: the one place that knows what its files are called.
+
+    >>> RunFolder(Path("runs/digits")).metrics
+    PosixPath('runs/digits/metrics.csv')
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).expanduser()
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def recipe_file(self) -> Path:
+        """The recipe as resolved."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def about(self) -> Path:
+        """Versions, images left out, how weights were chosen, the shape of the images."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The table of what was logged."""
+        return self.path / "metrics.csv"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Lightning's checkpoint, from which a training goes on."""
+        return self.path / "last.ckpt"
+
+    @property
+    def last(self) -> Path:
+        """The weights of the last validation, and of the end."""
+        return self.path / "last.safetensors"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the validation with the highest R@1."""
+        return self.path / "best.safetensors"
+
+    @property
+    def good(self) -> Path:
+        """After a collapse: the last weights at which all was well."""
+        return self.path / "good.safetensors"
+
+    @property
+    def evaluation(self) -> Path:
+        """The folder of the record."""
+        return self.path / "evaluation"
+
+    @property
+    def code(self) -> Path:
+        """The folder with copies of the user's files."""
+        return self.path / _CODE
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run in the folder."""
+        return self.recipe_file.is_file()
+
+    @property
+    def name(self) -> str:
+        """The network and how it was trained, with the user's files by their names alone."""
+        entries = bare(self.recipe().model_dump())
+        return f"{entries['model']} {entries['defense']}"
+
+    def check(self, recipe: Recipe, resume: bool) -> None:
+        """Refuse a folder that holds another run or anything else, or that cannot be written to.
+
+        With `resume`, the run that it holds must be one of this `recipe`, its epochs aside; where the user's
+        files are does not count.
+        """
+        if self.recipe_file.exists():
+            if not resume:
+                raise UserError(
+                    f"{self.path} holds a run already: resume it, or give another folder", parameter="out"
+                )
+            before, now = (bare(r.model_dump()) for r in (self.recipe(), recipe))
+            differing = [k for k in Recipe.model_fields if k != "epochs" and before[k] != now[k]]
+            if differing:
+                told = ", ".join(f"{k} was {before[k]!r}, is {now[k]!r}" for k in differing)
+                raise UserError(
+                    f"{self.path} holds another run: {told}; resume with its own recipe, or give another "
+                    "folder",
+                    parameter="out",
+                )
+        elif self.path.exists() and (
+            not self.path.is_dir() or any(not is_draft(path) for path in self.path.iterdir())
+        ):
+            raise UserError(
+                f"{self.path} is not empty and holds no run: give another folder", parameter="out"
+            )
+        check_writable(self.path)
+
+    def continued(self, recipe: Recipe, report: Callable[[str], None] = print) -> Recipe:
+        """Return the run's own recipe, whose files are its copies, with the epochs of `recipe`.
+
+        `report` is told of files that have changed since they were copied.
+        """
+        kept = self.recipe({"epochs": recipe.epochs})
+        copies = {file.name: file for file in named_files(kept.model_dump())}
+        for file in named_files(recipe.model_dump()):
+            copy = copies.get(file.name)
+            if copy is not None and file.is_file() and file.read_bytes() != copy.read_bytes():
+                report(f"{file} is not what the run began with: its copy counts, {copy}")
+        return kept
+
+    def begin(
+        self, recipe: Recipe, skipped: list[str], choice: Mapping[str, Any], images: Pixels | None = None
+    ) -> None:
+        """Write down what is about to happen: the user's files, the `recipe` as resolved, and `run.json`.
+
+        `skipped` are the images left out, `choice` tells how weights are chosen, `images` are some of those
+        that are trained on.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for rest in filter(is_draft, self.path.iterdir()):
+            rest.unlink()
+        kept = make_recipe(self._copied(recipe.model_dump()))
+        write_atomically(self.recipe_file, lambda file: file.write(dump_recipe(kept).encode()))
+        about = {"python": platform.python_version(), "platform": platform.platform()}
+        for package in ("robustmetric", "torch", "lightning", "numpy", "pillow"):
+            try:
+                about[package] = version(package)
+            except PackageNotFoundError:
+                about[package] = "not installed"
+        before = self.read()
+        starts, chosen = before.get("starts"), before.get("choice")
+        content = {
+            "seed": recipe.seed,
+            "skipped": skipped,
+            "choice": {**(chosen if isinstance(chosen, dict) else {}), **choice},
+            "starts": [*(starts if isinstance(starts, list) else []), {"command": sys.argv[1:], **about}],
+        }
+        if images is not None:
+            content["images"] = dict(
+                zip(("height", "width", "channels"), images.pixels.shape[1:], strict=True)
+            )
+        self._write(content)
+
+    def _copied(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Copy the user's files into the run; those of a run that goes on are there already."""
+        here = self.path.absolute()
+        if all(file.is_relative_to(here) for file in named_files(entries)):
+            return rename_files(entries, lambda file: file.relative_to(here))
+        return copy_files(entries, self.path, _CODE)
+
+    def finish(self, choice: Mapping[str, Any]) -> None:
+        """Add to `run.json` how the weights were chosen: `choice`."""
+        self._write({**self.read(), "choice": dict(choice)})
+
+    def read(self) -> dict[str, Any]:
+        """Return the contents of `run.json`; empty if it is missing or damaged.
+
+        >>> RunFolder("nowhere").read()
+        {}
+        """
+        try:
+            found = json.loads(self.about.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
+        """Return the run's recipe with some `changes`; the files that it names are those of the run."""
+        if not self.exists:
+            raise FileNotFoundError(
+                f"{self.path} is no run, it has no {self.recipe_file.name}: give the folder of a run"
+            )
+        recipe = load_recipe(self.recipe_file, changes)
+        file = file_of(recipe.model)
+        # Runs of before copied no files, and kept this number for networks that did not know of it.
+        old = file is not None and not file.file.is_relative_to(self.code.absolute()) and recipe.dim == 512
+        return recipe.model_copy(update={"dim": None}) if old and "dim" not in (changes or {}) else recipe
+
+    def weights(self, which: Which | None = None) -> Weights:
+        """Return the weights that count, and how they were chosen.
+
+        These are the best ones where validation images chose them, else the last; `which` asks for either.
+        """
+        by = self._chosen_on()
+        usual = get_args(Which) if by == "test images" else ("best", "last")
+        own = {"last": self.last, "best": self.best}
+        names = [which] if which else usual
+        name = next((name for name in names if own[name].is_file()), None)
+        if name is None:
+            raise FileNotFoundError(
+                f"there are no weights {own[names[0]]}: the run has not been validated yet; resume its "
+                "training"
+            )
+        return Weights(own[name], "last weights" if name == "last" else f"chosen on {by}")
+
+    def source(self, weights: Path | Which | None = None) -> NetworkSource:
+        """Return where the run's network comes from, with its `weights`: "last", "best", or another file.
+
+        By default they are those that :meth:`weights` returns.
+        """
+        return replace(source_of(self.recipe()), weights=self.choose(weights).file)
+
+    def choose(self, weights: Path | Which | None = None) -> Weights:
+        """Return the `weights` that are asked for: "last", "best", another file, or those that count."""
+        if weights is None or weights == "last" or weights == "best":
+            return self.weights(weights)
+        if not Path(weights).is_file():
+            raise FileNotFoundError(f"there is no weights file {weights}")
+        return Weights(Path(weights), None)
+
+    def inputs(self) -> Inputs:
+        """Return what the run's network takes: the sizes of its recipe, the channels that it was made for."""
+        inputs = inputs_of(self.recipe())
+        return replace(inputs, channels=inputs.channels or self._images().get("channels"))
+
+    def shape(self) -> tuple[int, int]:
+        """Return the channels and the size (the height) of the images that the network was made for.
+
+        An older run, which did not write them down, looks at its first image.
+        """
+        known, recipe = self._images(), self.recipe()
+        if known:
+            return known["channels"], recipe.crop or known["height"]
+        inputs = inputs_of(recipe)
+        return inputs.shape(inputs.first(data.load(recipe.data, recipe.root, "train")))
+
+    def train_classes(self) -> tuple[str, ...] | None:
+        """Return the classes that the run was trained on, if its images are there."""
+        recipe = self.recipe()
+        try:
+            return data.load(recipe.data, recipe.root, "train").classes
+        except (UserError, OSError):
+            return None
+
+    def _images(self) -> dict[str, Any]:
+        known = self.read().get("images")
+        whole = isinstance(known, dict) and {"height", "width", "channels"} <= known.keys()
+        return known if whole else {}  # type: ignore[return-value]
+
+    def _chosen_on(self) -> str:
+        """Say which images chose the best weights: "validation images" or "test images"."""
+        found = self.read()
+        choice = found.get("choice")
+        if isinstance(choice, dict) and "images" in choice:
+            return str(choice["images"])
+        # A run.json without it is of a time when test images chose.
+        return "validation images" if self.recipe().validation and not found else "test images"
+
+    def _write(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=1)
+        write_atomically(self.about, lambda file: file.write(text.encode()))
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run trained, as :func:`load_run` returns it.
+
+    - `network`: in evaluation mode, on the CPU.
+    - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it from a file or a Pillow image.
+    - `recipe`: that of the run.
+    - `chosen`: how the weights were chosen; None if they were given.
+    """
+
+    network: nn.Module
+    inputs: Inputs
+    recipe: Recipe
+    chosen: str | None
+
+
+def load_run(folder: Path | str, weights: Path | Which | None = None) -> Run:
+    """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
+
+    `folder` is that of a run. `weights` are "last", "best" or a file; by default the best where validation
+    images chose them, else the last.
+
+    >>> import tempfile, robustmetric as rm
+    >>> from robustmetric.training import load_recipe, train
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recipe = load_recipe("digits", {"epochs": 1, "steps": 1, "batch": 512})
+    ...     _ = train(recipe, Path(folder, "run"), progress=False)
+    ...     run = rm.load_run(Path(folder, "run"))
+    >>> rm.embed(run.network, run.inputs.tensor(Image.new("RGB", (8, 8)))).shape
+    torch.Size([1, 512])
+    """
+    run = RunFolder(folder)
+    channels, size = run.shape()
+    network = run.source(weights).make(channels, size).eval()
+    inputs = replace(run.inputs(), channels=3 if channels == 3 else 1)
+    return Run(network, inputs, run.recipe(), run.choose(weights).chosen)

@@ -1,0 +1,96 @@
+"""What attacks declare to report is what they report, in the units and directions of the paper."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from robustmetric.attacks import (
+    ATTACKS,
+    COSINE,
+    DISTANCE,
+    PERCENT,
+    Column,
+    Draws,
+    Gallery,
+    Queries,
+    RankingAttack,
+    Unit,
+    attack,
+)
+
+# Name, arrow, unit, and the ERS terms of 0 and of 1.
+DECLARED: dict[str, list[tuple[str, str, Unit, tuple[float, float] | None]]] = {
+    "CA+": [("CA+", "↑", PERCENT, (0, 2))],
+    "CA-": [("CA-", "↓", PERCENT, (100, 99))],
+    "CA+(w=5)": [("CA+(w=5)", "↑", PERCENT, (0, 2))],
+    "QA+": [("QA+", "↑", PERCENT, (0, 2))],
+    "QA-": [("QA-", "↓", PERCENT, (100, 99))],
+    "QA-(m=2)": [("QA-(m=2)", "↓", PERCENT, (100, 99))],
+    "TMA": [("TMA", "↓", COSINE, (100, 0))],
+    "ES": [("ES:D", "↓", DISTANCE, (100, 50)), ("ES:R", "↑", PERCENT, (0, 1))],
+    "LTM": [("LTM", "↑", PERCENT, (0, 1))],
+    "GTM": [("GTM", "↑", PERCENT, (0, 1))],
+    "GTT": [("GTT", "↑", PERCENT, (0, 1))],
+    "SP-QA+": [("SP-QA+", "↑", PERCENT, None), ("SP-QA+:keep", "", PERCENT, None)],
+    "SP-QA-(m=2)": [("SP-QA-(m=2)", "↓", PERCENT, None), ("SP-QA-(m=2):keep", "", PERCENT, None)],
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_columns_of_an_attack(name: str) -> None:
+    columns = attack(name).columns
+    for column, (called, arrow, unit, terms) in zip(columns, DECLARED[name], strict=True):
+        assert (column.name, column.arrow, column.unit) == (called, arrow, unit)
+        if terms is None:
+            assert column.term is None
+        else:
+            assert column.term is not None
+            assert (column.term(0.0), column.term(1.0)) == terms
+            assert column.term(np.array([0.0, 1.0])).tolist() == [*terms]
+
+
+@pytest.mark.parametrize("name", [*ATTACKS, *DECLARED])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_an_attack_reports_what_it_declares(
+    name: str, protocol: str, queries: Queries, gallery: Gallery, moved: Tensor
+) -> None:
+    made = attack(name, protocol=protocol)
+    index = made.select(queries, gallery, draws=Draws(0, name, range(len(queries))))
+    measured = made.measure(moved, made.aim(index, queries, gallery), queries, gallery)
+    assert list(measured) == [column.name for column in made.columns]
+    assert {*made.read_early} <= {*measured}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_columns_are_values(name: str) -> None:
+    columns = attack(name).columns
+    assert columns == attack(name).columns
+    assert hash(columns) == hash(attack(name).columns)
+    assert pickle.loads(pickle.dumps(columns)) == columns  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        (PERCENT, 53.94, "53.9"),
+        (PERCENT, 100.0, "100.0"),
+        (COSINE, 0.9, "0.900"),
+        (DISTANCE, 1.2345, "1.234"),
+        (Unit("images", 1, 0), 7.2, "7"),
+        (PERCENT, None, "-"),
+        (DISTANCE, math.nan, "-"),
+    ],
+)
+def test_a_value_is_shown_with_the_digits_of_its_unit(unit: Unit, value: float | None, text: str) -> None:
+    assert Column("mine", None, unit).show(value) == text
+
+
+def test_an_attack_without_columns_cannot_be_made() -> None:
+    class Silent(RankingAttack):
+        name = "silent"
+
+    with pytest.raises(TypeError, match="columns"):
+        Silent()  # type: ignore[abstract]

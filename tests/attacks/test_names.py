@@ -1,0 +1,205 @@
+"""Attacks by name: what is made, what is refused and in which words, and what is written can be read."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from robustmetric.attacks import (
+    ATTACKS,
+    CandidateAttack,
+    EmbeddingShift,
+    GreedyTop1Misranking,
+    GreedyTop1Translocation,
+    LearningToMisrank,
+    QueryAttack,
+    RankingAttack,
+    SemanticsPreservingQueryAttack,
+    TargetedMismatch,
+    attack,
+)
+
+# All that a pasted `repr` may name.
+CLASSES: dict[str, type[RankingAttack]] = {
+    c.__name__: c
+    for c in (
+        CandidateAttack,
+        EmbeddingShift,
+        GreedyTop1Misranking,
+        GreedyTop1Translocation,
+        LearningToMisrank,
+        QueryAttack,
+        SemanticsPreservingQueryAttack,
+        TargetedMismatch,
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("CA+", CandidateAttack(sign="+")),
+        ("CA-", CandidateAttack(sign="-")),
+        ("QA+", QueryAttack(sign="+")),
+        ("QA-", QueryAttack(sign="-")),
+        ("TMA", TargetedMismatch()),
+        ("ES", EmbeddingShift()),
+        ("LTM", LearningToMisrank()),
+        ("GTM", GreedyTop1Misranking()),
+        ("GTT", GreedyTop1Translocation()),
+        ("SP-QA+", SemanticsPreservingQueryAttack(sign="+")),
+        ("SP-QA-", SemanticsPreservingQueryAttack(sign="-")),
+        ("CA−", CandidateAttack(sign="-")),  # as the paper writes it
+        ("SP-QA−(m=2)", SemanticsPreservingQueryAttack(sign="-", m=2)),
+        ("CA+(w=5)", CandidateAttack(sign="+", w=5)),
+        ("CA- ( w = 5 )", CandidateAttack(sign="-", w=5)),
+        ("QA+()", QueryAttack(sign="+")),
+        ("SP-QA+(m=2, keep=3, xi=0.5)", SemanticsPreservingQueryAttack(sign="+", m=2, keep=3, xi=0.5)),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_a_name_makes_its_attack(name: str, wanted: RankingAttack, protocol: str) -> None:
+    assert attack(name, protocol=protocol) == dataclasses.replace(wanted, protocol=protocol)  # type: ignore[arg-type]
+    assert attack(name).protocol == "strict"
+
+
+@pytest.mark.parametrize("name", ["CA+(w=5)", "QA-(m=2)", "SP-QA+(m=4)", *ATTACKS])
+def test_an_attack_has_the_name_that_makes_it(name: str) -> None:
+    assert attack(name).name == name
+
+
+def test_options_may_come_as_arguments() -> None:
+    assert attack("CA+", w=5) == attack("CA+(w=5)")
+    assert attack("SP-QA-", xi=2, keep=1) == attack("SP-QA-(xi=2, keep=1)")
+
+
+@pytest.mark.parametrize("name", [*ATTACKS, "CA-(w=5)", "QA+(m=2)", "SP-QA-(m=2, keep=3, xi=0.5)"])
+@pytest.mark.parametrize("protocol", ["strict", "reference"])
+def test_what_is_printed_can_be_pasted_back(name: str, protocol: str) -> None:
+    made = attack(name, protocol=protocol)
+    assert eval(repr(made), dict(CLASSES)) == made  # noqa: S307
+    assert hash(eval(repr(made), dict(CLASSES))) == hash(made)  # noqa: S307
+    other = attack(name, protocol="reference" if protocol == "strict" else "strict")
+    assert made != other
+
+
+@pytest.mark.parametrize(
+    ("sign", "xi", "weight"), [("+", None, 1), ("-", None, 100), ("+", 0, 0), ("-", 0, 0), ("-", 2.5, 2.5)]
+)
+def test_the_weight_of_sp_qa_is_that_of_the_earlier_work_unless_given(
+    sign: str, xi: float | None, weight: float
+) -> None:
+    assert SemanticsPreservingQueryAttack(sign=sign, xi=xi).weight == weight
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "GTN",
+            {},
+            r"unknown attack 'GTN' \(did you mean 'GT[MT]'\?\); known: CA\+, CA-, ES, GTM, GTT, LTM, QA",
+        ),
+        ("SPQA+", {}, r"unknown attack 'SPQA\+' \(did you mean 'SP-QA\+'\?\)"),
+        ("FGSM", {}, r"unknown attack 'FGSM'( \(did you mean '\w+'\?\))?; known: CA\+"),
+        ("CA+(w=2", {}, r"attack 'CA\+\(w=2' has no closing bracket; write NAME\(option=value, \.\.\.\)"),
+        ("CA+(5)", {}, r"attack 'CA\+\(5\)': '5' must be option=value"),
+        ("CA+(w=0)", {}, "w must be a whole number of at least 1, not 0"),
+        ("CA+", {"w": -1}, "w must be a whole number of at least 1, not -1"),
+        ("CA-(w=1.5)", {}, "w must be a whole number of at least 1, not 1.5"),
+        ("QA+(m=0)", {}, "m must be a whole number of at least 1, not 0"),
+        ("QA+", {"m": "2"}, "m must be a whole number of at least 1, not '2'"),
+        ("QA+(w=2)", {}, r"attack 'QA\+' got an unexpected keyword argument 'w'; its options: m"),
+        ("LTM(w=2)", {}, "attack 'LTM' got an unexpected keyword argument 'w'; its options: none"),
+        ("SP-QA+(keep=0)", {}, "keep must be a whole number of at least 1, not 0"),
+        ("SP-QA+(xi=-1)", {}, "xi must be a number of at least 0, not -1"),
+        ("SP-QA+", {"xi": float("inf")}, "xi must be a number of at least 0, not inf"),
+        ("ES", {"protocol": "strikt"}, r"unknown protocol 'strikt' \(did you mean 'strict'\?\); known: ref"),
+        ("CA+", {"protocol": "paper"}, "unknown protocol 'paper'"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attack(name, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [CandidateAttack, QueryAttack, SemanticsPreservingQueryAttack])
+def test_a_sign_is_plus_or_minus(kind: type[CandidateAttack]) -> None:
+    with pytest.raises(ValueError, match=r"unknown sign '\*'; known: \+, -"):
+        kind(sign="*")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_has_no_state(name: str) -> None:
+    made = attack(name)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.protocol = "reference"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["CA+(sign='-')", "CA+(w=2, w=3)", "CA+(protocol='reference')"])
+def test_an_option_is_given_once(name: str) -> None:
+    with pytest.raises(ValueError, match=r"is given already; leave it out"):
+        attack(name)
+
+
+def test_a_name_tells_options_apart() -> None:
+    names = [attack(f"SP-QA+{o}").name for o in ("", "(m=2)", "(keep=3)", "(xi=0.5)", "(m=2,keep=3,xi=0.5)")]
+    assert names == ["SP-QA+", "SP-QA+(m=2)", "SP-QA+(keep=3)", "SP-QA+(xi=0.5)", "SP-QA+(m=2,keep=3,xi=0.5)"]
+    assert all(attack(n).name == n for n in names)
+
+
+OWN = """
+from dataclasses import dataclass
+import torch
+from robustmetric.attacks import Column, RankingAttack
+
+class Plain(RankingAttack):
+    name = "plain"
+    columns = (Column("plain", "higher"),)
+
+    def select(self, queries, gallery, *, draws):
+        return queries.own[:, None]
+
+    def objective(self, z, target, queries, gallery):
+        return -z.sum(1)
+
+    def measure(self, z, target, queries, gallery):
+        return {"plain": z.sum(1)}
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Plain):
+    k: int = 1
+
+class Fixed(Plain):
+    def __init__(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("folder", ["own", "a−b"])
+def test_an_attack_of_a_file(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / folder / "own.py"
+    file.parent.mkdir()
+    file.write_text(OWN)
+    made = attack(f"{file}:Mine(k=2)", protocol="reference")
+    assert repr(made) == "Mine(protocol='reference', k=2)"
+    assert attack(f"{file}:Plain").protocol == "strict"
+    # One that takes no protocol has that of the class.
+    assert attack(f"{file}:Fixed", protocol="reference").protocol == "strict"
+    with pytest.raises(ValueError, match="unexpected keyword argument 'w'; its options: k"):
+        attack(f"{file}:Mine(w=2)")
+    with pytest.raises(ValueError, match=r"unknown name 'Mien' \(did you mean 'Mine'"):
+        attack(f"{file}:Mien")
+
+
+def test_an_attack_is_registered_by_a_decorator() -> None:
+    @ATTACKS.register("nearer", sign="+")
+    @ATTACKS.register("farther", sign="-")
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(QueryAttack):
+        pass
+
+    assert attack("nearer(m=2)") == Own(sign="+", m=2)
+    assert attack("farther", protocol="reference") == Own(sign="-", protocol="reference")
+    with pytest.raises(ValueError, match="'nearer' is registered already"):
+        ATTACKS.register("nearer")(QueryAttack)

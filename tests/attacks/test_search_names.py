@@ -1,0 +1,155 @@
+"""Searches by name: what is made, what is refused, and what a search says of itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import NES, PGD, SPSA, Draws, Search, Transfer, make_search
+from robustmetric.perturb import Budget, Objective
+
+BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PGD(restarts=0), "restarts must be a whole number of at least 1, not 0"),
+        (
+            lambda: PGD(restarts=1.5),  # type: ignore[arg-type]
+            "restarts must be a whole number of at least 1, not 1.5",
+        ),
+        (lambda: PGD(restarts=True), "restarts must be a whole number of at least 1, not True"),
+        (
+            lambda: PGD(random_start=1),  # type: ignore[arg-type]
+            "random_start must be True or False, not 1",
+        ),
+        (lambda: NES(samples=0), "samples must be a whole number of at least 1, not 0"),
+        (lambda: NES(sigma=2), r"sigma must be in \(0, 1\], not 2: it is a distance in pixels of \[0, 1\]"),
+        (lambda: SPSA(sigma=0), r"sigma must be in \(0, 1\], not 0"),
+        (lambda: SPSA(sigma=float("nan")), r"sigma must be in \(0, 1\], not nan"),
+        (
+            lambda: make_search("pdg"),
+            r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: nes, pgd, spsa, tr",
+        ),
+        (
+            lambda: make_search("pgd(restart=2)"),
+            "got an unexpected keyword argument 'restart'; its options: restarts, random_start, best",
+        ),
+        (lambda: make_search("pgd(restarts=2"), r"search 'pgd\(restarts=2' has no closing bracket; write"),
+        (lambda: make_search("pgd(2)"), r"search 'pgd\(2\)': '2' must be option=value.*; write NAME\(option"),
+        (lambda: make_search("pgd(restarts=two)"), "'restarts=two' must be option=value"),
+        (
+            lambda: make_search("transfer"),
+            r"search 'transfer' needs a surrogate, the network that is searched on: give one",
+        ),
+        (lambda: make_search("transfer(nes)"), r"search 'transfer\(nes\)' needs a surrogate"),
+        (lambda: make_search("transfer(nse)"), r"unknown search 'nse' \(did you mean 'nes'"),
+        (lambda: make_search("transfer(pgd", surrogate=nn.Flatten()), "has no closing bracket"),
+        (lambda: make_search("transfer(transfer(pgd))", surrogate=nn.Flatten()), r"write transfer\(pgd\)"),
+        (
+            lambda: make_search("nes", surrogate=nn.Flatten()),
+            r"no surrogate: write transfer\(nes\)",
+        ),
+        (lambda: make_search("nes(sigma=2)"), r"sigma must be in \(0, 1\], not 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("search", "name"),
+    [
+        (PGD(), "pgd"),
+        (PGD(restarts=4), "pgd(restarts=4)"),
+        (PGD(best=True), "pgd(best=True)"),
+        (PGD(restarts=2, random_start=True), "pgd(restarts=2, random_start=True)"),
+        (NES(), "nes"),
+        (NES(samples=7, sigma=0.5), "nes(samples=7, sigma=0.5)"),
+        (SPSA(sigma=1e-3), "spsa(sigma=0.001)"),
+    ],
+)
+def test_a_search_is_written_and_read_again(search: Search, name: str) -> None:
+    assert search.name == name
+    assert make_search(name) == search
+    assert eval(repr(search)) == search  # noqa: S307
+
+
+@pytest.mark.parametrize("text", ["pgd", "nes", "spsa(samples=3)"])
+@pytest.mark.parametrize("blanks", ["transfer({})", " transfer( {} ) "])
+def test_any_search_may_stand_inside_transfer(text: str, blanks: str) -> None:
+    surrogate = nn.Flatten()
+    search = make_search(blanks.format(text), surrogate=surrogate)
+    assert search == Transfer(surrogate=surrogate, search=make_search(text))
+    assert search.name == f"transfer({text})"
+    assert make_search("transfer", surrogate=surrogate) == Transfer(surrogate=surrogate)
+
+
+OWN = """
+from dataclasses import dataclass
+from robustmetric.attacks import Search
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Search):
+    far: float = 1.0
+    follows_gradient = False
+
+    def __call__(self, images, objective, budget, *, draws, start=None):
+        return (images + self.far * budget.eps).clamp(0, 1)
+"""
+
+
+def test_a_search_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    search = make_search(f"{file}:Mine(far=0.5)")
+    assert search.name == "mine(far=0.5)"
+    images = torch.rand(3, 1, 2, 2)
+    moved = search(images, lambda x, rows: x.sum((1, 2, 3)), BUDGET, draws=Draws(0, "x", range(3)))
+    assert torch.equal(moved, (images + 0.5 * BUDGET.eps).clamp(0, 1))
+    carried = make_search(f"transfer({file}:Mine(far=0.5))", surrogate=nn.Flatten())
+    assert carried.name == "transfer(mine(far=0.5))"
+    assert isinstance(carried, Transfer)
+    assert carried.search == search
+    with pytest.raises(ValueError, match="unexpected keyword argument 'near'; its options: far"):
+        make_search(f"{file}:Mine(near=2)")
+
+
+# What a search says of itself
+
+
+def test_a_search_says_whether_it_follows_gradients() -> None:
+    model, surrogate = nn.Flatten(), nn.Flatten()
+    assert [s.follows_gradient for s in (PGD(), NES(), SPSA())] == [True, False, False]
+    assert [s.differentiates(model) for s in (PGD(), NES(), SPSA())] == [True, False, False]
+    carried = Transfer(surrogate=surrogate)
+    assert not carried.follows_gradient
+    assert (carried.differentiates(surrogate), carried.differentiates(model)) == (True, False)
+    assert not Transfer(surrogate=surrogate, search=NES()).differentiates(surrogate)
+
+
+def test_a_search_says_whether_it_keeps_the_last_point() -> None:
+    assert PGD().keeps_last
+    assert PGD(random_start=True).keeps_last
+    others = (PGD(restarts=2), PGD(best=True), NES(), SPSA(), Transfer(surrogate=nn.Flatten()))
+    assert not any(search.keeps_last for search in others)
+
+
+def test_a_search_that_does_not_say_it_cannot_be_made() -> None:
+    class Silent(Search):
+        def __call__(self, images: Tensor, objective: Objective, budget: Budget, **other: Any) -> Tensor:
+            return images
+
+    with pytest.raises(TypeError, match="follows_gradient"):
+        Silent()  # type: ignore[abstract]

@@ -1,0 +1,274 @@
+"""The command evaluate as a user sees it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric import attack, load_record, model, save_weights
+from robustmetric.data.inputs import Inputs, load_pixels
+from robustmetric.evaluation import Plan
+from robustmetric.evaluation.record import load_arrays
+from robustmetric.models.c2f2 import C2F2
+from robustmetric.training import load_recipe
+from tests.cli.tables import DIGITS, ONE, OTHER, PAPER, SMALL, contents, expected, scores_in
+from tests.helpers.command import command, refused, works
+from tests.helpers.runs import make_run
+
+
+def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tuple[Path, str]) -> None:
+    folder, printed = whole
+    assert {file.name for file in folder.iterdir()} == {"plan.json", "record.json", "queries.safetensors"}
+    record = load_record(folder)
+    table = scores_in(printed)
+    assert table == expected(record)
+    assert list(table["c2f2 N/A[S]"]) == PAPER.split(",")
+    assert len(record.checks) == len(Plan.make(checks="quick").check_names)
+    for check in record.checks:
+        assert re.search(rf"^ {check.name} +{check.status} ", printed, re.MULTILINE), check.name
+    assert record.ers is not None
+    assert record.ers.low is not None
+    assert record.ers.high is not None
+    beside = f"ERS {record['ERS']:.1f} ({record.ers.low:.1f} to {record.ers.high:.1f}) at R@1"
+    asked = "12 of 797 images of 10 classes attacked; digits 8×8; strict"
+    assert f"c2f2 N/A[S]: {beside} {record['R@1']:.1f}; {asked}" in printed
+    assert "ε = 51/255, α = 3/255, η = 3, pgd" in printed
+    assert f"the record is in {folder}" in printed
+    arrays = load_arrays(folder)
+    assert len(arrays["number"]) == 12
+    for name in record.scores:
+        values = arrays[f"{name.partition(':')[0]}/after/{name}"].double()
+        assert record[name] == pytest.approx(float(values.mean()), abs=1e-9)
+
+
+def test_the_stages_are_told_once_each(whole: tuple[Path, str]) -> None:
+    told = re.findall(r"^(\S+): done(, about \d+ s left)?$", whole[1], re.MULTILINE)
+    attacks = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
+    assert [stage for stage, _ in told] == ["embed", "retrieval", *attacks, "checks"]
+    assert [stage for stage, left in told if left] == attacks[:-1]
+
+
+def test_a_finished_evaluation_is_shown_at_once(
+    run: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, first = whole
+    before = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+
+    def no_more(*_: object) -> Tensor:
+        raise AssertionError("the network was asked again")
+
+    monkeypatch.setattr(C2F2, "forward", no_more)
+    second = works("evaluate", run, *SMALL)
+    assert "done" not in second
+    assert first.endswith(second)
+    assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
+
+
+def test_other_settings_do_not_go_into_the_same_folder(run: Path, whole: tuple[Path, str]) -> None:
+    before = contents(whole[0])
+    said = refused("evaluate", run, *SMALL[:-2], "--batch", 6, "--eps", "8/255", "--attacks", "CA+")
+    assert "holds another evaluation" in said
+    for difference in ("eps was 0.2, is 0.0313", "batch was 5, is 6", "attacks was"):
+        assert difference in said
+    assert "give another folder" in said
+    assert said.endswith("(--out)\n")
+    assert contents(whole[0]) == before
+
+
+# Networks
+
+
+def test_a_network_of_a_file_with_its_weights(mine: Path, tmp_path: Path) -> None:
+    linear = nn.Linear(192, 8)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(8, 192, generator=torch.Generator().manual_seed(0)))
+        linear.bias.zero_()
+    file = tmp_path / "w.safetensors"
+    save_weights({"fc.weight": linear.weight, "fc.bias": linear.bias}, file)
+    out = tmp_path / "out"
+    printed = works("evaluate", "--model", f"{mine}:network", *DIGITS, "--weights", file, "--out", out, *ONE)
+    assert "no weights were given" not in printed
+    record = load_record(out)
+    assert (record.network.name, record.network.parameters) == ("mine.py:network w.safetensors", 192 * 8 + 8)
+    assert (record.data.name, record.data.shape) == ("digits", [3, 8, 8])
+    assert record.settings.eps == load_recipe("digits").eps
+    # The same R@1 by a loop: the nearest other image by the product of unit vectors.
+    (test,) = load_pixels("digits", None, Inputs(), ["test"])
+    colours = torch.from_numpy(np.repeat(test.pixels.transpose(0, 3, 1, 2), 3, axis=1).copy()).float() / 255
+    with torch.no_grad():
+        z = nn.functional.normalize(linear(colours.flatten(1)).double())
+    hits = 0
+    for i in range(len(z)):
+        near = z @ z[i]
+        near[i] = -2
+        hits += int(test.labels[int(near.argmax())] == test.labels[i])
+    assert record["R@1"] == pytest.approx(100 * hits / len(z), abs=0.3)
+
+
+def test_a_network_by_name_with_and_without_weights(weights: Path, tmp_path: Path) -> None:
+    printed = works(
+        "evaluate", "--model", "c2f2", *DIGITS, "--weights", weights, "--out", tmp_path / "with", *ONE
+    )
+    assert "no weights were given" not in printed
+    record = load_record(tmp_path / "with")
+    assert record.network.name == "c2f2 c2f2.safetensors"
+    printed = works("evaluate", "--model", "c2f2", "--data", "digits", "--out", tmp_path / "without", *ONE)
+    assert "no weights were given: the network is as it is made" in printed
+    other = load_record(tmp_path / "without")
+    assert other.network.name == "c2f2"
+    assert other.network.sha256 != record.network.sha256
+    assert other.data.sha256 == record.data.sha256
+
+
+def test_other_weights_of_a_run(run: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    save_weights(model("c2f2", size=8, dim=16), tmp_path / "other.safetensors")
+    works("evaluate", run, "--weights", tmp_path / "other.safetensors", "--out", tmp_path / "out", *ONE)
+    works("evaluate", run, "--out", tmp_path / "own", *ONE)
+    other, own = load_record(tmp_path / "out"), load_record(tmp_path / "own")
+    assert other.network.sha256 != own.network.sha256
+    assert other["R@1"] < own["R@1"]
+
+
+def test_a_network_by_name_takes_a_length_of_its_embeddings(run: Path, tmp_path: Path) -> None:
+    weights = ["--weights", run / "best.safetensors", "--dim", 16]
+    works("evaluate", "--model", "c2f2", *DIGITS, *weights, "--out", tmp_path / "by-name", *ONE)
+    works("evaluate", run, "--out", tmp_path / "run", *ONE)
+    by_name, of_run = load_record(tmp_path / "by-name"), load_record(tmp_path / "run")
+    assert by_name.network.sha256 == of_run.network.sha256
+    assert (by_name.retrieval, by_name.scores) == (of_run.retrieval, of_run.scores)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--protocol", "reference"], {"protocol": "reference"}),
+        (["--eps", "8/255", "--alpha", "1/255"], {"eps": 8 / 255, "alpha": 1 / 255, "steps": 2}),
+        (["--steps", "3"], {"eps": 0.2, "steps": 3}),
+        (["--eps", "0.05"], {"eps": 0.05, "alpha": 3 / 255}),
+        ([], {"eps": 0.2, "protocol": "strict", "search": "pgd"}),
+        (["--search", "pgd(restarts=2)"], {"search": "pgd(restarts=2)"}),
+        (["--search", "nes(samples=2)"], {"search": "nes(samples=2)"}),
+        (["--search", "spsa(samples=2,sigma=0.1)"], {"search": "spsa(samples=2, sigma=0.1)"}),
+        (["--queries", "4", "--seed", "7"], {"queries": 4, "seed": 7}),
+        (["--batch", "2", "--checks", "quick"], {"batch": 2, "checks": "quick"}),
+        (
+            ["--attacks", "CA+(w=3), SP-QA+(m=2,keep=3), QA−"],
+            {"attacks": ("CA+(w=3)", attack("SP-QA+(m=2,keep=3)").name, "QA-")},
+        ),
+    ],
+)  # fmt: skip
+def test_options_reach_the_record(
+    options: list[str], wanted: dict[str, Any], run: Path, tmp_path: Path
+) -> None:
+    printed = works("evaluate", run, "--out", tmp_path / "out", *ONE, *options)
+    record = load_record(tmp_path / "out")
+    assert {name: getattr(record.settings, name) for name in wanted} == wanted
+    assert record.queries.count == wanted.get("queries", 6)
+    arrays = load_arrays(tmp_path / "out")
+    drawn = torch.randperm(797, generator=torch.Generator().manual_seed(wanted.get("seed", 0)))
+    assert arrays["number"].tolist() == sorted(drawn[: record.queries.count].tolist())
+    for name in record.settings.attacks:
+        assert float(arrays[f"{name}/change"].max()) <= record.settings.eps + 1e-6
+    # Not all ten scores: no ERS, and no word of one.
+    assert record.ers is None
+    assert "ERS" not in printed
+    assert f"{record.settings.protocol} protocol" in printed
+    assert (len(record.checks) > 1) == ("quick" in options) == (" repeat " in printed)
+    row = scores_in(printed)["c2f2 N/A[S]"]
+    assert [float(value) for value in row.values()][:4] == [
+        round(record[n], 1) for n in ("R@1", "R@2", "mAP", "NMI")
+    ]
+    assert len(row) == 4 + len(record.scores)
+
+
+def test_the_batch_changes_no_score(run: Path, tmp_path: Path) -> None:
+    found: list[dict[str, Tensor]] = []
+    for batch in (4, 128):
+        options = ["--batch", batch, "--attacks", "QA+,ES,TMA"]
+        works("evaluate", run, "--out", tmp_path / f"{batch}", *ONE, *options)
+        found.append(load_arrays(tmp_path / f"{batch}"))
+    # Ranks in %: one of 797 images may change places by rounding.
+    allowed = {"QA+/after/QA+": 0.2, "ES/after/ES:D": 1e-3, "TMA/after/TMA": 1e-3, "QA+/target": 0}
+    for name, most in {**allowed, "retrieval/R@1": 0}.items():
+        first, second = (arrays[name].double() for arrays in found)
+        assert torch.allclose(first, second, rtol=0, atol=most), name
+
+
+def test_other_seeds_draw_other_targets(run: Path, tmp_path: Path) -> None:
+    found: list[Path] = []
+    for seed in (0, 0, 1):
+        out = tmp_path / f"{len(found)}"
+        works("evaluate", run, "--out", out, *ONE, "--queries", 40, "--steps", 1, "--seed", seed)
+        found.append(out)
+    assert contents(found[0]) == contents(found[1])
+    first, other = (load_arrays(found[k]) for k in (0, 2))
+    assert not torch.equal(first["number"], other["number"])
+    assert (first["CA+/target"] != other["CA+/target"]).float().mean() > 0.9
+
+
+def test_transfer_comes_from_the_surrogate(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", "best", first=1, **OTHER)
+    direct, there = tmp_path / "direct", tmp_path / "there"
+    options = [*ONE, "--attacks", "ES", "--queries", 20]
+    works("evaluate", run, "--out", direct, *options)
+    works("evaluate", run, "--out", there, *options, "--search", "transfer", "--surrogate", other)
+    record = load_record(there)
+    assert record.settings.search == "transfer(pgd)"
+    assert record.network.sha256 == load_record(direct).network.sha256
+    assert record.network.surrogate not in (None, record.network.sha256)
+    assert 0 < record["ES:D"] < load_record(direct)["ES:D"]
+
+
+def test_a_surrogate_is_the_network_of_its_own_run(mine: Path, tmp_path: Path) -> None:
+    # A network of the same images, three channels, with a recipe of its own.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "recipe.yaml").write_text("data: digits\nmodel: resnet18\ndim: 8\n")
+    save_weights(model("resnet18", dim=8), tmp_path / "other" / "best.safetensors")
+    options = ["--search", "transfer", "--surrogate", tmp_path / "other", *ONE, "--attacks", "ES"]
+    works("evaluate", "--model", f"{mine}:network", *DIGITS, "--out", tmp_path / "out", *options)
+    assert load_record(tmp_path / "out").network.surrogate is not None
+
+
+@pytest.mark.parametrize(("grey", "told"), [
+    (True, "best.safetensors is of a c2f2 for images with 1 channel, and these have 3: c2f2 gets one"),
+    (False, "images have shape (1, 1, 8, 8); this network takes (B, 3, H, W)"),
+])  # fmt: skip
+def test_a_surrogate_for_images_with_other_channels(
+    grey: bool, told: str, run: Path, mine: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "colour"
+    other.mkdir()
+    (other / "recipe.yaml").write_text("data: digits\nmodel: resnet18\ndim: 8\n")
+    save_weights(model("resnet18", dim=8), other / "best.safetensors")
+    attacked = ["--model", f"{mine}:network", *DIGITS] if grey else [run]
+    transfer = ["--search", "transfer", "--surrogate", run if grey else other]
+    said = refused("evaluate", *attacked, *transfer, "--out", tmp_path / "out", *ONE)
+    assert said.startswith("error: the surrogate does not fit the images: ")
+    assert told in said
+
+
+@pytest.mark.slow
+def test_all_images_or_those_of_the_test(run: Path, tmp_path: Path) -> None:
+    printed = works("evaluate", run, "--split", "all", "--out", tmp_path / "all", *ONE)
+    assert "6 of 1797 images of 10 classes attacked; digits (all) 8×8; " in printed
+    works("evaluate", run, "--split", "all", "--devices", 2, "--out", tmp_path / "shared", *ONE)
+    assert contents(tmp_path / "shared") == contents(tmp_path / "all")
+
+
+def test_options_of_an_attack_are_part_of_the_evaluation(run: Path, tmp_path: Path) -> None:
+    works("evaluate", run, "--out", tmp_path / "out", *ONE, "--attacks", "SP-QA+(keep=3)")
+    before = contents(tmp_path / "out")
+    said = command("evaluate", run, "--out", tmp_path / "out", *ONE, "--attacks", "SP-QA+(keep=9)")
+    assert said.code == 1, "the record of keep=3 was given for keep=9"
+    assert "holds another evaluation" in said.err
+    assert contents(tmp_path / "out") == before

@@ -1,0 +1,410 @@
+"""Parts of the user's own, all in a file, through train, evaluate and attack on the command line."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from robustmetric import load_record
+from robustmetric.evaluation.record import load_arrays
+from tests.helpers.command import command, refused, works
+
+OWN = '''
+from dataclasses import dataclass
+
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+import robustmetric as rm
+from robustmetric.attacks import DISTANCE, Column, RankingAttack, Search
+from robustmetric.data import ImageSet, load
+from robustmetric.destination import Destination
+from robustmetric.evaluation import Verdict
+from robustmetric.triplets import Random
+
+
+class Near:
+    """A sampler."""
+
+    def __call__(self, batch, *, generator):
+        return Random()(batch, generator=generator)
+
+
+class Halfway(Destination):
+    def forward(self, mined, *, generator):
+        return mined.hardness / 2
+
+
+class Pull:
+    """A term."""
+
+    roles = ("a", "a~")
+
+    def __init__(self, weight=0.5):
+        self.weight = weight
+
+    def __call__(self, embeddings, *, margin):
+        return self.weight * (embeddings["a"] - embeddings["a~"]).square().sum(1).mean()
+
+
+class Plain(rm.Defense):
+    """A defense that needs a step alone, and logs something of its own."""
+
+    def step(self, network, images, labels):
+        z = network(images, learn=True)
+        a, p, n = (z[role] for role in self.mine(z, labels).triplets)
+        return rm.Step(rm.triplet_loss(a, p, n, self.margin), {"own/length": float(z.shape[1])})
+
+    def mine(self, z, labels):
+        from robustmetric.triplets import Batch, Mined
+        return Mined.of(Batch.of(z, labels), Random(), self.generator)
+
+
+def net(width=16, channels=3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, width))
+
+
+def shapes(root, split, first=150):
+    some = load("digits", root, split).take(range(first))
+    return ImageSet("shapes", split, some.labels, some.classes, pixels=some.pixels)
+
+
+class Lines(CSVLogger):
+    def __init__(self, out):
+        super().__init__(out, name="lines", version="")
+
+
+class Mine(RankingAttack):
+    """Move away from where it was."""
+
+    name = "mine"
+    columns = (Column("mine:D", "lower", DISTANCE),)
+
+    def __init__(self, k=1):
+        self.k = k
+
+    def select(self, queries, gallery, *, draws):
+        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
+
+    def start(self, images, *, draws):
+        return images + 0.01 * draws.signs(*images.shape[1:]).to(images)
+
+    def objective(self, z, target, queries, gallery):
+        return -self.k * (z - queries.z).square().sum(1)
+
+    def measure(self, z, target, queries, gallery):
+        return {"mine:D": (z - queries.z).norm(dim=1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jump(Search):
+    """Noise of size ε."""
+
+    share: float = 1.0
+
+    follows_gradient = False
+
+    def __call__(self, images, objective, budget, *, draws, start=None):
+        noise = self.share * budget.eps * draws.signs(*images.shape[1:])
+        return (images + noise.to(images)).clamp(0, 1)
+
+
+def odd(findings, most=10):
+    count = len(findings.numbers)
+    return Verdict("pass" if count < most else "warn", count, f"less than {most}", f"{count} queries")
+'''
+TRAIN = ("--recipe", "digits", "--batch", 128, "--epochs", 1, "--steps", 1, "--out", "run")
+SMALL = ("--queries", 6, "--steps", 2)
+NETWORK = ("--model", "own.py:net", "--data", "own.py:shapes", "--size", 8)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_all_parts_from_training_to_an_attack(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defense = "HM[own.py:Near,own.py:Halfway]&own.py:Pull"
+    own = ["--defense", defense, "--model", "own.py:net(width=8)", "--data", "own.py:shapes", "--logger"]
+    shown = works("train", *own, "own.py:Lines", *TRAIN)
+    assert defense in shown
+    assert (home / "run" / "lines" / "metrics.csv").is_file()
+    assert load_file(home / "run" / "last.safetensors")["1.weight"].shape[0] == 8
+    attacks = ["--attacks", "ES,own.py:Mine(k=2)", "--checks", "quick,own.py:odd"]
+    shown = works("evaluate", "run", *SMALL, *attacks)
+    assert "mine:D ↓" in shown
+    record = load_record(home / "run")
+    assert record.settings.attacks == ("ES", "mine")
+    assert record.checks[-1].name == "odd"
+    assert record.checks[-1].status == "pass"
+    assert record.data.images == 150
+    score = record.scores["mine:D"]
+    assert (score.better, score.unit) == ("lower", "distance")
+    assert record["mine:D"] == pytest.approx(record["ES:D"], rel=0.5)
+
+    works("attack", "run", "--attack", "own.py:Mine", *SMALL, "--out", "images")
+    with (home / "images" / "ranks.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["mine:D before"]) for row in rows] == [0] * 6
+    assert min(float(row["mine:D after"]) for row in rows) > 0
+
+    # The run holds what it needs of the file.
+    (home / "own.py").unlink()
+    shutil.move(home / "run", home / "moved")
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    works("evaluate", "../moved", *SMALL, "--attacks", "ES", "--checks", "none", "--out", "again")
+    again = load_record("again")
+    assert again.network.sha256 == record.network.sha256
+    assert again["ES:D"] == record["ES:D"]
+
+
+def test_a_defense_of_ones_own_and_what_it_logs(home: Path) -> None:
+    own = ["--defense", "own.py:Plain", "--data", "own.py:shapes", "--set", "dim=16"]
+    works("train", *TRAIN, *own, "--batch", 16, "--epochs", 2)  # every tenth step is logged
+    with (home / "run" / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        logged = [row["own/length"] for row in csv.DictReader(file) if row["own/length"]]
+    assert {float(value) for value in logged} == {16}
+
+
+@pytest.mark.parametrize("search", ["own.py:Jump", "own.py:Jump(share=0.5)"])
+def test_a_search_of_ones_own(search: str, home: Path) -> None:
+    works("evaluate", *NETWORK, "--search", search, *SMALL, "--attacks", "ES", "--out", "out")
+    change = load_arrays("out")["ES/change"]
+    record = load_record("out")
+    wanted = record.settings.eps * (0.5 if "share" in search else 1)
+    assert float(change.max()) == pytest.approx(wanted, abs=1e-6)
+    told = {check.name: check for check in record.checks}
+    assert told["last"].status == "not run", "it follows no gradient"
+    assert told["budget"].status == "pass"
+
+
+def test_a_transfer_by_a_search_of_ones_own(home: Path) -> None:
+    works("train", "--defense", "N/A[R]", *NETWORK, *TRAIN)
+    transfer = ["--search", "transfer(own.py:Jump)", "--surrogate", "run"]
+    works("evaluate", *NETWORK, *transfer, *SMALL, "--attacks", "own.py:Mine", "--out", "out")
+    record = load_record("out")
+    assert record.network.surrogate is not None
+    assert record.settings.search == "transfer(jump)"
+    works("attack", *NETWORK, *transfer, *SMALL, "--attack", "own.py:Mine", "--out", "images")
+    arrays = load_file(home / "images" / "images.safetensors")
+    change = (arrays["after"] - arrays["before"]).abs().amax()
+    assert float(change) == pytest.approx(record.settings.eps, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_parts_of_ones_own_in_workers(home: Path) -> None:
+    how = [*NETWORK, *SMALL, "--search", "own.py:Jump", "--attacks", "ES,own.py:Mine"]
+    how += ["--checks", "none,own.py:odd(most=3)", "--batch", 2]
+    works("evaluate", *how, "--out", "alone")
+    works("evaluate", *how, "--out", "shared", "--devices", 2)
+    for name in ("record.json", "queries.safetensors"):
+        assert (home / "alone" / name).read_bytes() == (home / "shared" / name).read_bytes()
+    check = load_record("alone").checks[-1]
+    assert (check.name, check.status, check.limit) == ("odd(most=3)", "warn", "less than 3")
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--defense", "N/A[Q]"], ["unknown sampler 'Q'", "known: "]),
+        (["--defense", "HM[S,LGB]"], ["'LGB'", "(did you mean 'LGA'?)"]),
+        (["--defense", "HM[S,LGA]&IKS"], ["'IKS'", "(did you mean 'ICS'?)"]),
+        (["--defense", "HN[S,LGA]"], ["'HN'", "(did you mean 'HM'?)"]),
+        (["--model", "c2f3"], ["unknown model 'c2f3' (did you mean 'c2f2'?)", "resnet18"]),
+        (["--data", "digit"], ["unknown data set 'digit' (did you mean 'digits'?)", "mnist"]),
+        (["--logger", "tensorbord"], ["unknown logger 'tensorbord' (did you mean 'tensorboard'?)", "csv"]),
+        (["--defense", "own.py:Plan"], ["unknown name 'Plan' (did you mean 'Plain'?)"]),
+        (["--defense", "HM[own.py:Near(k=2),LGA]"], ["'k'", "its options: none"]),
+        (["--defense", "HM[S,LGA]&own.py:Pull(wait=1)"], ["'wait'", "its options: weight"]),
+        (["--model", "own.py:net(depth=1)"], ["'depth'", "its options: width"]),
+        (["--data", "own.py:shapes(last=1)"], ["'last'", "its options: ", "first"]),
+        (["--logger", "own.py:Lines(k=1)"], ["'k'", "its options: none"]),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(arguments: list[str], told: list[str], home: Path) -> None:
+    said = refused("train", *TRAIN, *arguments)
+    for text in told:
+        assert text in said
+    assert not (home / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--attacks", "GTN"], ["unknown attack 'GTN' (did you mean 'GT", "known: CA+, CA-"]),
+        (["--search", "own.py:Jumb"], ["unknown name 'Jumb' (did you mean 'Jump'?)"]),
+        (["--search", "pdg"], ["unknown search 'pdg' (did you mean 'pgd'?)", "spsa"]),
+        (["--checks", "quick,colapse"], ["unknown check 'colapse' (did you mean 'collapse'?)", "8-bit"]),
+        (["--checks", "slow"], ["unknown set of checks 'slow'", "full, none, quick"]),
+        (["--attacks", "own.py:Mine(m=2)"], ["'m'", "its options: k"]),
+        (["--search", "own.py:Jump(size=2)"], ["'size'", "its options: share"]),
+        (["--checks", "none,own.py:odd(least=2)"], ["'least'", "its options: ", "most"]),
+        (["--attacks", "none.py:Mine"], ["there is no file none.py to take the attack from"]),
+        (["--attacks", "own.py:Jump"], ["'own.py:Jump' made a Jump; it must make a RankingAttack"]),
+        (["--search", "own.py:Mine"], ["made a Mine; it must make a Search"]),
+        (["--attacks", "ES,own.py:Mine,own.py:Mine(k=2)"], ["an attack was given twice: mine (--attacks)"]),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(arguments: list[str], told: list[str], home: Path) -> None:
+    said = refused("evaluate", *NETWORK, *SMALL, *arguments, "--out", "out")
+    for text in told:
+        assert text in said
+    assert not (home / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", *TRAIN, "--defense", "N/A[bad.py:X]"),
+        ("train", *TRAIN, "--defense", "HM[S,bad.py:X]"),
+        ("train", *TRAIN, "--defense", "HM[S,LGA]&bad.py:X"),
+        ("train", *TRAIN, "--defense", "bad.py:X"),
+        ("train", *TRAIN, "--model", "bad.py:X"),
+        ("train", *TRAIN, "--data", "bad.py:X"),
+        ("train", *TRAIN, "--logger", "bad.py:X"),
+        ("evaluate", *NETWORK, "--attacks", "bad.py:X", "--out", "out"),
+        ("evaluate", *NETWORK, "--search", "bad.py:X", "--out", "out"),
+        ("evaluate", *NETWORK, "--checks", "none,bad.py:X", "--out", "out"),
+        ("evaluate", "--model", "bad.py:X", "--data", "digits", "--out", "out"),
+        ("attack", *NETWORK, "--attack", "bad.py:X", "--out", "out"),
+    ],
+    ids=lambda arguments: " ".join(map(str, arguments[-4:])),
+)
+@pytest.mark.parametrize(("content", "line"), [("import torch\n1 / 0\n", 2), ("def X(:\n", 1)])
+def test_a_file_that_fails_shows_its_own_traceback_once(
+    arguments: tuple[object, ...], content: str, line: int, home: Path
+) -> None:
+    (home / "bad.py").write_text(content)
+    said = command(*arguments)
+    assert said.code == 1
+    assert said.err.startswith("error: ")
+    assert said.err.count("Traceback") == 1
+    assert f'File "{home / "bad.py"}", line {line}' in said.err
+    assert said.err.count("ZeroDivisionError: division by zero" if line == 2 else "SyntaxError: ") >= 1
+    assert "robustmetric/" not in said.err, "frames of the library"
+    assert not any((home / name).exists() for name in ("run", "out"))
+
+
+# Contracts
+
+BREACHES = """
+import torch
+import robustmetric as rm
+from own import Halfway, Jump, Mine, Near, Plain, Pull
+
+
+class Rows(Mine):
+    def objective(self, z, target, queries, gallery):
+        return super().objective(z, target, queries, gallery).mean()
+
+
+class Nan(Mine):
+    def objective(self, z, target, queries, gallery):
+        return super().objective(z, target, queries, gallery) * float("nan")
+
+
+class Silent(Mine):
+    def measure(self, z, target, queries, gallery):
+        return {"else": z[:, 0]}
+
+
+class Astray(Mine):
+    def select(self, queries, gallery, *, draws):
+        return queries.own[:, None] + len(gallery)
+
+
+class Bare(Mine):
+    columns = ["bare"]
+
+
+class Flat(Jump):
+    def __call__(self, images, objective, budget, *, draws, start=None):
+        return images.flatten(1)
+
+
+def mute(findings):
+    return True
+
+
+class Long(Halfway):
+    def forward(self, mined, *, generator):
+        return mined.hardness[:1].new_zeros(3)
+
+
+class Lost(Plain):
+    def step(self, network, images, labels):
+        return 0.5
+
+
+class Lone:
+    def __call__(self, batch, *, generator):
+        return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "part", "told"),
+    [
+        ("--attacks", "Rows", ["Rows.objective returned", "of shape (6,)"]),
+        ("--attacks", "Nan", ["Nan.objective returned NaN or infinity", "finite"]),
+        ("--attacks", "Silent", ["Silent.measure returned the names else", "mine:D"]),
+        ("--attacks", "Astray", ["Astray.select returned positions from ", "from 0 to 149"]),
+        ("--attacks", "Bare", ["Bare.columns is ['bare']", "a tuple of Column"]),
+        ("--search", "Flat", ["Flat.__call__ returned", "of shape (6, 1, 8, 8)"]),
+        ("--checks", "mute", ["mute", "returned a bool", "Verdict(status, figure, limit, says)"]),
+    ],
+)
+def test_a_breach_in_an_evaluation_names_the_method(
+    option: str, part: str, told: list[str], home: Path
+) -> None:
+    (home / "breaches.py").write_text(BREACHES)
+    given = {"--attacks": "own.py:Mine", "--search": "pgd", "--checks": "none"}
+    given[option] = f"none,breaches.py:{part}" if option == "--checks" else f"breaches.py:{part}"
+    pairs = [word for pair in given.items() for word in pair]
+    said = refused("evaluate", *NETWORK, *SMALL, *pairs, "--out", "out")
+    for text in told:
+        assert text in said
+
+
+@pytest.mark.parametrize(
+    ("defense", "told"),
+    [
+        ("HM[S,breaches.py:Long]", ["Long.forward returned", "(3,)"]),
+        ("breaches.py:Lost", ["Lost.step returned a float", "Step"]),
+        ("N/A[breaches.py:Lone]", ["Lone", "returned", "Triplets"]),
+    ],
+)
+def test_a_breach_in_a_training_names_the_method(defense: str, told: list[str], home: Path) -> None:
+    (home / "breaches.py").write_text(BREACHES)
+    said = refused("train", *TRAIN, "--defense", defense, "--data", "own.py:shapes")
+    for text in told:
+        assert text in said
+
+
+def test_a_network_of_ones_own_that_breaks_its_contract(home: Path) -> None:
+    (home / "nets.py").write_text("from torch import nn\ndef maps():\n    return nn.Conv2d(3, 4, 3)\n")
+    for what in ("train", "evaluate"):
+        how = TRAIN if what == "train" else ("--data", "digits", "--out", "out")
+        said = refused(what, *how, "--model", "nets.py:maps")
+        assert "the network returned a tensor of shape (1, 4, 6, 6) for 1 images" in said
+        assert "it must return (1, D)" in said
+
+
+def test_a_part_of_a_file_is_the_same_as_in_python(home: Path) -> None:
+    works("evaluate", *NETWORK, *SMALL, "--attacks", "own.py:Mine(k=3)", "--checks", "none", "--out", "out")
+    arrays = load_arrays("out")
+    objective, moved = arrays["mine/objective/last"], arrays["mine/after/mine:D"]
+    assert torch.allclose(objective, -3 * moved.square(), atol=1e-5)

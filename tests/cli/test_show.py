@@ -1,0 +1,126 @@
+"""Scores and progress on a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from robustmetric import attack, load_record
+from robustmetric.attacks import DISTANCE, Column
+from robustmetric.cli.show import Watch, heading, show_scores
+from robustmetric.evaluation import Record
+from tests.cli.tables import BEFORE, ONE, expected, scores_in
+from tests.helpers.command import Clock, works
+
+
+@pytest.mark.parametrize(
+    ("stages", "done", "left"),
+    [
+        # Each block takes 60 s: what is left counts all attacks, from the first block on.
+        ({"A": (0, 2), "B": (0, 2)}, ["A"], "about 3 min left"),
+        ({"A": (0, 2), "B": (0, 2)}, ["A", "A"], "about 2 min left"),
+        ({"A": (0, 1), "B": (0, 1)}, ["A"], "about 60 s left"),
+        # What was there when a resumed evaluation began took no time, and none is known at first.
+        ({"A": (5, 6), "B": (0, 1)}, ["A"], "about 60 s left"),
+        ({"A": (6, 6), "B": (5, 8)}, ["B"], "about 2 min left"),
+        ({"A": (6, 6), "B": (5, 8)}, [], ""),
+        ({"A": (0, 1)}, ["A"], ""),
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_time_left_is_that_of_all_attacks(
+    stages: dict[str, tuple[int, int]], done: list[str], left: str, terminal: bool
+) -> None:
+    text, clock = io.StringIO(), Clock()
+    watch = Watch(Console(file=text, force_terminal=terminal, width=100), clock)
+    resumed = any(count for count, _ in stages.values())
+    begun = (int(resumed), 1)
+    first = {"embed": begun, "retrieval": begun, **stages, "checks": (0, 1), "none": (0, 0)}
+    for stage, (count, total) in first.items():
+        watch(stage, count, total)
+    for stage in () if resumed else ("embed", "retrieval"):
+        clock.now += 1000
+        watch(stage, 1, 1)
+    counts = {stage: count for stage, (count, _) in stages.items()}
+    for stage in done:
+        clock.now += 60
+        counts[stage] += 1
+        watch(stage, counts[stage], stages[stage][1])
+    assert [task.fields["left"] for task in watch.bar.tasks if task.fields["left"]] == [left] * bool(left)
+    told = text.getvalue().splitlines()
+    assert not any(line.startswith("none") for line in told)
+    whole = [stage for stage in done[-1:] if counts[stage] == stages[stage][1]]
+    assert terminal or not whole or told[-1] == ", ".join(filter(None, (f"{whole[0]}: done", left)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("QA-(m=5)", ["QA−(m=5) ↓"]),
+        ("CA-(w=5)", ["CA−(w=5) ↓"]),
+        ("CA+(w=5)", ["CA+(w=5) ↑"]),
+        ("QA+", ["QA+ ↑"]),
+        ("SP-QA+(m=2)", ["SP-QA+(m=2) ↑", "SP-QA+(m=2):keep"]),
+        ("SP-QA-", ["SP-QA− ↓", "SP-QA−:keep"]),
+        ("ES", ["ES:D ↓", "ES:R ↑"]),
+    ],
+)
+def test_arrows_point_to_the_better_side(name: str, shown: list[str]) -> None:
+    assert [heading(column) for column in attack(name).columns] == shown
+
+
+def test_the_arrow_of_a_column_of_ones_own() -> None:
+    columns = [Column("MY:D", "lower", DISTANCE), Column("MY:R", "higher"), Column("mine", None)]
+    assert [heading(column) for column in columns] == ["MY:D ↓", "MY:R ↑", "mine"]
+
+
+def shown(record: Record, width: int) -> str:
+    text = io.StringIO()
+    show_scores(Console(width=width, file=text, force_terminal=True, color_system=None), [record])
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
+
+
+@pytest.mark.parametrize(("width", "count"), [(160, 1), (110, 2)])
+def test_a_narrow_terminal_gets_two_tables(whole: tuple[Path, str], width: int, count: int) -> None:
+    record = load_record(whole[0])
+    text = shown(record, width)
+    assert text.count("┏") == count
+    rows = scores_in(text)
+    assert rows["c2f2 N/A[S]"] == expected(record)["c2f2 N/A[S]"]
+    assert rows[BEFORE]["TMA ↓"] == expected(record)[BEFORE]["TMA ↓"]
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 100, 125, 131, 133, 135, 137])
+def test_no_figure_is_cut_at_any_width(whole: tuple[Path, str], width: int) -> None:
+    record = load_record(whole[0])
+    text = shown(record, width)
+    assert "…" not in text
+    for row in expected(record).values():
+        for value in row.values():
+            for word in value.split():
+                assert word in text
+
+
+def test_the_width_of_the_terminal_counts(whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "LINES": "40"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert works("compare", whole[0]).count("┏") == 2
+    monkeypatch.setenv("COLUMNS", "170")
+    assert works("compare", whole[0]).count("┏") == 1
+
+
+def test_a_terminal_gets_bars(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "170", "LINES": "40"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    printed = works("evaluate", run, "--out", tmp_path / "out", *ONE)
+    assert "CA+: done" not in printed
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed)
+    assert re.search(r"embed +━+ 1/1", plain)
+    assert re.search(r"CA\+ +━+ 1/1", plain)

@@ -1,0 +1,164 @@
+"""The commands train and recipes, as a user sees them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from robustmetric import cli
+from robustmetric.data import DATA
+from robustmetric.training import Stopped
+from robustmetric.training.recipe import Recipe, load_recipe, recipe_names, recipe_text
+from tests.helpers.command import works
+
+QUICK = ("--defense", "N/A[R]", "--batch", "1024", "--epochs", "2", "--set", "dim=16")
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("width", [60, 80, 300])
+def test_recipes_show_every_entry_of_each(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = works("recipes").splitlines()
+    assert max(map(len, lines)) <= width
+    shown: dict[str, dict[str, str]] = {}
+    names: list[str] = []
+    for line in lines:
+        first, *cells = re.split(r" {2,}", line.strip())
+        if first in recipe_names():
+            names = [first, *cells]
+        elif first:
+            for name, cell in zip(names, cells, strict=True):
+                shown.setdefault(name, {})[first] = cell
+    assert list(shown) == recipe_names()
+    for name, entries in shown.items():
+        assert list(entries) == list(Recipe.model_fields)
+        recipe = load_recipe(name)
+        assert entries["model"] == recipe.model
+        assert entries["eps"] == f"{255 * recipe.eps:.3g}/255"
+        assert float(entries["lr"]) == recipe.lr
+        assert entries["schedule"] == recipe.schedule
+        assert entries["resize"] == ("-" if recipe.resize is None else str(recipe.resize))
+        assert entries["freeze_bn"] == ("yes" if recipe.freeze_bn else "no")
+
+
+def test_one_recipe_is_shown_as_yaml() -> None:
+    assert works("recipes", "images") == recipe_text("images")
+    refused = CliRunner().invoke(cli.app, ["recipes", "image"])
+    assert "unknown recipe 'image' (did you mean 'images'?)" in str(refused.exception)
+
+
+# Options
+
+
+@pytest.mark.parametrize("command", [["train"], ["data", "describe"]])
+def test_the_help_names_every_data_set(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = works(*command, "--help")
+    for name in {*DATA, "market1501", "inshop"}:
+        assert re.search(rf"\b{name}\b", shown), name
+
+
+def test_size_and_validation_are_in_the_recipe(tmp_path: Path) -> None:
+    works("train", *QUICK, "--size", 12, "--validation", 0.3, "--out", tmp_path / "run")
+    recipe = load_recipe(tmp_path / "run" / "recipe.yaml")
+    assert (recipe.resize, recipe.crop, recipe.validation) == (12, 12, 0.3)
+
+
+def test_the_recipe_of_a_folder_looks_at_its_images(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / "data" / f"{number}").mkdir(parents=True)
+        for k in range(4):
+            noise = np.random.default_rng(10 * number + k).integers(0, 256, (24, 30, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(tmp_path / "data" / f"{number}" / f"{k}.png")
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 8))\n"
+    )
+    options = ["--data", "folder", "--root", tmp_path / "data", "--model", f"{tmp_path / 'nets.py'}:net"]
+    options += ["--cache", tmp_path / "cache", "--steps", 1, "--epochs", 1, "--batch", 8]
+    shown = works("train", *options, "--out", tmp_path / "looked")
+    recipe = load_recipe(tmp_path / "looked" / "recipe.yaml")
+    assert (recipe.resize, recipe.crop, recipe.schedule) == (27, 24, "cosine")
+    assert "recipe images: " in shown
+    assert "24×24 pixels" in shown
+    works("train", *options, "--recipe", "images", "--set", "crop=20", "--out", tmp_path / "told")
+    assert load_recipe(tmp_path / "told" / "recipe.yaml").resize == 256
+
+
+# What is said
+
+
+def test_a_training_says_what_it_does(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    lines = works("train", *QUICK, "--out", out).splitlines()
+    assert lines[0].startswith("recipe digits: c2f2, N/A[R], ε = 51/255")
+    assert lines[3] == "4 steps: 2 epochs of 2"
+    assert re.fullmatch(r"step 2 of 4, loss [\d.]+, 0 % perturbed, R@1 \d+\.\d, \d+ s left", lines[4])
+    assert re.fullmatch(r"step 4 of 4, loss [\d.]+, 0 % perturbed, R@1 \d+\.\d", lines[5])
+    assert re.fullmatch(
+        r"R@1 of the 100 validation images: best \d+\.\d at step \d, last \d+\.\d at step 4", lines[6]
+    )
+    assert lines[7:] == [
+        f"weights: best in {out / 'best.safetensors'} and last in {out / 'last.safetensors'}",
+        f"next: robustmetric evaluate {out}",
+    ]
+    again = works("train", "--epochs", 3, "--resume", "--out", out).splitlines()
+    assert again[0].startswith(f"the recipe of {out}: c2f2")
+    assert again[2].endswith("goes on from step 4")
+
+
+def test_without_a_validation_there_is_no_best(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    lines = works("train", *QUICK, "--set", "validate_every=5", "--out", out).splitlines()
+    assert lines[-2:] == [
+        f"weights: last in {out / 'last.safetensors'}",
+        f"next: robustmetric evaluate {out}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [
+        ([], []),
+        (["--cache", "my cache"], ["--cache", "my cache"]),
+        (["--epochs", "3", "--devices", "2", "--nodes", "1"], ["--devices", "2"]),
+        (["--logger", "csv", "--logger", "tensorboard"], ["--logger", "csv", "--logger", "tensorboard"]),
+        (
+            ["--skip-broken", "--after-collapse", "continue", "--accelerator", "cpu", "--nodes", "2"],
+            ["--skip-broken", "--after-collapse", "continue", "--accelerator", "cpu", "--nodes", "2"],
+        ),
+    ],
+)
+def test_the_way_to_go_on_repeats_what_is_not_in_the_recipe(
+    options: list[str], again: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Stopped("SIGINT")
+
+    monkeypatch.setattr("robustmetric.training.run.train", stopped)
+    out = tmp_path / "a run"
+    done = CliRunner().invoke(cli.app, ["train", "--out", str(out), *options])
+    assert done.exit_code == 130
+    told = done.output.partition("go on with: ")[2].strip()
+    assert shlex.split(told)[:5] == ["robustmetric", "train", "--out", str(out), "--resume"]
+    parts = shlex.split(told)[5:]
+    assert sorted(parts) == sorted(again)
+    assert [parts[parts.index(a) + 1] for a in again if a == "--cache"] == ["my cache"] * again.count(
+        "--cache"
+    )
+
+
+def test_a_mistyped_folder_is_not_resumed_with_another_training(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "typo"), "--resume"])
+    assert f"there is no run in {tmp_path / 'typo'} to go on with" in str(result.exception)
+    assert not (tmp_path / "typo").exists()

@@ -1,0 +1,412 @@
+"""Wrong input through whole defenses: refused in words that help, and without a trace on the network."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.defenses import HardnessManipulation
+from robustmetric.destination import Gradual
+from robustmetric.triplets import Softhard
+
+ATTACKING = ("HM[S,LGA]&ICS", "EST[R]", "ACT[S]")
+DEFENSES = ("N/A[R]", *ATTACKING)
+LABELS = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Two classes far apart: every triplet is so easy that each defense has something to perturb."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.zeros(8, 1, 4, 4)
+    images[LABELS == 0, :, :2] = 0.8
+    images[LABELS == 1, :, 2:] = 0.8
+    noise = 0.1 * torch.rand(images.shape, generator=generator)
+    return torch.where(images > 0, images + noise, images), LABELS
+
+
+class Net(nn.Module):
+    """A network in training with a BatchNorm that was frozen and a layer that is not trained.
+
+    `spoil` turns its embeddings into what it returns, given the number of the call.
+    """
+
+    def __init__(self, spoil: Callable[[Net, Tensor], object] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(16, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.last = nn.Linear(12, 6)
+        self.spoil = spoil
+        self.calls = 0
+        self.train()
+        self.norm.eval()
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> object:
+        self.calls += 1
+        z = self.last(self.norm(self.first(images.flatten(1))))
+        return z if self.spoil is None else self.spoil(self, z)
+
+
+class Root(Net):
+    """A network whose gradient is infinite where a pixel is zero."""
+
+    def forward(self, images: Tensor) -> object:
+        return super().forward(images.sqrt())
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Check that modes and flags are as before and that no gradient was left."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert len(set(modes.values())) == len(set(flags.values())) == 2  # both kinds are there to be mixed up
+    yield
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == flags
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == []
+
+
+def refused(name: str, model: nn.Module, images: Any, labels: Any) -> str:
+    """Give the message of a refusal; check that it left no trace and that good input works afterwards."""
+    defense = rm.defense(name)
+    with untouched(model), pytest.raises(ValueError, match=r".") as error:
+        defense(model, images, labels)
+    if isinstance(defense, HardnessManipulation):
+        assert defense.destination.previous_loss == math.inf
+    healthy = Net()
+    loss = defense(healthy, *batch()).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_good_input_is_not_refused(name: str) -> None:
+    model = Net()
+    with untouched(model):
+        step = rm.defense(name)(model, *batch())
+    assert torch.isfinite(step.loss)
+    assert step.logs["perturbed"] == (0 if name == "N/A[R]" else 1)  # what the faults in PGD below rely on
+
+
+# --- images -----------------------------------------------------------------------------------------------
+
+
+def with_pixel(value: float) -> Tensor:
+    images, _ = batch()
+    images[3, 0, 1, 2] = value
+    return images
+
+
+IMAGES: dict[str, tuple[Any, list[str]]] = {
+    "no channels": (
+        batch()[0][:, 0],
+        ["images have shape (8, 4, 4)", "they must have shape (N, C, H, W)"],
+    ),
+    "one image": (batch()[0][0], ["images have shape (1, 4, 4)", "they must have shape (N, C, H, W)"]),
+    "five dimensions": (
+        batch()[0][None],
+        ["images have shape (1, 8, 1, 4, 4)", "they must have shape (N, C, H, W)"],
+    ),
+    "8 bits": (
+        (batch()[0] * 255).byte(),
+        ["images must be a floating-point tensor, not torch.uint8", "images.float() / 255"],
+    ),
+    "integers": (
+        batch()[0].long(),
+        ["images must be a floating-point tensor, not torch.int64", "images.float() / 255"],
+    ),
+    "an array": (batch()[0].numpy(), ["images must be a floating-point tensor, not ndarray"]),
+    "a list": ([batch()[0][0]], ["images must be a floating-point tensor, not list"]),
+    "no pixels": (torch.rand(8, 1, 0, 4), ["images have shape (8, 1, 0, 4)", "nothing in them"]),
+    "up to 255": (
+        with_pixel(1.0) * 255,
+        ["pixels are in [0, 255]", "must be in [0, 1]", "divide 8-bit images by 255"],
+    ),
+    "a little too bright": (with_pixel(1.25), ["pixels are in [0, 1.25]", "must be in [0, 1]"]),
+    "standardised": (
+        with_pixel(1.0) * 4.5 - 2,
+        ["pixels are in [-2, 2.5]", "must be in [0, 1]", "leave the normalisation", "to the network"],
+    ),
+    "below zero": (with_pixel(-0.125), ["pixels are in [-0.125, ", "must be in [0, 1]"]),
+    "NaN": (with_pixel(math.nan), ["pixels hold NaN", "must be in [0, 1]"]),
+    "infinite": (with_pixel(math.inf), ["pixels are in [0, inf]", "must be in [0, 1]"]),
+}
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("case", IMAGES)
+def test_wrong_images_are_refused(name: str, case: str) -> None:
+    images, says = IMAGES[case]
+    model = Net()
+    message = refused(name, model, images, LABELS)
+    assert [part for part in says if part not in message] == []
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_an_empty_batch_is_refused(name: str) -> None:
+    images, labels = batch()
+    message = refused(name, Net(), images[:0], labels[:0])
+    assert "images have shape (0, 1, 4, 4)" in message
+    assert "give at least one image" in message
+
+
+# --- labels -----------------------------------------------------------------------------------------------
+
+CLASSES: dict[str, tuple[Any, list[str]]] = {
+    "too few": (
+        LABELS[:7],
+        ["labels have shape (7,) for 8 images", "must have shape (8,)", "one class for each"],
+    ),
+    "none": (LABELS[:0], ["labels have shape (0,) for 8 images", "must have shape (8,)"]),
+    "too many": (LABELS.repeat(2), ["labels have shape (16,) for 8 images", "must have shape (8,)"]),
+    "a column": (LABELS[:, None], ["labels have shape (8, 1) for 8 images", "must have shape (8,)"]),
+    "one for all": (torch.tensor(3), ["labels have shape () for 8 images", "must have shape (8,)"]),
+    "floats": (
+        LABELS.float(),
+        ["labels must be a tensor of integers, not torch.float32", "torch.as_tensor(labels).long()"],
+    ),
+    "a list": (
+        LABELS.tolist(),
+        ["labels must be a tensor of integers, not list", "torch.as_tensor(labels).long()"],
+    ),
+    "an array": (LABELS.numpy(), ["labels must be a tensor of integers, not ndarray"]),
+    "one class": (
+        torch.full((8,), 4),
+        ["all 8 images are of class 4", "needs a negative", "at least two classes in a batch"],
+    ),
+    "no pair": (
+        torch.arange(8),
+        ["no two of the 8 images share a class", "needs a positive", "at least two images of some class"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("case", CLASSES)
+def test_wrong_labels_are_refused(name: str, case: str) -> None:
+    labels, says = CLASSES[case]
+    model = Net()
+    message = refused(name, model, batch()[0], labels)
+    assert [part for part in says if part not in message] == []
+    assert model.calls == 0
+
+
+# --- networks ---------------------------------------------------------------------------------------------
+
+
+def poison(z: Tensor, value: float) -> Tensor:
+    """Put one bad number in each of the first two embeddings."""
+    mask = torch.zeros_like(z)
+    mask[:2, 0] = value
+    return z + mask
+
+
+NETWORKS: dict[str, tuple[Callable[[Net, Tensor], object], list[str]]] = {
+    "a tuple": (
+        lambda net, z: (z, z),
+        ["the network returned a tuple", "one (N, D) tensor of embeddings", "wrap it in a module"],
+    ),
+    "a dict": (lambda net, z: {"embedding": z}, ["the network returned a dict", "wrap it in a module"]),
+    "nothing": (lambda net, z: None, ["the network returned a NoneType", "wrap it in a module"]),
+    "a map of features": (
+        lambda net, z: z[:, :, None, None],
+        ["a tensor of shape (8, 6, 1, 1) for 8 images", "it must return (8, D)", "flatten or pool"],
+    ),
+    "one number an image": (lambda net, z: z[:, 0], ["shape (8,) for 8 images", "it must return (8, D)"]),
+    "a row too few": (lambda net, z: z[1:], ["shape (7, 6) for 8 images", "it must return (8, D)"]),
+    "a row for all": (lambda net, z: z.mean(0, keepdim=True), ["shape (1, 6) for 8 images"]),
+    "NaN": (
+        lambda net, z: poison(z, math.nan),
+        ["2 of 8 embeddings hold NaN or infinity", "diverged", "lower the learning rate"],
+    ),
+    "infinity": (lambda net, z: poison(z, math.inf), ["2 of 8 embeddings hold NaN or infinity", "diverged"]),
+}
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("case", NETWORKS)
+def test_a_wrong_network_is_refused(name: str, case: str) -> None:
+    spoil, says = NETWORKS[case]
+    model = Net(spoil)
+    message = refused(name, model, *batch())
+    assert [part for part in says if part not in message] == []
+    assert model.calls == 1
+
+
+@pytest.mark.parametrize("name", ATTACKING)
+@pytest.mark.parametrize("case", NETWORKS)
+def test_a_network_that_goes_wrong_within_pgd_is_refused(name: str, case: str) -> None:
+    spoil, says = NETWORKS[case]
+    model = Net(lambda net, z: spoil(net, z) if net.calls == 3 else z)
+    message = refused(name, model, *batch())
+    # The number of images differs within PGD; what was wrong is said in the same words.
+    assert ("the network returned a tensor of shape (" if "shape (" in says[0] else says[-1]) in message
+    assert model.calls == 3
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_network_that_is_nan_in_training_alone_is_refused(name: str) -> None:
+    model = Net(lambda net, z: z * math.nan if net.training else z)
+    message = refused(name, model, *batch())
+    assert "embeddings hold NaN or infinity" in message
+    assert "go back to its last good weights" in message
+    assert model.calls == (1 if name == "N/A[R]" else 10)  # mining, 8 steps, the loss
+
+
+@pytest.mark.parametrize("name", ATTACKING)
+def test_an_infinite_gradient_of_the_images_is_refused(name: str) -> None:
+    model = Root()
+    message = refused(name, model, *batch())
+    assert message.startswith("the gradient of the images holds NaN or infinity")
+    assert "square root, logarithm or division in the network" in message
+    assert "use full precision" in message
+    assert model.calls == 2
+
+
+def test_regular_training_needs_no_gradient_of_the_images() -> None:
+    assert torch.isfinite(rm.defense("N/A[R]")(Root(), *batch()).loss)
+
+
+@pytest.mark.parametrize("name", ATTACKING)
+def test_an_error_of_the_network_itself_passes_through(name: str) -> None:
+    def fail(net: Net, z: Tensor) -> Tensor:
+        if net.calls == 3:
+            raise RuntimeError("out of memory")
+        return z
+
+    model = Net(fail)
+    defense = rm.defense(name)
+    with untouched(model), pytest.raises(RuntimeError, match="out of memory"):
+        defense(model, *batch())
+    assert model.calls == 3
+
+
+@pytest.mark.parametrize("name", ["HM[S,2]", *ATTACKING])
+def test_an_interrupt_within_pgd_restores_the_network(name: str) -> None:
+    seen: list[bool] = []
+
+    def interrupt(net: Net, z: Tensor) -> Tensor:
+        if net.calls == 3:
+            seen.extend(module.training for module in net.modules())
+            seen.extend(parameter.requires_grad for parameter in net.parameters())
+            raise KeyboardInterrupt
+        return z
+
+    model = Net(interrupt)
+    defense = rm.defense(name)
+    with untouched(model), pytest.raises(KeyboardInterrupt):
+        defense(model, *batch())
+    assert len(seen) > 0
+    assert not any(seen)  # all of the network was frozen when it happened
+    assert model.training
+    assert not model.norm.training
+    # The interrupted defense and network go on as if nothing had been.
+    model.spoil = None
+    defense(model, *batch()).loss.backward()
+    assert model.last.weight.grad is not None
+    assert model.first.bias.grad is None
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+SETTINGS: list[tuple[str, Any, list[str]]] = [
+    *[
+        ("eps", value, ["eps must be in [0, 1], not ", "pixels are in [0, 1], so 8 grey levels are 8/255"])
+        for value in (-0.1, 1.5, 8, math.nan, math.inf, -math.inf)
+    ],
+    *[
+        ("alpha", value, ["alpha must be in (0, 1], not ", "pixels are in [0, 1], so a grey level is 1/255"])
+        for value in (0, -0.1, 2, math.inf, math.nan)
+    ],
+    *[
+        ("steps", value, ["steps must be a whole number of at least 1, not "])
+        for value in (0, -1, 2.5, 8.0, True, False, math.nan, "8", None)
+    ],
+    *[
+        ("margin", value, ["margin must be in (0, 2], not ", "distances on the unit sphere are at most 2"])
+        for value in (0, -0.2, 3, 2.01, math.nan, math.inf)
+    ],
+]
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize(("setting", "value", "says"), SETTINGS, ids=lambda part: str(part)[:12])
+def test_wrong_settings_are_refused(name: str, setting: str, value: Any, says: list[str]) -> None:
+    given = {setting: value}
+    with pytest.raises(ValueError, match=rf"^{setting} must be") as error:
+        rm.defense(name, **given)
+    message = str(error.value)
+    assert [part for part in says if part not in message] == []
+    assert f"not {value!r}" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("eps", 0), ("eps", 1), ("alpha", 1), ("alpha", 1e-6), ("steps", 1), ("margin", 2), ("margin", 1e-6)],
+)
+@pytest.mark.parametrize("name", DEFENSES)
+def test_the_ends_of_what_is_allowed_work(name: str, setting: str, value: Any) -> None:
+    model = Net()
+    given = {setting: value}
+    step = rm.defense(name, **given)(model, *batch())
+    step.loss.backward()
+    assert model.last.weight.grad is not None
+    assert torch.isfinite(model.last.weight.grad).all()
+
+
+@pytest.mark.parametrize(("given", "says"), [({"eps": 2}, "not 2"), ({"steps": 0}, "not 0")])
+def test_a_budget_of_its_own_is_checked_alike(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=f"{says}$|{says}:"):
+        rm.Budget(**({"eps": 0.1, "alpha": 0.1, "steps": 1} | given))
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_pixel_just_beyond_the_end_gets_other_advice(name: str) -> None:
+    images = with_pixel(1.0)
+    images[0, 0, 0, 0] = 1.0000001
+    message = refused(name, Net(), images, LABELS)
+    assert "1.00000012]; they must be in [0, 1]: use images.clamp(0, 1)" in message
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENSES if name != "N/A[R]"])
+def test_a_network_that_cuts_the_way_to_the_images_is_refused(name: str) -> None:
+    message = refused(name, Net(lambda net, z: z.detach()), with_pixel(1.0), LABELS)
+    assert "the embeddings do not depend on the images: take no_grad() and detach() out" in message
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None, True, "0"])
+def test_a_seed_is_a_whole_number(seed: int) -> None:
+    with pytest.raises(ValueError, match="seed must be a whole number of at least 0, not "):
+        rm.defense("N/A[R]", seed=seed)
+
+
+def test_a_network_is_a_module() -> None:
+    with pytest.raises(ValueError, match=re.escape("the network must be a torch.nn.Module, not a function")):
+        rm.defense("N/A[R]")(lambda x: x, with_pixel(1.0), LABELS)
+
+
+def test_parts_put_together_by_hand_are_checked() -> None:
+    budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
+    wrong: Any = "LGA"
+    with pytest.raises(ValueError, match="a destination is a Destination, not 'LGA'"):
+        HardnessManipulation(Softhard(), wrong, budget=budget)
+    with pytest.raises(ValueError, match="the term 'LGA' is a str; it must be an object with roles"):
+        HardnessManipulation(Softhard(), Gradual(), [wrong], budget=budget)
+
+    class Broken(Gradual):
+        def relative_loss(self) -> Tensor:
+            return torch.tensor(math.nan)
+
+    with pytest.raises(ValueError, match="the destination LGA holds NaN or infinity"):
+        HardnessManipulation(Softhard(), Broken(), budget=budget)(Net(), with_pixel(1.0), LABELS)

@@ -1,0 +1,314 @@
+"""The plan of an evaluation: what it refuses, tells apart, and makes of names and objects."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.attacks import DISTANCE, NES, PGD, Column, Search, Transfer
+from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Plan
+from robustmetric.validate import UserError
+
+FILE = """
+from robustmetric.attacks import DISTANCE, Column, PGD
+from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.evaluation import Verdict
+
+class Mine(EmbeddingShift):
+    name = "mine"
+    columns = (Column("mine:D", "lower", DISTANCE), Column("mine:R", "higher"))
+    read_early = ()
+    def __init__(self, k=1, protocol="strict"):
+        super().__init__(protocol=protocol)
+        self.k = k
+    def measure(self, z, target, queries, gallery):
+        return dict(zip(("mine:D", "mine:R"), super().measure(z, target, queries, gallery).values()))
+
+class Jump(PGD):
+    pass
+
+def odd(findings, most=3):
+    return Verdict("pass", 0, "", "")
+
+def collapse(findings):
+    return Verdict("pass", 0, "", "")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(FILE)
+    return tmp_path / "own.py"
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameter", "told"),
+    [
+        ({"protocol": "loose"}, None, "'loose'; known: reference, strict"),
+        ({"eps": 8}, "eps", r"\[0, 1\], not 8: .*8/255"),
+        ({"eps": "8/255"}, "eps", r"\[0, 1\], not '8/255'"),
+        ({"alpha": 0}, "alpha", r"\(0, 1\], not 0"),
+        ({"steps": 0}, "steps", "at least 1, not 0"),
+        ({"steps": True}, "steps", "at least 1, not True"),
+        ({"search": "pdg"}, None, "'pdg' .did you mean 'pgd'"),
+        ({"search": 3}, "search", "3 is no search; give its name"),
+        ({"search": "transfer(transfer)"}, None, "transfer cannot stand in its own brackets"),
+        ({"attacks": "ES"}, "attacks", r"attacks is 'ES'; give a list .*\['ES', 'GTM'\]"),
+        ({"attacks": {"ES"}}, "attacks", "give a list"),
+        ({"attacks": []}, "attacks", r"no attacks were given; the ERS takes CA\+"),
+        ({"attacks": [3]}, "attacks", "3 is no attack; give its name"),
+        ({"attacks": [EmbeddingShift]}, "attacks", "is no attack; give its name, or an object"),
+        ({"attacks": ["ES", EmbeddingShift()]}, "attacks", "given twice: ES"),
+        ({"attacks": ["ES", "EZ"]}, None, "'EZ' .did you mean 'ES'"),
+        (
+            {"attacks": [EmbeddingShift(protocol="reference")]},
+            "protocol",
+            "ES follows another protocol than strict",
+        ),
+        ({"queries": 0}, "queries", "at least 1, not 0"),
+        ({"queries": 2.0}, "queries", "at least 1, not 2.0"),
+        ({"seed": -1}, "seed", "from 0 to 4294967295, not -1"),
+        ({"seed": 2**32}, "seed", "from 0 to 4294967295, not 4294967296"),
+        ({"seed": None}, "seed", "not None"),
+        ({"batch": 0}, "batch", "at least 1, not 0"),
+        ({"batch": None}, "batch", "at least 1, not None"),
+        ({"checks": None}, "checks", "none, quick or full, not None"),
+        ({"checks": ""}, None, "known: full, none, quick"),
+        ({"checks": "ful"}, None, "'ful' .did you mean 'full'"),
+        ({"checks": "full,colapse"}, None, "'colapse' .did you mean 'collapse'"),
+        ({"step": 3}, None, "unknown setting 'step' .did you mean 'steps'.*known: alpha, attacks"),
+    ],
+)
+def test_each_field_is_checked(settings: dict[str, Any], parameter: str | None, told: str) -> None:
+    with pytest.raises(UserError, match=told) as refused:
+        Plan.make(**settings)
+    assert refused.value.parameter == parameter
+
+
+def test_attacks_that_cannot_stand_together_are_refused() -> None:
+    class Same(EmbeddingShift):
+        name = "same"
+
+    class Stage(EmbeddingShift):
+        name = "embed"
+
+    with pytest.raises(UserError, match="two attacks report ES:D, ES:R: give one of them another name"):
+        Plan.make(attacks=["ES", Same()])
+    with pytest.raises(UserError, match="cannot be called embed: give it another name"):
+        Plan.make(attacks=[Stage()])
+
+
+def test_columns_that_are_none_are_refused() -> None:
+    class Bare(EmbeddingShift):
+        columns = ("ES:D",)  # type: ignore[assignment]
+
+    with pytest.raises(UserError, match=r"Bare\.columns is \('ES:D',\); it must be a tuple of Column"):
+        Plan.make(attacks=[Bare()])
+
+
+def test_a_check_of_a_file_cannot_take_the_name_of_another(file: Path) -> None:
+    with pytest.raises(
+        UserError, match="two checks are called collapse: give one of them another"
+    ) as refused:
+        Plan.make(checks=f"none,{file}:collapse")
+    assert refused.value.parameter == "checks"
+    other = file.with_name("other.py")
+    other.write_text(FILE)
+    with pytest.raises(UserError, match="two checks are called odd"):
+        Plan.make(checks=f"none,{file}:odd,{other}:odd")
+    twice = Plan.make(checks=f"none,{file}:odd,{file}:odd,{file}:odd(most=2)")
+    assert twice.check_names == ["collapse", f"{file}:odd", f"{file}:odd(most=2)"]
+    with pytest.raises(UserError, match="has no option 'least'; its options: findings, most"):
+        Plan.make(checks=f"none,{file}:odd(least=2)")
+
+
+# What it holds
+
+
+def test_numbers_of_numpy_are_plain_afterwards() -> None:
+    plan = Plan.make(eps=np.float32(0.5), steps=np.int64(3), queries=np.int32(4), batch=np.uint8(7))
+    assert [type(v) for v in (plan.eps, plan.steps, plan.queries, plan.batch)] == [float, int, int, int]
+    assert json.loads(plan.model_dump_json())["queries"] == 4
+
+
+def test_the_defaults_are_those_of_the_protocol() -> None:
+    plan = Plan.make()
+    assert (plan.protocol, plan.eps, plan.alpha, plan.steps) == ("strict", 8 / 255, 3 / 255, 32)
+    assert (plan.attacks, plan.search, plan.queries, plan.checks) == (ERS_ATTACKS, "pgd", None, "quick")
+    assert plan.budget == rm.Budget(eps=8 / 255, alpha=3 / 255, steps=32)
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Plan.make().steps = 3
+
+
+def test_a_plan_comes_back_from_a_record() -> None:
+    plan = Plan.make(attacks=["CA+(w=3)", "ES"], search="nes(samples=3)", queries=5, protocol="reference")
+    read = Plan(**json.loads(plan.model_dump_json()))
+    assert read == plan
+    assert hash(read) == hash(plan)
+    assert read.digest == plan.digest
+    assert [goal.name for goal in read.goals] == ["CA+(w=3)", "ES"]
+    assert {goal.protocol for goal in read.goals} == {"reference"}
+    assert read.columns == plan.columns
+    assert read.search_on() == plan.search_on() == NES(samples=3)
+    assert read == plan, "what was made of it counts"
+    assert plan != Plan.make()
+    assert plan != "a plan"
+
+
+@pytest.mark.parametrize(
+    ("checks", "wanted"),
+    [
+        ("none", [0]), ("quick", [0, 1]), ("full", [0, 1, 2]),
+    ],
+)  # fmt: skip
+def test_a_set_of_checks_holds_those_below_it(checks: str, wanted: list[int]) -> None:
+    levels = {name: check.level for name, check in CHECKS.items()}  # type: ignore[attr-defined]
+    plan = Plan.make(checks=checks)
+    assert plan.check_names == [name for name, level in levels.items() if level in wanted]
+    assert plan.level == checks
+
+
+def test_checks_by_name_come_behind_the_set(file: Path) -> None:
+    plan = Plan.make(checks=f"quick, steps, collapse, {file}:odd(most=2)")
+    quick = Plan.make(checks="quick").check_names
+    assert plan.check_names == [*quick, "steps", f"{file}:odd(most=2)"]
+    assert plan.level == "quick"
+    assert rm.register("check", "mine")(lambda findings: None) is not None
+    assert "mine" not in Plan.make(checks="full").check_names, "it was not asked for"
+    assert Plan.make(checks="none,mine").check_names == ["collapse", "mine"]
+
+
+# Queries
+
+
+def test_queries_are_drawn_from_the_seed() -> None:
+    for seed in (0, 7):
+        drawn = Plan.make(queries=5, seed=seed).draw(30)
+        order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
+        assert drawn.tolist() == sorted(order[:5].tolist())
+    assert Plan.make().draw(4).tolist() == [0, 1, 2, 3]
+
+
+# Digests and differences
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"protocol": "reference"}, "protocol was 'strict', is 'reference'"),
+        ({"eps": 0.5}, "eps was 0.03137254901960784, is 0.5"),
+        ({"alpha": 0.5}, "alpha was 0.011764705882352941, is 0.5"),
+        ({"steps": 9}, "steps was 32, is 9"),
+        ({"search": "pgd(restarts=2)"}, "search was 'pgd', is 'pgd(restarts=2)'"),
+        ({"attacks": ["ES"]}, "attacks was ['CA+', "),
+        ({"queries": 9}, "queries was None, is 9"),
+        ({"seed": 9}, "seed was 0, is 9"),
+        ({"batch": 9}, "batch was 128, is 9"),
+        ({"checks": "full"}, "checks was 'quick', is 'full'"),
+    ],
+)
+def test_each_field_is_in_the_digest_and_told(change: dict[str, Any], told: str) -> None:
+    usual, other = Plan.make(), Plan.make(**change)
+    assert other.digest != usual.digest
+    assert other.digest == Plan.make(**change).digest
+    assert any(text.startswith(told) for text in other.differences(usual))
+    assert usual.differences(usual) == []
+    assert {*change} == {*Plan.model_fields} & {*change}
+
+
+def test_every_field_is_tested_above() -> None:
+    (mark,) = [m for m in test_each_field_is_in_the_digest_and_told.pytestmark if m.name == "parametrize"]
+    assert {name for change, _ in mark.args[1] for name in change} == {*Plan.model_fields}
+
+
+def test_options_that_no_name_tells_are_in_the_digest(file: Path) -> None:
+    few, many = (Plan.make(attacks=[f"{file}:Mine(k={k})"]) for k in (3, 9))
+    assert few.attacks == many.attacks == ("mine",)
+    assert few.digest != many.digest
+    assert many.differences(few) == ["options.attacks.mine.k was '3', is '9'"]
+
+
+def test_a_name_and_its_object_are_the_same_plan() -> None:
+    named = Plan.make(attacks=["ES"], search="pgd(restarts=2)")
+    made = Plan.make(attacks=[EmbeddingShift()], search=PGD(restarts=2))
+    assert made == named
+    assert made.digest == named.digest
+
+
+# Parts of one's own
+
+
+def test_attacks_of_ones_own_as_objects_and_from_a_file(file: Path) -> None:
+    plan = Plan.make(attacks=["ES", f"{file}:Mine(k=2)"])
+    assert plan.attacks == ("ES", "mine")
+    assert plan.goals[1].k == 2  # type: ignore[attr-defined]
+    assert plan.columns["mine:D"] == Column("mine:D", "lower", DISTANCE)
+    assert list(plan.columns) == ["ES:D", "ES:R", "mine:D", "mine:R"]
+    again = Plan.make(attacks=["ES", plan.goals[1]])
+    assert again.goals[1] is plan.goals[1]
+    assert again.digest == plan.digest
+    assert Plan.make(attacks=["ES", f"{file}:Mine(k=3)"]).digest != plan.digest
+    (reference,) = Plan.make(attacks=[f"{file}:Mine"], protocol="reference").goals
+    assert reference.protocol == "reference", "it takes the plan's"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Still(Search):
+    """A search that does nothing."""
+
+    follows_gradient = False
+
+    def __call__(self, images: Tensor, *_: Any, **__: Any) -> Tensor:
+        return images
+
+
+def test_searches_of_ones_own(file: Path) -> None:
+    still = Still()
+    assert Plan.make(search=still).search_on() is still
+    assert Plan.make(search=still).search == "still"
+    plan = Plan.make(search=f"{file}:Jump(restarts=2)")
+    assert plan.search == "jump(restarts=2)"
+    assert plan.search_on().name == plan.search
+    assert type(plan.search_on()).__name__ == "Jump"
+
+
+def test_a_transfer_by_name_takes_its_surrogate_later(file: Path) -> None:
+    network = nn.Flatten()
+    for text, inside in (("transfer", "pgd"), ("transfer(nes(samples=2))", "nes(samples=2)")):
+        plan = Plan.make(search=text)
+        assert plan.search == f"transfer({inside})"
+        assert plan.search_on(network).network is network
+        with pytest.raises(UserError, match="needs a surrogate") as refused:
+            plan.search_on()
+        assert refused.value.parameter == "surrogate"
+    own = Plan.make(search=f"transfer({file}:Jump)")
+    assert own.search_on(network).search.name == "jump"  # type: ignore[attr-defined]
+
+
+def test_a_search_takes_no_surrogate_that_is_not_its_own() -> None:
+    network, other = nn.Flatten(), nn.Flatten()
+    transfer = Plan.make(search=Transfer(surrogate=network))
+    assert transfer.search_on().network is network
+    assert transfer.search_on(network).network is network
+    for plan in (transfer, Plan.make(search=PGD())):
+        with pytest.raises(UserError, match="give no surrogate") as refused:
+            plan.search_on(other)
+        assert refused.value.parameter == "surrogate"
+    with pytest.raises(UserError, match="takes no surrogate"):
+        Plan.make(search="nes").search_on(other)

@@ -1,0 +1,33 @@
+"""A search of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robustmetric.attacks import PGD, Draws
+from robustmetric.perturb import Budget, Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(PGD):
+    """A search of one's own that counts as a white-box attack: `way` does the work."""
+
+    way: Callable[[Tensor, Objective, Budget, Draws], Tensor]
+
+    def __call__(
+        self,
+        images: Tensor,
+        objective: Objective,
+        budget: Budget,
+        *,
+        draws: Draws,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        return self.way(images, objective, budget, draws)
+
+    @property
+    def name(self) -> str:
+        return "own"
