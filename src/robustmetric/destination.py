@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robustmetric.registry import Registry, parameters, registry
+from robustmetric.registry import Registry, registry
 from robustmetric.triplets import Mined, Sampler, check_margin, check_sampler, draw_triplets
-from robustmetric.validate import UserError, called, check_signature, is_number
+from robustmetric.validate import UserError, called, check_signature, is_number, parameters
 
 
 class Destination(nn.Module):

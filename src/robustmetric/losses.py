@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError, hardness
-from robustmetric.registry import Registry, lookup, parameters, registry
-from robustmetric.validate import UserError, check_signature, is_number
+from robustmetric.registry import Registry, lookup, registry
+from robustmetric.validate import UserError, check_signature, is_number, parameters
 
 
 def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.2) -> Tensor:

@@ -97,8 +97,8 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     def make(self, text: str, /, offered: Mapping[str, Any] | None = None, **options: Any) -> T:
         """Make the part that `text`, such as ``"name(option=2)"``, names.
 
-        `options` come beside those in the brackets; all must be options of the part. What is `offered` is
-        passed on where the part has an option of that name, and left out elsewhere.
+        `options` come beside those in the brackets; all must be options of the part. What is `offered` is the
+        default of an option of that name, and left out where the part has none.
         """
         factory, given = self.find(text)
         if self.expects is not None and isinstance(factory, self.expects):
@@ -106,12 +106,11 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
                 raise UserError(f"{self.kind} {text!r} is made already and takes no options: name its class")
             made: T = factory
             return made
-        taken = {k: v for k, v in (offered or {}).items() if k not in options and _accepts(factory, k)}
-        fixed = {*options, *taken, *getattr(factory, "keywords", {})}
-        if twice := [name for name in given if name in fixed]:
+        fixed = getattr(factory, "keywords", {})
+        if twice := [name for name in given if name in options or name in fixed]:
             raise UserError(f"{self.kind} {text!r}: {twice[0]} is given already; leave it out")
-        whole = {**options, **taken, **given}
-        _check_options(self.kind, text, factory, whole, {*taken, *getattr(factory, "keywords", {})})
+        whole = {**{k: v for k, v in (offered or {}).items() if _accepts(factory, k)}, **options, **given}
+        _check_options(self.kind, text, factory, whole)
         if (source := file_of(text)) is None:
             made = factory(**whole)
         else:
@@ -126,9 +125,12 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     def bind(self, text: str) -> Callable[..., T]:
         """Return the function that `text` names with its options set, for kinds whose parts are functions."""
         factory, given = self.find(text)
-        known = [p for p in inspect.signature(factory).parameters if _accepts(factory, p)]
+        parameters = inspect.signature(factory).parameters.values()
+        # What has no default is passed by those who call the function.
+        known = [p.name for p in parameters if p.default is not p.empty and _accepts(factory, p.name)]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
         for name in given:
-            if not _accepts(factory, name):
+            if name not in known and not open_ended:
                 raise UserError(
                     f"{self.kind} {text!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
                 )
@@ -195,26 +197,19 @@ def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
     return f"unknown {kind} {name!r}{hint}; known: {', '.join(sorted(known))}"
 
 
-def parameters(lead: str = "", **given: float | None) -> str:
-    """Return the parameters that are `given`, after `lead`, as they are written in a defense's name.
-
-    >>> parameters(λ=0.05, γ=None), parameters(lead=",", ξ=0.1)
-    ('λ=0.05', ',ξ=0.1')
-    """
-    text = ",".join(f"{name}={float(value)!r}" for name, value in given.items() if value is not None)
-    return lead + text if text else ""
-
-
 def split_names(text: str, separator: str = ",") -> list[str]:
-    """Split a `text` at each `separator` that is not in brackets, without blanks.
+    """Split a `text` at each `separator` that is not in brackets or quotes, without blanks.
 
     >>> split_names("CA+, SP-QA+(m=2,keep=3)")
     ['CA+', 'SP-QA+(m=2,keep=3)']
     """
-    parts, depth = [""], 0
+    parts, depth, quote = [""], 0, ""
     for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == separator and depth == 0:
+        if letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        elif not quote:
+            depth += (letter in "([{") - (letter in ")]}")
+        if letter == separator and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += letter
@@ -385,9 +380,7 @@ def _accepts(factory: Callable[..., Any], option: str) -> bool:
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
-def _check_options(
-    kind: str, text: str, factory: Callable[..., Any], options: Mapping[str, Any], fixed: set[str]
-) -> None:
+def _check_options(kind: str, text: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(factory)
     except ValueError:  # builtins have no signature
@@ -395,6 +388,7 @@ def _check_options(
     try:
         signature.bind(**options)
     except TypeError as error:
+        fixed = getattr(factory, "keywords", {})
         allowed = ", ".join(p for p in signature.parameters if p not in fixed)
         name = text.partition("(")[0].strip()
         raise UserError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None

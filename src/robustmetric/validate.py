@@ -68,6 +68,16 @@ def shorten(items: Sequence[object]) -> str:
     return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text
 
 
+def parameters(lead: str = "", **given: float | None) -> str:
+    """Return the parameters that are `given`, after `lead`, as they are written in a defense's name.
+
+    >>> parameters(λ=0.05, γ=None), parameters(lead=",", ξ=0.1)
+    ('λ=0.05', ',ξ=0.1')
+    """
+    text = ",".join(f"{name}={float(value)!r}" for name, value in given.items() if value is not None)
+    return lead + text if text else ""
+
+
 def called(part: object) -> str:
     """Return what a `part` is called in messages: its name if it is a function, else that of its class.
 

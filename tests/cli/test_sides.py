@@ -429,7 +429,7 @@ def shots(tmp_path: Path) -> Path:
         ({"--data": "folders"}, "unknown data set 'folders' (did you mean 'folder'?)"),
         ({"--gallery": "nowhere"}, "there is no nowhere to take images from"),
         ({"--queries-from": "nowhere"}, "there is no nowhere to take images from"),
-        ({"--model": "{nets}:narrow"}, "the network failed on an image of shape (1, 3, 8, 8)"),
+        ({"--model": "{nets}:narrow"}, "the network failed on images of shape (1, 3, 8, 8)"),
         ({"--out": "{nets}"}, "is a file: give a folder for the record"),
         ({"--out": "{run}"}, "is not empty and holds no evaluation: give another folder (--out)"),
     ],
@@ -475,7 +475,7 @@ def test_another_evaluation_is_refused_before_an_image_is_decoded(
     ("changes", "says"),
     [
         ({"--attack": "LMT"}, "unknown attack 'LMT'"),
-        ({"--model": "{nets}:narrow"}, "the network failed on an image of shape (1, 3, 8, 8)"),
+        ({"--model": "{nets}:narrow"}, "the network failed on images of shape (1, 3, 8, 8)"),
         ({"--out": "{run}"}, "is not empty: give another folder (--out)"),
         ({"--search": "pdg"}, "unknown search 'pdg'"),
     ],

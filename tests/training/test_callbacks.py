@@ -23,7 +23,7 @@ from robustmetric.training import (
     load_recipe,
     train,
 )
-from robustmetric.training.callbacks import SCORES
+from robustmetric.training.module import SCORES
 
 SMALL = {"epochs": 3, "steps": 4, "save_every": 1000}
 

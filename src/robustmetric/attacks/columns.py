@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from robustmetric.validate import UserError
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -53,6 +55,21 @@ class Column:
     unit: Unit = PERCENT
     term: Callable[[Any], Any] | None = None
     conclusive: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise UserError(f"a column's name must be a text, not {self.name!r}")
+        if self.better not in ("higher", "lower", None):
+            raise UserError(
+                f"better of the column {self.name} must be 'higher', 'lower' or None, not {self.better!r}"
+            )
+        if not isinstance(self.unit, Unit):
+            raise UserError(
+                f"unit of the column {self.name} must be a Unit, such as PERCENT, COSINE or DISTANCE, not "
+                f"{self.unit!r}"
+            )
+        if self.term is not None and not callable(self.term):
+            raise UserError(f"term of the column {self.name} must be a function, not {self.term!r}")
 
     @property
     def arrow(self) -> str:

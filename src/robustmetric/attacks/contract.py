@@ -17,7 +17,7 @@ from robustmetric.attacks.draws import Draws
 from robustmetric.attacks.gallery import Gallery, Queries
 from robustmetric.attacks.search import Search
 from robustmetric.perturb import Budget, Objective
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, check_signature
 
 
 def checked_columns(attack: RankingAttack) -> tuple[Column, ...]:
@@ -36,6 +36,29 @@ def checked_columns(attack: RankingAttack) -> tuple[Column, ...]:
     if unknown := [name for name in attack.read_early if name not in names]:
         raise _breach(attack, "read_early", repr(unknown[0]), f"names of its columns: {', '.join(names)}")
     return columns
+
+
+def checked_signatures(part: RankingAttack | Search) -> None:
+    """Refuse an attack or a search, `part`, with a method that cannot be called as it will be.
+
+    >>> from robustmetric.attacks import PGD
+    >>> checked_signatures(PGD())
+    """
+    written = _ATTACK if isinstance(part, RankingAttack) else _SEARCH
+    for method, parameters in written.items():
+        check_signature(f"{type(part).__name__}.{method}", getattr(part, method), parameters)
+    if not isinstance(part.name, str) or not part.name:
+        raise _breach(part, "name", repr(part.name), "a text")
+
+
+_ATTACK = {
+    "select": "queries, gallery, *, draws",
+    "aim": "index, queries, gallery",
+    "objective": "z, target, queries, gallery",
+    "measure": "z, target, queries, gallery",
+    "start": "images, *, draws",
+}
+_SEARCH = {"__call__": "images, objective, budget, *, draws, start"}
 
 
 def checked_select(attack: RankingAttack, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
@@ -180,5 +203,5 @@ def _described(value: object) -> str:
 
 
 def _breach(part: RankingAttack | Search, method: str, got: str, wanted: str) -> UserError:
-    verb = ("is", "be") if method in ("columns", "read_early") else ("returned", "return")
+    verb = ("is", "be") if method in ("columns", "read_early", "name") else ("returned", "return")
     return UserError(f"{type(part).__name__}.{method} {verb[0]} {got}; it must {verb[1]} {wanted}")

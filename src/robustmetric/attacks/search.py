@@ -34,7 +34,9 @@ class Search(ABC):
     def name(self) -> str:
         """The search as it is written on the command line."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = ", ".join(f"{f.name}={values[f.name]}" for f in fields(self) if values[f.name] != f.default)
+        changed = ", ".join(
+            f"{f.name}={values[f.name]!r}" for f in fields(self) if values[f.name] != f.default
+        )
         return type(self).__name__.lower() + (f"({changed})" if changed else "")
 
     @property

@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from robustmetric.attacks.search import inside_transfer
 from robustmetric.cli.options import OWN, Tested
 from robustmetric.cli.progress import Decoding
 from robustmetric.data import DATA, load
@@ -20,9 +19,9 @@ from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_
 from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
 from robustmetric.evaluation.evaluate import Progress
+from robustmetric.evaluation.plan import usual_eps
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import file_of, lookup
-from robustmetric.training.recipe import load_recipe, usual_recipe
 from robustmetric.training.runs import RunFolder, Which
 from robustmetric.validate import UserError
 
@@ -82,11 +81,11 @@ class Request:
             **made,
         )
         plan = request.plan()
-        if tested.surrogate is not None and inside_transfer(plan.search) is None:
+        if tested.surrogate is not None and not plan.transfers:
             raise UserError(
                 f"a surrogate goes with the search transfer, not with {plan.search!r}", parameter="surrogate"
             )
-        if tested.surrogate is None and inside_transfer(plan.search) is not None:
+        if tested.surrogate is None and plan.transfers:
             raise UserError(
                 "transfer needs a network to come from: give the folder of a run", parameter="surrogate"
             )
@@ -220,7 +219,7 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
         "name": run.name,
         "data": images.title,
         "source": source if tested.dim is None else replace(source, dim=tested.dim),
-        "inputs": _resized(Inputs(recipe.resize, recipe.crop, source.channels), tested),
+        "inputs": _resized(run.inputs(), tested),
         "queries": queries,
         "gallery": gallery,
         "chosen": chosen,
@@ -253,7 +252,7 @@ def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
         "gallery": gallery,
         "chosen": None if file is not None else "no weights were given",
         "trained_on": None,
-        "usual": {"eps": load_recipe(usual_recipe(data)).eps},
+        "usual": {"eps": usual_eps(data)},
     }
 
 
@@ -266,8 +265,7 @@ def _surrogate(folder: Path | None) -> tuple[NetworkSource, Inputs] | None:
         raise UserError(
             f"{folder} is no run: a surrogate is the folder of one, which train wrote", parameter="surrogate"
         )
-    recipe, source = run.recipe(), run.source()
-    return source, Inputs(recipe.resize, recipe.crop, source.channels)
+    return run.source(), run.inputs()
 
 
 def _sides(tested: Tested, own: Images) -> tuple[Images, Images | None]:

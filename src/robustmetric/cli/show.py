@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -66,7 +67,7 @@ def heading(column: Column) -> str:
     >>> heading(COLUMNS["CA-"]), heading(Column("R@1", "higher")), heading(Column("SP-QA+:keep", None))
     ('CA− ↓', 'R@1 ↑', 'SP-QA+:keep')
     """
-    return f"{column.name.replace('A-', 'A−')} {column.arrow}".rstrip()
+    return f"{re.sub('(?<=[CQ]A)-', '−', column.name)} {column.arrow}".rstrip()
 
 
 class Watch:

@@ -15,9 +15,9 @@ from robustmetric.defenses.hardness import HardnessManipulation
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
 from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term, check_term
 from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, UserCodeError, file_of, parameters, take_apart, unknown
+from robustmetric.registry import Registry, UserCodeError, file_of, take_apart, unknown
 from robustmetric.triplets import SAMPLERS, Sampler, check_margin, check_sampler
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, parameters
 
 T = TypeVar("T")
 
@@ -337,5 +337,5 @@ def _made(part: _Part, make: Callable[[], T]) -> T:
         return make()
     except UserCodeError:  # which ends with a traceback of its own
         raise
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         part.fail(str(error))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import platform
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -72,12 +74,42 @@ def options_of(part: object) -> dict[str, Any]:
     {'class': 'PGD', 'best': 'False', 'random_start': 'False', 'restarts': '2'}
     """
     found: dict[str, Any] = {"class": type(part).__qualname__}
+    if (code := code_of(type(part))) is not None:
+        found["code"] = code
     for name, value in sorted(getattr(part, "__dict__", {}).items()):
         if isinstance(value, Search):
             found[name] = options_of(value)
-        elif isinstance(value, str | int | float | tuple | list | None):
-            found[name] = repr(value)
+        elif isinstance(value, Tensor):
+            found[name] = hashlib.sha256(value.detach().cpu().numpy().tobytes()).hexdigest()
+        elif not isinstance(value, nn.Module):
+            # Without the places in memory that some objects show.
+            found[name] = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return found
+
+
+_NOT_OWN = ("robustmetric", "builtins", "abc", "typing")
+
+
+def code_of(part: Any) -> str | None:
+    """Return the SHA-256 of the source of a class or function of the user's own; None of one of ours.
+
+    A class counts with those that it is derived from. What has no source, as in a console, counts by name.
+
+    >>> code_of(digest_of) is None
+    True
+    """
+    plain = part.func if isinstance(part, partial) else part
+    classes = plain.__mro__ if isinstance(plain, type) else (plain,)
+    own = [c for c in classes if c.__module__.partition(".")[0] not in _NOT_OWN]
+    if not own:
+        return None
+    whole = hashlib.sha256()
+    for each in own:
+        try:
+            whole.update(inspect.getsource(each).encode())
+        except (OSError, TypeError):
+            whole.update(getattr(each, "__qualname__", repr(each)).encode())
+    return whole.hexdigest()
 
 
 def differences(before: Any, now: Any) -> list[str]:

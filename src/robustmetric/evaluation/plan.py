@@ -14,10 +14,10 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from robustmetric.attacks import Column, Protocol, RankingAttack, Search, attack, make_search
-from robustmetric.attacks.contract import checked_columns
+from robustmetric.attacks.contract import checked_columns, checked_signatures
 from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.ers import ERS_ATTACKS
-from robustmetric.evaluation.identity import differences, options_of
+from robustmetric.evaluation.identity import code_of, differences, options_of
 from robustmetric.evaluation.schema import Part
 from robustmetric.perturb import Budget
 from robustmetric.registry import file_of, lookup, registry, split_names, unknown
@@ -25,6 +25,20 @@ from robustmetric.validate import UserError, is_number
 
 LEVELS = {"none": 0, "quick": 1, "full": 2}
 """The sets of checks: those of a level and of all below it are run."""
+
+_USUAL_EPS = {"digits": 0.2, "mnist": 77 / 255, "fashion-mnist": 77 / 255}
+
+
+def usual_eps(data: str) -> float:
+    """Return the ε that networks are attacked with on a data set, unless another one is given.
+
+    `data` is the name of a data set; for small grey images it is larger than the 8/255 of all others.
+
+    >>> usual_eps("mnist") == 77 / 255, usual_eps("cub") == 8 / 255
+    (True, True)
+    """
+    return _USUAL_EPS.get(data, 8 / 255)
+
 
 STAGES = ("embed", "retrieval", "checks")
 """The stages of an evaluation besides its attacks, which are stages by their names."""
@@ -91,7 +105,11 @@ class Plan(Part):
             given[name] = _whole(name, given[name], least)
         _check_names(given["checks"])
         goals, search = _attacks(given["attacks"], given["protocol"]), _made_search(given["search"])
-        plan = cls(**{**given, "attacks": tuple(a.name for a in goals), "search": search.name})
+        named = {
+            "attacks": tuple(_written(a, goal) for a, goal in zip(given["attacks"], goals, strict=True)),
+            "search": _written(given["search"], search),
+        }
+        plan = cls(**{**given, **named})
         plan._goals = goals
         if isinstance(given["search"], str):
             plan._text = given["search"]
@@ -135,6 +153,11 @@ class Plan(Part):
         return {column.name: column for goal in self.goals for column in goal.columns}
 
     @property
+    def transfers(self) -> bool:
+        """Whether the search takes its perturbations from a surrogate that has to be given."""
+        return self._search is None and inside_transfer(self._text or self.search) is not None
+
+    @property
     def level(self) -> str:
         """The set of checks: none, quick or full."""
         return split_names(self.checks)[0]
@@ -162,7 +185,11 @@ class Plan(Part):
             "settings": self.model_dump(mode="json"),
             "options": {
                 "search": options_of(_made_search(self._search or self._text or self.search)),
-                "attacks": {goal.name: options_of(goal) for goal in self.goals},
+                "attacks": {
+                    goal.name: {**options_of(goal), "columns": [c.name for c in goal.columns]}
+                    for goal in self.goals
+                },
+                "checks": _own_code(self.check_names),
             },
         }
         described: dict[str, Any] = json.loads(json.dumps(whole))
@@ -227,6 +254,8 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
         raise UserError(
             f"{wrong[0]!r} is no attack; give its name, or an object of a RankingAttack", parameter="attacks"
         )
+    for goal in goals:
+        checked_signatures(goal)
     names = [a.name for a in goals]
     if taken := {*STAGES} & {*names}:
         raise UserError(f"an attack cannot be called {', '.join(taken)}: give it another name")
@@ -244,12 +273,28 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
     return goals
 
 
+def _own_code(names: Sequence[str]) -> dict[str, str]:
+    """Return the digests of the checks that are the user's own."""
+    found = {name: code_of(registry("check").find(name)[0]) for name in names}
+    return {name: code for name, code in found.items() if code is not None}
+
+
+def _written(given: object, part: RankingAttack | Search) -> str:
+    """Write a part of the plan down: in one spelling, or as it was given if it is the user's own."""
+    inside = getattr(part, "search", part)  # of a transfer
+    if isinstance(given, str) and code_of(type(inside)) is not None:
+        return given
+    return part.name
+
+
 def _made_search(given: object) -> Search:
     """Make the search; a surrogate may be known only later, and an empty network stands for it."""
+    search = given
     if isinstance(given, str):
-        return make_search(given, surrogate=nn.Identity() if inside_transfer(given) else None)
-    if not isinstance(given, Search):
+        search = make_search(given, surrogate=nn.Identity() if inside_transfer(given) else None)
+    if not isinstance(search, Search):
         raise UserError(
             f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
         )
-    return given
+    checked_signatures(search)
+    return search

@@ -205,7 +205,7 @@ def build_record(materials: Materials) -> Record:
             "cameras": subject.cameras is not None,
             "skipped": list(subject.origin.skipped),
         },
-        "settings": plan.model_dump(),
+        "settings": plan,
         "queries": {
             "count": len(materials.numbers),
             "of": len(subject.images),

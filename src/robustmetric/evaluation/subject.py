@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import Gallery, Queries, Search
 from robustmetric.attacks.gallery import count_mates
-from robustmetric.distance import embed
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Fingerprint, Images, Joined
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.scene import Scene, device_of
-from robustmetric.perturb import check_images, differentiate, frozen
+from robustmetric.models.source import try_network
+from robustmetric.perturb import check_images, frozen
 from robustmetric.retrieval import check_cameras, check_own
 from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError
@@ -167,28 +167,11 @@ class Subject:
             goal.check_fits(len(self.ranked_labels))
 
     def probe(self, search: Search, batch: int) -> None:
-        """Embed `batch` images, and differentiate if the `search` does: a failure leaves no trace."""
+        """Embed a `batch`, and differentiate if the `search` will: a network that fails leaves no trace."""
         images = self.images[torch.arange(min(batch, len(self.images)))]
         for what, model in (("network", self.model), ("surrogate", self.surrogate)):
-            if model is None:
-                continue
-            try:
-                with frozen(model):
-                    with torch.no_grad():
-                        embed(model, images.to(device_of(model)))
-                    if search.differentiates(model):
-                        _try_gradient(model, images[:2].to(device_of(model)))
-            except (UserError, OSError):
-                raise
-            except Exception as error:
-                kind = str(images.dtype).removeprefix("torch.")
-                kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-                raise UserError(
-                    f"the {what} failed on images of shape {tuple(images.shape)} and type {kind} "
-                    f"({type(error).__name__}: {error}); give images of the size and channels that it takes "
-                    f"and of the type of its weights ({', '.join(sorted(kinds)) or 'it has none'})",
-                    parameter="size",
-                ) from error
+            if model is not None:
+                try_network(model, images, gradient=search.differentiates(model), what=what)
 
     def _check_images(self) -> None:
         """Refuse images that are none, or labels that are not of them."""
@@ -262,8 +245,3 @@ class Subject:
                 "no query has an image of its class from another camera, so none has an answer to find: "
                 "look at the cameras, or leave them out"
             )
-
-
-def _try_gradient(model: nn.Module, images: Tensor) -> None:
-    rows = torch.arange(len(images), device=images.device)
-    differentiate(lambda x, _: embed(model, x).sum(1), images, rows)

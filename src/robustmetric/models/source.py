@@ -17,7 +17,7 @@ from robustmetric.models import c2f2, resnet
 from robustmetric.models.timm import timm_model
 from robustmetric.models.weights import load_weights
 from robustmetric.perturb import differentiate, frozen
-from robustmetric.registry import Registry, file_of, registry, take_apart
+from robustmetric.registry import Registry, UserCodeError, file_of, own_traceback, registry, take_apart
 from robustmetric.validate import UserError
 
 _BUILT_IN = (c2f2, resnet)  # each of them registers its networks
@@ -145,32 +145,41 @@ def create(text: str, offered: Mapping[str, Any] | None = None, /, **options: An
     return copy.deepcopy(made) if made is factory else made
 
 
-def try_network(model: nn.Module, image: Tensor, *, gradient: bool = True) -> None:
-    """Try a network `model` on an `image` (1, C, H, W): embed it and differentiate by it, as a defense does.
+def try_network(model: nn.Module, images: Tensor, *, gradient: bool = True, what: str = "network") -> None:
+    """Embed some `images` (N, C, H, W) with a `model` and differentiate by them, as attacks will.
 
-    With ``gradient=False`` it is only embedded. What fails raises an error; the network comes back as it was.
+    With ``gradient=False`` they are only embedded. What fails raises an error that calls the network `what`;
+    the network comes back as it was.
 
     >>> try_network(nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), torch.rand(1, 1, 8, 8))
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: the network failed on an image of shape (1, 1, 8, 8) (RuntimeError: ...); give ...
+    robustmetric.UserError: the network failed on images of shape (1, 1, 8, 8) and type float32 (Runtime...
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
         with frozen(model), torch.no_grad():
-            embed(model, image.to(device))
+            embed(model, images.to(device))
             if gradient:
-                differentiate(lambda x, _: embed(model, x).sum(1), image.to(device), torch.arange(1))
-    except (ValueError, OSError):
+                few = images[:2].to(device)
+                differentiate(lambda x, _: embed(model, x).sum(1), few, torch.arange(len(few)))
+    except (UserError, OSError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise UserError(
-            f"the network failed on an image of shape {tuple(image.shape)} "
-            f"({type(error).__name__}: {reason}); give images of the size that it takes, or a network for "
-            "these",
-            parameter="size",
-        ) from error
+        kind, *kinds = (str(t).removeprefix("torch.") for t in (images.dtype, *_types(model)))
+        told = (
+            f"the {what} failed on images of shape {tuple(images.shape)} and type {kind} "
+            f"({type(error).__name__}: {reason}); give images of the size and channels that it takes and of "
+            f"the type of its weights ({', '.join(kinds) or 'it has none'}), or a network for these"
+        )
+        if (own := own_traceback(error)) is not None:
+            raise UserCodeError(f"{told}\n{own}", parameter="size") from error
+        raise UserError(told, parameter="size") from error
+
+
+def _types(model: nn.Module) -> list[torch.dtype]:
+    return list(dict.fromkeys(p.dtype for p in model.parameters()))
 
 
 def _find(text: str) -> Callable[..., nn.Module]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
-from robustmetric.training.module import MetricModule
+from robustmetric.training.module import SCORES, MetricModule
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import CollapsedError, Stopped
 
@@ -186,10 +186,6 @@ class CollapseGuard(L.Callback):
         if not self.go_on:
             raise CollapsedError(message)
         self.report(f"{message}. Going on, as told")
-
-
-SCORES = ("R@1", "R@2", "mAP", "mAP@R", "NMI")
-"""What a validation measures."""
 
 
 class MetricsFile(L.Callback):

@@ -21,6 +21,12 @@ from robustmetric.retrieval import retrieval_scores
 from robustmetric.training.code import bare
 from robustmetric.validate import UserError
 
+SCORES = ("R@1", "R@2", "mAP", "mAP@R", "NMI")
+"""What a validation measures."""
+
+RESERVED = {"loss", "lr", "step", "epoch", *SCORES}
+"""What the training logs itself, beside what a defense does."""
+
 
 class MetricModule(L.LightningModule):
     """Trains `model` with `defense`; for a Trainer of your own.
@@ -80,7 +86,12 @@ class MetricModule(L.LightningModule):
         images, labels = batch
         step = self.defense(self.model, images, labels)
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        logs = {"loss": step.loss.item(), "lr": float(rate), **step.logs}
+        if taken := sorted(RESERVED & step.logs.keys()):
+            raise UserError(
+                f"{type(self.defense).__name__}.step logged {', '.join(taken)}, which the training logs "
+                "itself: give it another name"
+            )
+        logs = {**step.logs, "loss": step.loss.item(), "lr": float(rate)}
         for name, value in logs.items():
             self.log(name, value, prog_bar=name in ("loss", "hardness/reached", "perturbed"))
         self._log_step(self.global_step + 1)

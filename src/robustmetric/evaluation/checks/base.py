@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -182,6 +182,13 @@ def run_check(name: str, findings: Findings) -> Check:
         raise UserError(
             f"the check {name!r} returned a {type(verdict).__name__}; it must return a "
             "Verdict(status, figure, limit, says)"
+        )
+    status, figure, *texts = tuple(verdict)
+    known = status in get_args(Status) and isinstance(figure, int | float)
+    if not known or not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"the check {name!r} returned {tuple(verdict)}; status must be one of "
+            f"{', '.join(get_args(Status))}, figure a number, limit and says texts"
         )
     return Check(name=check_title(name), **verdict._asdict())
 

@@ -102,11 +102,12 @@ def _gradient(findings: Findings) -> Verdict:
     parts = findings.numbers[findings.some].split(findings.plan.batch)
     limit = "no query without a gradient"
     try:
-        steepest = torch.cat([_slopes(findings, part) for part in parts])
+        least = [_slopes_of_network(findings, part) for part in parts]
     except (ValueError, RuntimeError) as error:
         if findings.search.follows_gradient:
             return Verdict("fail", 1.0, limit, f"there is no gradient: {error}")
         return Verdict("warn", 1.0, limit, "the network has no gradient; it was attacked without")
+    steepest = torch.cat([_slopes(findings, *pair) for pair in zip(parts, least, strict=True)])
     count = len(steepest)
     broken, zero = int((~steepest.isfinite()).sum()), int((steepest == 0).sum())
     share = (broken + zero) / count
@@ -114,14 +115,20 @@ def _gradient(findings: Findings) -> Verdict:
     return Verdict("fail" if broken or share > 0.01 else "warn" if zero else "pass", share, limit, says)
 
 
-def _slopes(findings: Findings, numbers: Tensor) -> Tensor:
-    """Find each query's least steep gradient (B,): along a random direction, and where each attack starts."""
-    model, gallery = findings.scene.model, findings.scene.gallery
+def _slopes_of_network(findings: Findings, numbers: Tensor) -> Tensor:
+    """Find how steep the network is at each query, along a random direction: (B,)."""
+    model, z = findings.scene.model, findings.scene.gallery.z
     generator = torch.Generator().manual_seed(findings.plan.seed)
-    way = torch.randn(gallery.z.shape[1], generator=generator).to(gallery.z)
+    way = torch.randn(z.shape[1], generator=generator).to(z)
     images, _ = findings.scene.batch(numbers)
     rows = torch.arange(len(images), device=images.device)
-    least = _steepest(differentiate(lambda x, _: embed(model, x) @ way, images, rows))
+    return _steepest(differentiate(lambda x, _: embed(model, x) @ way, images, rows))
+
+
+def _slopes(findings: Findings, numbers: Tensor, least: Tensor) -> Tensor:
+    """Find each query's least steep gradient (B,): of the network, `least`, and where each attack starts."""
+    model, gallery = findings.scene.model, findings.scene.gallery
+    rows = torch.arange(len(numbers), device=least.device)
     for a in findings.attacks:
         images, queries, target = findings.aimed(a, numbers)
         start = a.start(images, draws=Draws(findings.plan.seed, f"{a.name}/search", numbers.tolist()))
