@@ -7,9 +7,9 @@ import pytest
 
 from robustmetric.registry import KINDS, registry
 
-# Parts register when their room is imported; were that first in a test, they would be forgotten with it.
-for room in ("attacks", "data", "defenses", "evaluation", "models", "training.loggers"):
-    importlib.import_module(f"robustmetric.{room}")
+# Parts register when their module is imported; were that first in a test, they would be forgotten with it.
+for part in ("attacks", "data", "defenses", "evaluation", "models", "training.loggers"):
+    importlib.import_module(f"robustmetric.{part}")
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,17 @@ from robustmetric.validate import UserError, called, check_signature, is_number
 
 
 class Destination(nn.Module):
-    """Returns the hardness (T,) that each source triplet of a batch is to reach.
+    """The hardness (T,) that each source triplet of a batch is to reach.
 
     A subclass implements `forward` and, if it follows the loss, `update`; what it must remember is a buffer,
     so that it is saved and restored with the training. It is found by a name in ``HM[S,name]`` once it is
     registered with ``robustmetric.register("destination", name)``.
+
+    >>> class Halfway(Destination):
+    ...     def forward(self, mined, *, generator):
+    ...         return mined.hardness / 2
+    >>> Halfway()
+    Halfway(Halfway)
     """
 
     def __init__(self) -> None:  # a module would take any options
@@ -36,7 +42,7 @@ class Destination(nn.Module):
         raise UserError(f"the destination {type(self).__name__} must implement forward(mined, *, generator)")
 
     def update(self, loss: Tensor) -> None:
-        """Take note of the adversarial triplet `loss` of this iteration, a scalar."""
+        """Receive the adversarial triplet `loss` of this iteration, a scalar."""
 
     def extra_repr(self) -> str:
         """Show the name."""
@@ -48,7 +54,7 @@ DESTINATIONS: Registry[Destination] = registry("destination", Destination)
 
 
 def check_destination(destination: object) -> None:
-    """Refuse what is no destination or cannot be called as one.
+    """Refuse a `destination` that is none or cannot be called as one.
 
     >>> check_destination("LGA")
     Traceback (most recent call last):
@@ -66,7 +72,12 @@ def check_destination(destination: object) -> None:
 def destination_hardness(destination: Destination, mined: Mined, *, generator: torch.Generator) -> Tensor:
     """Return the hardness (T,) that a `destination` wants of `mined` triplets, drawn with the `generator`.
 
-    A destination that does not return a number for each triplet is told so.
+    A destination that does not return a number for each triplet is refused.
+
+    >>> from robustmetric.triplets import Batch, Hardest
+    >>> batch, generator = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1])), torch.Generator()
+    >>> destination_hardness(Constant(2), Mined.of(batch, Hardest(), generator), generator=generator)
+    tensor([2., 2.])
     """
     wanted = destination(mined, generator=generator)
     who, count = f"{type(destination).__name__}.forward", len(mined.hardness)
@@ -87,9 +98,9 @@ def destination_hardness(destination: Destination, mined: Mined, *, generator: t
 
 
 class Benign(Destination):
-    """The hardness of a benign triplet with the same anchor, drawn by a sampler.
+    """The hardness of a benign triplet with the same anchor, drawn by a `sampler`.
 
-    The sampler of the source triplets gives the source's own hardness: HM[X,X] perturbs no image.
+    For the sampler of the source triplets it is the source's own hardness: HM[X,X] perturbs no image.
 
     >>> from robustmetric.triplets import Semihard
     >>> Benign(Semihard()).name
@@ -120,7 +131,7 @@ class Benign(Destination):
 
 
 class Constant(Destination):
-    """The same hardness for every triplet; 2, the largest there is, makes HM min-max training.
+    """The same hardness, `value`, for every triplet; 2, the largest possible, makes HM min-max training.
 
     >>> Constant(2).name
     '2'
@@ -145,7 +156,7 @@ class Constant(Destination):
 
 
 class OfMargin(Constant):
-    """A multiple of the margin γ for every triplet, such as −γ/2.
+    """A multiple of γ for every triplet, such as −γ/2: `factor` times the `margin`.
 
     >>> OfMargin(-0.5, margin=0.2).name, OfMargin(-0.5, margin=0.2).value
     ('-γ/2', -0.1)
@@ -169,7 +180,13 @@ class OfMargin(Constant):
 class FollowsLoss(Destination):
     """A destination that moves with ℓ̄ = min(u, ℓ)/u, ℓ the loss of the previous iteration; at first ℓ̄ = 1.
 
-    ℓ is the buffer `previous_loss`: part of the state that is saved with the training. `u` defaults to γ.
+    ℓ is the buffer `previous_loss`: part of the state that is saved with the training. `margin` is γ, and
+    `u` is γ unless given.
+
+    >>> destination = FollowsLoss(margin=0.2, u=None)
+    >>> destination.update(torch.tensor(0.1))
+    >>> destination.relative_loss()
+    tensor(0.5000)
     """
 
     previous_loss: Tensor
@@ -195,7 +212,7 @@ class FollowsLoss(Destination):
 
 @DESTINATIONS.register("gB")
 class Boosted(FollowsLoss):
-    """gB: another destination, raised by ξ·(1 − ℓ̄) as the loss falls.
+    """gB: another destination, `base`, raised by ξ·(1 − ℓ̄) as the loss falls; `xi` is ξ, 0.1 unless given.
 
     >>> from robustmetric.triplets import Semihard
     >>> Boosted(Benign(Semihard()), xi=0.1).name
@@ -233,7 +250,7 @@ class Boosted(FollowsLoss):
 @DESTINATIONS.register("g2", power=2.0)
 @DESTINATIONS.register("g1/2", power=0.5)
 class Gradual(FollowsLoss):
-    """LGA and its powers: −γ·ℓ̄^power, from −γ while the loss is high to 0 as it falls.
+    """LGA and its powers: −γ·ℓ̄ to the `power` 1, 2 or 0.5, from −γ at a high loss to 0 as it falls.
 
     >>> Gradual().name, Gradual(power=2).name, Gradual(power=0.5).name, Gradual(u=2.2).name
     ('LGA', 'g2', 'g1/2', 'LGA(u=2.2)')
@@ -260,7 +277,7 @@ class Gradual(FollowsLoss):
 
 
 def sampler_name(sampler: object) -> str:
-    """Return a sampler's letter, or what else it is called: its own name or that of its class.
+    """Return the letter of a `sampler`, or what else it is called: its own name or that of its class.
 
     >>> from robustmetric.triplets import Softhard
     >>> sampler_name(Softhard())
@@ -270,7 +287,7 @@ def sampler_name(sampler: object) -> str:
 
 
 def same_sampler(one: object, other: object) -> bool:
-    """Tell whether two samplers draw alike: they are one, equal, or of one class with the same options.
+    """Return whether samplers `one` and `other` draw alike: equal, or of one class with the same options.
 
     >>> from robustmetric.triplets import Semihard, Softhard
     >>> same_sampler(Semihard(margin=0.2), Semihard()), same_sampler(Semihard(), Softhard())

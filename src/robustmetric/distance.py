@@ -9,7 +9,7 @@ from robustmetric.validate import UserError
 
 
 class BrokenEmbeddingsError(UserError):
-    """Embeddings, gradients or a loss that are no numbers, or zero: the network has diverged or died."""
+    """Embeddings, gradients or a loss that are NaN, infinite or zero: the network has diverged or died."""
 
 
 def embed(model: nn.Module, images: Tensor) -> Tensor:

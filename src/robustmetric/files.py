@@ -15,7 +15,7 @@ from robustmetric.validate import UserError
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a new file, bring it to the disk, and put it in the place of `path` in one step.
 
-    Until then `path` is what it was; if anything goes wrong it stays so, and no rest is left behind.
+    Until then `path` is what it was; if anything goes wrong it stays so, and no partial file is left behind.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def is_draft(path: Path) -> bool:
-    """Tell what a killed program left of a file it was writing.
+    """Return whether `path` is what a killed program left of a file it was writing.
 
     >>> is_draft(Path(".note.txt.0123.tmp")), is_draft(Path("note.txt"))
     (True, False)
@@ -45,7 +45,7 @@ def is_draft(path: Path) -> bool:
 
 
 def publish(draft: Path, final: Path) -> None:
-    """Rename a file that is on the disk over another, and bring the folder's new entry to the disk.
+    """Rename the file `draft`, complete on the disk, to `final`, and bring the folder's entry to the disk.
 
     >>> publish(Path("no such draft"), Path("final"))
     Traceback (most recent call last):
@@ -62,7 +62,7 @@ def publish(draft: Path, final: Path) -> None:
 
 
 def check_writable(out: Path) -> None:
-    """Refuse a folder that cannot be made or written to, without making it.
+    """Refuse a folder `out` that cannot be made or written to, without making it.
 
     >>> check_writable(Path("/dev/null/run"))
     Traceback (most recent call last):

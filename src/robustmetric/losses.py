@@ -37,7 +37,11 @@ def hinge(hardness: Tensor, margin: float) -> Tensor:
 
 
 class Roles(NamedTuple):
-    """The anchor, positive and negative of a term, and whether all three are of one class."""
+    """The `anchor`, `positive` and `negative` of a term; `intra_class` says if all three are of one class.
+
+    >>> ROLES["ICS"]
+    Roles(anchor='a', positive='a~', negative='p', intra_class=True)
+    """
 
     anchor: str
     positive: str
@@ -112,7 +116,13 @@ def check_term(term: object) -> None:
 
 
 def term_loss(term: Term, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
-    """Return a `term` of the (T, D) `embeddings` of each role, with the margin γ; refuse all but a scalar."""
+    """Return a `term` of the (T, D) `embeddings` of each role; `margin` is γ. All but a scalar is refused.
+
+    >>> import torch
+    >>> embeddings = {"a": torch.eye(2), "a~": -torch.eye(2), "p": torch.eye(2)}
+    >>> term_loss(SextupletTerm("ICS"), embeddings, margin=0.2)
+    tensor(1.)
+    """
     found = term(embeddings, margin=margin)
     check_loss(f"{type(term).__name__}.__call__", found)
     return found
@@ -146,8 +156,8 @@ class SextupletTerm:
     """A weighted triplet loss within the sextuplet (a, p, n, ã, p̃, ñ), added to the adversarial loss.
 
     "ICS" is intra-class structure, L(a, ã, p); the paper's supplement names the others: L(a,ã,p̃),
-    L(p,p̃,a), L(a,ã,ñ), L(a,p,ñ) and L(a,p,n), which mixes in regular training. The weight λ is 0.5 unless
-    given; the margin is 0 within a class and the defense's γ otherwise. `kind` is the name without them.
+    L(p,p̃,a), L(a,ã,ñ), L(a,p,ñ) and L(a,p,n), which mixes in regular training. `kind` is one of
+    these; `weight` is λ, 0.5 unless given; `margin` is by default 0 within a class, else the defense's γ.
 
     >>> SextupletTerm("ICS", weight=0.05).name
     'ICS(λ=0.05)'

@@ -93,7 +93,7 @@ def _to_floats(images: object) -> str:
 
 
 def _channels_last(images: Tensor) -> bool:
-    """Tell whether the 1 or 3 channels of a batch are its last axis, where its width should be."""
+    """Return whether the 1 or 3 channels of a batch are its last axis, where its width should be."""
     _, second, third, last = images.shape
     return last in (1, 3) and second > 3 and third > 3
 

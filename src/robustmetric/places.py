@@ -19,8 +19,7 @@ def places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: Th
     """Return the ranks (B, R) of the keys of `wanted` images among the squares `near[row]` (B, N), ascending.
 
     `row` (B,) are the queries' rows of `near`. Of the keys (B, W) each query's `relevant` (B,) lowest count;
-    R is the most of any. The queries are shared out to the threads of the `pool`. The keys may be sorted in
-    place.
+    R is the largest of these. The threads of the `pool` share the queries. The keys may be sorted in place.
 
     >>> near, row, wanted = torch.tensor([[0.5, 2.0, 1.0]]), torch.tensor([0]), torch.tensor([[1, 2]])
     >>> with ThreadPoolExecutor(1) as pool:

@@ -1,7 +1,6 @@
 """One lookup for every kind of part: a registered name, `name(option=1)`, or `file.py:Object`.
 
-A part that somebody else defines is as good as a built-in one wherever a name is taken: register it under a
-name of its own, or name the file that defines it.
+A part of your own works like a built-in one wherever a name is taken: register it, or name its file.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ UserCodeError.__module__ = "robustmetric"
 
 
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):
-    """The parts of one kind: what makes each, by name.
+    """The parts of one `kind`: what makes each, by name.
 
     `expects` is the class that a part must be of; None if a part is a function of its own.
 
@@ -87,7 +86,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         return add
 
     def find(self, text: str) -> tuple[Callable[..., T], dict[str, Any]]:
-        """Return what makes the part that a text names, and the options that stand in its brackets."""
+        """Return what makes the part that `text` names, and the options in its brackets."""
         if text in self._known:
             return self._known[text], {}
         name, options = take_apart(self.kind, text)
@@ -96,7 +95,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         return lookup(self.kind, name, self._known), options
 
     def make(self, text: str, /, offered: Mapping[str, Any] | None = None, **options: Any) -> T:
-        """Make the part that a text such as ``"name(option=2)"`` names.
+        """Make the part that `text`, such as ``"name(option=2)"``, names.
 
         `options` come beside those in the brackets; all must be options of the part. What is `offered` is
         passed on where the part has an option of that name, and left out elsewhere.
@@ -125,7 +124,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         return made
 
     def bind(self, text: str) -> Callable[..., T]:
-        """Return the function that a text names with its options set, for kinds whose parts are functions."""
+        """Return the function that `text` names with its options set, for kinds whose parts are functions."""
         factory, given = self.find(text)
         known = [p for p in inspect.signature(factory).parameters if _accepts(factory, p)]
         for name in given:
@@ -140,7 +139,7 @@ _REGISTRIES: dict[str, Registry[Any]] = {kind: Registry(kind) for kind in KINDS}
 
 
 def registry(kind: str, expects: type[Any] | None = None) -> Registry[Any]:
-    """Return the registry of a kind; the module that defines the kind says what it `expects`.
+    """Return the registry of a `kind`; the module that defines the kind says what it `expects`.
 
     >>> registry("search").kind
     'search'
@@ -172,7 +171,7 @@ def register(kind: str, name: str, **fixed: Any) -> Callable[[F], F]:
 
 
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """Return ``known[name]``; an unknown name raises an error with the nearest and all known names.
+    """Return ``known[name]``; an unknown `name` of a `kind` raises an error with the nearest and all known.
 
     >>> lookup("model", "resnet19", {"resnet18": 18, "resnet50": 50, "c2f2": 2})
     Traceback (most recent call last):
@@ -185,7 +184,7 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
-    """Say that a name is not known, which one is nearest and which there are.
+    """Return a message that a `name` of a `kind` is unknown, with the nearest and all of `known`.
 
     >>> unknown("sampler", "X", {"R": 0, "M": 1})
     "unknown sampler 'X'; known: M, R"
@@ -197,7 +196,7 @@ def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
 
 
 def parameters(lead: str = "", **given: float | None) -> str:
-    """Write the parameters that were given, as they stand in a defense's name.
+    """Return the parameters that are `given`, after `lead`, as they are written in a defense's name.
 
     >>> parameters(λ=0.05, γ=None), parameters(lead=",", ξ=0.1)
     ('λ=0.05', ',ξ=0.1')
@@ -207,7 +206,7 @@ def parameters(lead: str = "", **given: float | None) -> str:
 
 
 def split_names(text: str, separator: str = ",") -> list[str]:
-    """Split a text at the separators that are not in brackets, without blanks.
+    """Split a `text` at each `separator` that is not in brackets, without blanks.
 
     >>> split_names("CA+, SP-QA+(m=2,keep=3)")
     ['CA+', 'SP-QA+(m=2,keep=3)']
@@ -223,7 +222,7 @@ def split_names(text: str, separator: str = ",") -> list[str]:
 
 
 def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Take a text such as ``"name(option=2)"`` apart into the name and its options.
+    """Split `text`, such as ``"name(option=2)"``, into name and options; errors call it a `kind`.
 
     >>> take_apart("search", "pgd(restarts=2, best=True)")
     ('pgd', {'restarts': 2, 'best': True})
@@ -249,14 +248,18 @@ def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 class Source(NamedTuple):
-    """A Python file and the name of an object in it."""
+    """A Python `file` and the `name` of an object in it.
+
+    >>> Source(Path("mine.py"), "Small").name
+    'Small'
+    """
 
     file: Path
     name: str
 
 
 def file_of(text: str) -> Source | None:
-    """Return the file and the object that a text such as ``file.py:Object(option=1)`` names, if it does.
+    """Return the file and the object that `text`, such as ``file.py:Object(option=1)``, names, if it does.
 
     >>> file_of("nets/mine.py:Small(width=8)")
     Source(file=PosixPath('nets/mine.py'), name='Small')
@@ -285,7 +288,7 @@ _IMPORTED: dict[Path, tuple[str, ModuleType]] = {}
 
 
 def own_traceback(error: BaseException) -> str | None:
-    """Return the traceback of an error from a user's own file on; None if it did not pass through one.
+    """Return the traceback of an `error` from a user's own file on; None if it did not pass through one.
 
     >>> own_traceback(ValueError("elsewhere")) is None
     True
@@ -371,7 +374,7 @@ def _defined_in(value: object, module: ModuleType) -> bool:
 
 
 def _accepts(factory: Callable[..., Any], option: str) -> bool:
-    """Tell whether a part has an option of this name."""
+    """Return whether a part has an option of this name."""
     try:
         known = inspect.signature(factory).parameters
     except ValueError:  # builtins have no signature

@@ -185,9 +185,9 @@ def retrieval_scores(
     """Return R@K for each K of `ks`, mAP, mAP@R and NMI of (N, D) `embeddings` with (N,) `labels`, in %.
 
     Each image queries all others, or, with `queries` (Q, D) of `query_labels` (Q,), each query the
-    embeddings, in so many bytes of `memory`: see `rank`. mAP is over the
-    whole ranking; a query without an answer is left out. NMI is that of the embeddings, whatever the queries;
-    `nmi=False` leaves it out, which saves most of the time where there are many classes.
+    embeddings, within `memory` bytes: see `rank`. mAP is over the whole ranking; a query without an answer is
+    left out. NMI is that of the embeddings, whatever the queries; `nmi=False` leaves it out, which saves most
+    of the time where there are many classes.
 
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     >>> retrieval_scores(z, torch.tensor([0, 0, 1, 1]))
@@ -207,7 +207,7 @@ def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
     """Return how well (N,) `labels` agree with as many k-means clusters of (N, D) `embeddings`: 1 at best.
 
     The mutual information is divided by the mean of both entropies. Up to 1,000 classes the clusters begin
-    with k-means++ and move until they rest. Above, where k-means++ would take hours, they begin at random
+    with k-means++ and move until they converge. Above, where k-means++ would take hours, they begin at random
     images and move 20 times at most. The `seed` is that of k-means, which holds two copies of the embeddings.
 
     >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))
@@ -319,7 +319,7 @@ def _side(images: int, dim: int) -> int:
 
 
 def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[int, bool]:
-    """Return how many queries to rank at once in so many bytes, and whether the gallery's squares all fit."""
+    """Return how many queries to rank at once within these bytes, whether the gallery's squares all fit."""
     images, dim = gallery.shape
     width, side = block_width(images, dim), _side(images, dim)
     # What is there once: buffers of the libraries, positions and lengths, results, a block of the gallery,

@@ -65,7 +65,7 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
 
 @torch.no_grad()
 def square_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Return squares on the unit sphere row by row, `x` and `y` (…, D) to (…,), to the bit as `distances`.
+    """Return squares on the unit sphere row by row, `x` and `y` (…, D) to (…,), exactly as `distances`.
 
     >>> z = torch.nn.functional.normalize(torch.randn(3, 7))
     >>> bool(square_distance(z[:1], z).equal(distances(z[:1], z)[0]))
@@ -91,9 +91,10 @@ def _sum_of_squares(x: Tensor, y: Tensor) -> Tensor:
 
 
 class Squares:
-    """Squared distances to an (N, D) gallery, block by block, through buffers that are allocated once.
+    """Squared distances to a `gallery` (N, D), block by block, through buffers that are allocated once.
 
-    Points that lie together are taken relative to their centre: the nearer it is, the less is rounded.
+    The buffers hold `rows` queries at a time. Points that lie together are taken relative to their centre:
+    the nearer it is, the less is rounded.
 
     >>> squares = Squares(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), rows=1)
     >>> out, query = torch.empty(1, 2), torch.tensor([[1.0, 0.0]])
@@ -130,7 +131,7 @@ class Squares:
         return into if self.centre is None else into.sub_(self.centre)
 
     def lengths(self, embeddings: Tensor, what: str) -> Tensor:
-        """Return squares (N,) from the centre; refuse embeddings, called `what`, that are no numbers."""
+        """Return squared lengths (N,) of `embeddings` from the centre; an error calls them `what`."""
         lengths = torch.empty(len(embeddings), dtype=self.right.dtype, device=self.right.device)
         dim = embeddings.shape[1]
         for begin, end in blocks(len(embeddings), len(self.right)):
@@ -146,13 +147,16 @@ class Squares:
         return lengths
 
     def write(self, out: Tensor, queries: Tensor, lengths: Tensor, scale: float) -> None:
-        """Write the distances of (B, D) queries, times a power of two, into a float32 tensor (B, N)."""
+        """Write the distances of `queries` (B, D), times `scale`, into `out` (B, N), a float32 tensor.
+
+        `lengths` (B,) are those that the method of this name returns; `scale` is a power of two.
+        """
         bound = self._prepare(queries, lengths, scale)
         for begin, end in blocks(len(self.gallery), len(self.right)):
             self._block(out[:, begin:end], queries, bound, begin, scale)
 
     def write_mutual(self, out: Tensor, scale: float) -> None:
-        """Write the distances within the gallery, times a power of two, into a float32 tensor (N, N)."""
+        """Write distances within the gallery, times `scale`, a power of two, into `out` (N, N), float32."""
         tiles = blocks(len(self.gallery), len(self.left))
         for i, (top, bottom) in enumerate(tiles):
             queries = self.gallery[top:bottom]
@@ -206,7 +210,7 @@ def keys_of(square: Tensor, position: Tensor) -> Tensor:
     """Return keys that are ordered as the ranking is: by distance, and by position where that is equal.
 
     The bits of a positive float are in the order of its value: those of each float32 `square` (…, N) stand
-    above its image's `position`, (…, N) or (N,). Every key of a row is another one.
+    above its image's `position`, (…, N) or (N,). All keys of a row differ.
 
     >>> keys_of(torch.tensor([2.0, 1.0, 2.0]), torch.arange(3)).argsort()
     tensor([1, 0, 2])
@@ -254,7 +258,7 @@ def block_width(images: int, dim: int) -> int:
 
 
 def blocks(images: int, width: int) -> list[tuple[int, int]]:
-    """Return the beginnings and ends of equal blocks of at most `width`, that cover so many `images`.
+    """Return the beginnings and ends of equal blocks of at most `width` that cover N `images`.
 
     >>> blocks(10, 4)
     [(0, 3), (3, 6), (6, 10)]

@@ -15,7 +15,7 @@ from robustmetric.validate import UserError, called, check_signature, is_number
 
 
 class Triplets(NamedTuple):
-    """Anchors, positives and negatives as three (T,) tensors of positions in the batch.
+    """Triplets as positions in the batch: `anchor`, `positive` and `negative`, (T,) each.
 
     >>> triplets = Triplets(torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
     >>> triplets.hardness(torch.tensor([[0.0, 0.5, 0.7], [0.5, 0.0, 0.9], [0.7, 0.9, 0.0]]))
@@ -39,8 +39,7 @@ class Triplets(NamedTuple):
 class Batch:
     """What a sampler sees of a batch of N images.
 
-    `distances` (N, N) are those of all embeddings to all, `labels` (N,) their classes, `dim` is the length of
-    the embeddings.
+    `distances` (N, N) are those of all embeddings to all, `labels` (N,) the classes, `dim` is their length D.
 
     >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
     >>> batch.distances.shape, batch.dim
@@ -77,11 +76,12 @@ class Batch:
 class Sampler(Protocol):
     """Draws triplets from a batch, one for each anchor.
 
-    Which images are anchors, the labels decide. A batch of pairs [a0, p0, a1, p1, …], each of one class, has
-    its anchors at the even positions, and each anchor's *partner* is the image behind it. In any other
+    The labels decide which images are anchors. A batch of pairs [a0, p0, a1, p1, …], each of one class, has
+    its anchors at the even positions, and each anchor's *partner* is the image after it. In any other
     layout each image that shares its class with another is an anchor, and its partner is drawn among those.
+    An anchor is never its own positive. ``robustmetric.register("sampler", name)`` names one of your own.
 
-    An anchor is never its own positive. ``robustmetric.register("sampler", name)`` gives your own a name.
+    >>> check_sampler(lambda batch, *, generator: Triplets(*torch.tensor([[0], [1], [2]])))
     """
 
     def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
@@ -111,7 +111,7 @@ class Mined:
 
 
 def draw_triplets(sampler: Sampler, batch: Batch, *, generator: torch.Generator) -> Triplets:
-    """Return what a `sampler` draws from a `batch` with a `generator`; refuse what are no triplets of it.
+    """Return what a `sampler` draws from a `batch` with a `generator`; refuse anything but triplets.
 
     >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
     >>> draw_triplets(lambda batch, generator: [0, 1, 2], batch, generator=torch.Generator())
@@ -200,7 +200,7 @@ def _is_whole(labels: object) -> bool:
 
 
 def check_classes(labels: Tensor) -> None:
-    """Refuse `labels` (N,) of which no triplet can be made.
+    """Refuse `labels` (N,) from which no triplet can be made.
 
     >>> check_classes(torch.tensor([4, 4, 4]))
     Traceback (most recent call last):
@@ -222,7 +222,7 @@ def check_classes(labels: Tensor) -> None:
 
 
 def find_anchors(labels: Tensor) -> Tensor:
-    """Return the positions (T,) of the anchors of a batch with labels (N,), ascending.
+    """Return the positions (T,) of the anchors of a batch with `labels` (N,), ascending.
 
     In a batch of pairs they are the even ones, else those of images that share their class with another.
 
@@ -241,7 +241,7 @@ def _in_pairs(labels: Tensor) -> bool:
 
 
 def check_margin(margin: float) -> None:
-    """Refuse a `margin` γ that no triplet of the unit sphere could keep.
+    """Refuse a `margin` γ that is not in (0, 2].
 
     >>> check_margin(3)
     Traceback (most recent call last):
@@ -279,7 +279,7 @@ class Random:
 @SAMPLERS.register("M")
 @dataclass(frozen=True)
 class Semihard:
-    """M: the partner and a uniform negative among those with d(a, p) < d(a, n) < d(a, p) + margin.
+    """M: the partner and a uniform negative among those with d(a, p) < d(a, n) < d(a, p) + `margin`.
 
     >>> Semihard()
     Semihard(margin=0.2)

@@ -1,4 +1,4 @@
-"""What a value must be: numbers, and the error that says what a person can mend."""
+"""What a value must be: numbers, and the error that says what the user can fix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SHOWN = 5  # of many items
 
 
 class UserError(ValueError):
-    """Something a person can mend: it names the value, what is allowed and what to do next.
+    """An error that the user can fix: it names the value, what is allowed and what to do next.
 
     `parameter` is the name of the argument to change, where there is one: the command line shows its flag
-    behind the message. It prints the error in a line, without a traceback.
+    after the message. It prints the error in one line, without a traceback.
 
     >>> raise UserError("eps must be in [0, 1], not 8: pixels are in [0, 1]")
     Traceback (most recent call last):
@@ -33,7 +33,7 @@ UserError.__module__ = "robustmetric"  # where it is public
 
 
 def fraction(value: object) -> object:
-    """Read '8/255' or '0.1' as a number; return anything else for the check that follows.
+    """Read a `value` such as '8/255' or '0.1' as a number; return anything else for the check that follows.
 
     >>> fraction("51/255"), fraction("0.1"), fraction("much")
     (0.2, 0.1, 'much')
@@ -47,7 +47,7 @@ def fraction(value: object) -> object:
 
 
 def is_number(value: Any, kind: type = Real) -> bool:
-    """Tell whether a value is a finite number (numpy's included) and not a truth value.
+    """Return whether `value` is a finite number of this `kind` (numpy's included) and not a bool.
 
     >>> from numbers import Integral
     >>> is_number(0.5), is_number(2.0, kind=Integral), is_number(True), is_number("8"), is_number(math.nan)
@@ -59,7 +59,7 @@ def is_number(value: Any, kind: type = Real) -> bool:
 
 
 def shorten(items: Sequence[object]) -> str:
-    """Write the first few of many items.
+    """Return the first few of many `items` as text.
 
     >>> shorten([1, 2, 3]), shorten(range(12))
     ('1, 2, 3', '0, 1, 2, 3, 4 and 7 more')
@@ -69,7 +69,7 @@ def shorten(items: Sequence[object]) -> str:
 
 
 def called(part: object) -> str:
-    """Return what a part is called in messages: its own name if it is a function, else that of its class.
+    """Return what a `part` is called in messages: its name if it is a function, else that of its class.
 
     >>> called(shorten), called(0.5)
     ('shorten', 'float')
@@ -78,7 +78,7 @@ def called(part: object) -> str:
 
 
 def check_signature(who: str, method: Callable[..., Any], written: str) -> None:
-    """Refuse a method that cannot be called as its contract says.
+    """Refuse a `method` that cannot be called as its contract says.
 
     `who` is its name in the message, `written` its parameters, such as ``"batch, *, generator"``.
 

@@ -56,7 +56,7 @@ def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> Ranking
     """Make an attack by its name, with its options in brackets or as arguments.
 
     `name` is the paper's, one that was registered, or ``"file.py:Mine(option=1)"``. `protocol` is `strict`,
-    by the definitions, or `reference`, as published figures were made.
+    by the definitions, or `reference`, as published figures were made. `options` are those of the attack.
 
     >>> attack("CA+(w=5)")
     CandidateAttack(protocol='strict', sign='+', w=5)

@@ -20,7 +20,7 @@ Protocol = Literal["strict", "reference"]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What each query's perturbation aims at: (B, W) positions in the gallery.
+    """What each query's perturbation aims at: positions `index` (B, W) in the gallery.
 
     `extra` (B, …) is what an objective needs besides, computed once and not in each step.
 
@@ -44,7 +44,7 @@ class RankingAttack(ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
     A new attack is a class with a name, its columns and three methods: `select`, `objective` and `measure`.
-    The protocol `strict` follows the definitions; `reference` is what published figures were made with, where
+    The `protocol` strict follows the definitions; reference is what published figures were made with, where
     the two differ. All values are for each query by itself: B queries with embeddings (B, D) are perturbed
     together.
 
@@ -79,7 +79,7 @@ class RankingAttack(ABC):
         """What it reports: the columns that `measure` returns, all of them and in their order."""
 
     def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few `images` that the targets cannot be found in it."""
+        """Refuse a gallery with too few `images`, N, to find the targets in."""
         return
 
     @abstractmethod
@@ -105,7 +105,7 @@ class RankingAttack(ABC):
 
     @abstractmethod
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Return the (B,) values of each column by name, for embeddings `z` (B, D); NaN where is none.
+        """Return the (B,) values of each column by name, for embeddings `z` (B, D); NaN if undefined.
 
         `queries` has the benign embeddings, `target` what they aim at in the `gallery`.
         """
@@ -169,7 +169,7 @@ class SignedAttack(RankingAttack):
         return (Column(self.name, "lower", term=from_lowered_rank),)
 
     def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few `images` that the targets cannot be found in it."""
+        """Refuse a gallery with too few `images`, N, to find the targets in."""
         check_count(self.letter, self.count, images)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:

@@ -24,9 +24,9 @@ _KEPT = 2**26
 @ATTACKS.register("CA-", sign="-")
 @dataclass(frozen=True, kw_only=True)
 class CandidateAttack(SignedAttack):
-    """The perturbed image is a candidate; `w` gallery images query, and should rank it first (+) or last (−).
+    """The perturbed image is a candidate; `w` gallery images should rank it first (`sign` +) or last (−).
 
-    The queries are drawn at random (+), or among the 1 % nearest to the image (−). Reported is the rank of
+    These queries are drawn at random (+), or among the 1 % nearest to the image (−). Reported is the rank of
     the perturbed image, in % from first to last, as the mean over its queries.
 
     >>> CandidateAttack(sign="+"), CandidateAttack(sign="-", w=5).name

@@ -40,8 +40,8 @@ class Column:
 
     `name` is that of records and tables. `better` says whether a higher or a lower value is the more robust
     one; None if it says nothing of the network alone. `unit` is what it is measured in. `term` returns the
-    column's term of the ERS for a value, a number or an array; None if it has none. Of a `conclusive` one
-    nothing is left to an attack without bounds.
+    column's term of the ERS for a value, a number or an array; None if it has none. If it is `conclusive`, an
+    attack with ε = 1 should leave little of that term.
 
     >>> column = Column("TMA", "lower", COSINE, from_cosine)
     >>> column.arrow, column.show(0.9), column.show(None), column.term(0.75)

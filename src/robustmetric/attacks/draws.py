@@ -27,15 +27,15 @@ class Draws:
         self._streams = [np.random.Generator(np.random.Philox(_key(seed, purpose, n))) for n in numbers]
 
     def uniform(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Return (B, *shape) numbers in [0, 1), or (R, *shape) for some `rows` (R,)."""
+        """Return (B, *`shape`) numbers in [0, 1), or (R, *`shape`) for some `rows` (R,)."""
         return torch.from_numpy(np.stack([s.random(shape) for s in self._of(rows)]))
 
     def normal(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Return (B, *shape) numbers of mean 0 and deviation 1, or (R, *shape) for some `rows` (R,)."""
+        """Return (B, *`shape`) numbers of mean 0 and deviation 1, or (R, *`shape`) for some `rows` (R,)."""
         return torch.from_numpy(np.stack([s.standard_normal(shape, np.float32) for s in self._of(rows)]))
 
     def signs(self, *shape: int, rows: Tensor | None = None) -> Tensor:
-        """Return (B, *shape) of −1 and 1, or (R, *shape) for some `rows` (R,)."""
+        """Return (B, *`shape`) of −1 and 1, or (R, *`shape`) for some `rows` (R,)."""
         drawn = np.stack([s.integers(0, 2, shape, np.int8) for s in self._of(rows)])
         return torch.from_numpy(2 * drawn - 1).float()
 
@@ -67,7 +67,7 @@ def distinct(uniform: Tensor, size: int) -> Tensor:
 def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
     """Return (B, W) positions in the `gallery`, chosen by `uniform` (B, W) numbers in [0, 1).
 
-    If `strict`, not the query's `own` (B,), −1 for none, and none twice.
+    With `strict`, neither the query's `own` position (B,), −1 for none, nor any position twice.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> choose(torch.tensor([[0.0, 0.99]]), gallery, torch.tensor([0]), strict=True)

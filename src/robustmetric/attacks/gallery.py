@@ -25,7 +25,7 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The images that are ranked: (N, D) embeddings on the unit sphere and (N,) classes, N at least 5.
+    """The images that are ranked: embeddings `z` (N, D) on the unit sphere, `labels` (N,), N at least 5.
 
     `cameras` (N,) took the images: those of a query's class and camera do not count for it. `chunk` images
     at a time are compared with the queries, which bounds the memory and changes no score.
@@ -67,7 +67,7 @@ class Gallery:
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """The images that are perturbed: their benign (B, D) embeddings and (B,) classes.
+    """The images that are perturbed: their benign embeddings `z` (B, D) and `labels` (B,).
 
     `own` (B,) is each one's position in the gallery, −1 where it is not in there; `cameras` (B,) took them.
 
@@ -294,7 +294,7 @@ def put(values: Tensor, rows: Tensor, position: Tensor, block: slice, value: flo
 
 
 def check_count(letter: str, count: int, gallery: int | None = None) -> None:
-    """Refuse a `count` that cannot be, or of more targets than a gallery of so many images has.
+    """Refuse a `count` of targets that cannot be, or that is more than a gallery has images.
 
     `letter` is the name of the option that it was given as, `gallery` the number of images.
 

@@ -24,7 +24,7 @@ from robustmetric.validate import UserError, is_number
 @ATTACKS.register("QA-", sign="-")
 @dataclass(frozen=True, kw_only=True)
 class QueryAttack(SignedAttack):
-    """The perturbed image is the query; it should rank `m` candidates first (+) or last (−).
+    """The perturbed image is the query; it should rank `m` candidates first (`sign` +) or last (−).
 
     The candidates are drawn at random (+), or among the 1 % nearest to the query (−). Reported is their rank,
     in % from first to last, as the mean over the candidates.
@@ -108,7 +108,7 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         return 1.0 if self.sign == "+" else 100.0
 
     def check_fits(self, images: int) -> None:
-        """Refuse a gallery of so few `images` that the targets cannot be found in it."""
+        """Refuse a gallery with too few `images`, N, to find the targets in."""
         super().check_fits(images)
         check_count("keep", self.keep, images)
         if self.m + self.keep > images - 2:

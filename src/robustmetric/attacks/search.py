@@ -18,7 +18,7 @@ from robustmetric.validate import UserError, is_number
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """Looks for the perturbation that minimises an objective; any attack goes with any search.
+    """Looks for the perturbation that minimises an objective; any attack works with any search.
 
     A new search is a class that says whether it follows gradients and can be called.
 
@@ -192,8 +192,8 @@ class _ByTrial(Search):
 class NES(_ByTrial):
     """Natural evolution strategies: the gradient from `samples` pairs of points along normal directions.
 
-    Black-box: only values are used. Ilyas et al., "Black-box Adversarial Attacks with Limited Queries and
-    Information", ICML 2018.
+    Their distance scales with `sigma`. Black-box: only values are used. Ilyas et al., "Black-box
+    Adversarial Attacks with Limited Queries and Information", ICML 2018.
 
     >>> make_search("nes")
     NES(samples=50, sigma=0.01)
@@ -209,8 +209,8 @@ class NES(_ByTrial):
 class SPSA(_ByTrial):
     """Simultaneous perturbation: the gradient from `samples` pairs of points along random signs.
 
-    Black-box: only values are used. Uesato et al., "Adversarial Risk and the Dangers of Evaluating Against
-    Weak Attacks", ICML 2018.
+    The points are `sigma` away in each pixel. Black-box: only values are used. Uesato et al., "Adversarial
+    Risk and the Dangers of Evaluating Against Weak Attacks", ICML 2018.
 
     >>> make_search("spsa(samples=10)").name
     'spsa(samples=10)'
@@ -224,7 +224,7 @@ class SPSA(_ByTrial):
 @SEARCHES.register("transfer")
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Search):
-    """Search on another network, the surrogate, and hope that the perturbation carries over.
+    """Run a `search` on another network, the `surrogate`, and hope that the perturbation carries over.
 
     >>> make_search("transfer", surrogate=nn.Flatten()).name
     'transfer(pgd)'

@@ -30,8 +30,9 @@ Columns = Mapping[str, tuple[str, ...]]
 class ImageSet:
     """One split of a data set: N images of known classes, either as files or as pixels in memory.
 
-    `labels` (N,) count the classes of this split from 0, in the order of `classes`; `pixels` are
-    (N, H, W, C) with 8 bits. What else may be known of the images:
+    `name` is that of the data set, `split` that of its part. `labels` (N,) count the classes of this split
+    from 0, in the order of `classes`. The images are N `files`, or `pixels` (N, H, W, C) with 8 bits. What
+    else may be known of them:
 
     - `boxes` (N, 4) int64: left, top, right, bottom of the part that counts, in pixels of the upright image,
       right and bottom exclusive; a row of zeros is the whole image. Files only.
@@ -82,7 +83,7 @@ class ImageSet:
         return len(self.files if self.files is not None else self.pixels)  # type: ignore[arg-type]
 
     def box(self, index: int) -> Box | None:
-        """Return the box of an image, or None for the whole.
+        """Return the box of the image at `index`, or None for the whole.
 
         >>> boxes = np.array([[0, 0, 0, 0], [1, 2, 5, 6]])
         >>> two = ImageSet("mine", "train", torch.tensor([0, 0]), ("x",), (Path("a"), Path("b")), boxes=boxes)
@@ -93,9 +94,9 @@ class ImageSet:
         return (left, top, right, bottom) if right else None
 
     def take(self, rows: Sequence[int] | Tensor) -> ImageSet:
-        """Return the images in these rows, in this order, with all that is known of them.
+        """Return the images in these `rows`, in this order, with all that is known of them.
 
-        Classes stay as they are, also those of which no image is left.
+        Classes stay as they are, even those without an image left.
 
         >>> files = (Path("a.png"), Path("b.png"), Path("c.png"))
         >>> three = ImageSet("mine", "train", torch.tensor([0, 1, 1]), ("x", "y"), files)
@@ -122,7 +123,7 @@ class ImageSet:
 
 
 def sets_apart(reader: F) -> F:
-    """Mark the reader of a data set that may set validation images apart.
+    """Mark the `reader` of a data set that may set validation images apart.
 
     Such a reader is asked for the split "validation" too, and returns an empty set where there are none.
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, half, listed
-from robustmetric.registry import register
 from robustmetric.validate import UserError, shorten
 
 PUBLISHED = (
@@ -28,7 +27,6 @@ CELL, STRUCT, CHAR, NUMERIC = 1, 2, 4, range(6, 16)
 LIMIT = 1 << 28  # bytes of an unpacked variable; the published ones have about ten million
 
 
-@register("data set", "cars")
 def read_cars(root: Path | None, split: Half) -> ImageSet:
     """Read Cars-196 from the directory that holds ``cars_annos.mat`` and ``car_ims``.
 

@@ -7,13 +7,11 @@ from pathlib import Path, PurePosixPath
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, half, integer, listed, read_fields
-from robustmetric.registry import register
 from robustmetric.validate import UserError, shorten
 
 PUBLISHED = "CUB-200-2011 is published at https://www.vision.caltech.edu/datasets/cub_200_2011/"
 
 
-@register("data set", "cub")
 def read_cub(root: Path | None, split: Half) -> ImageSet:
     """Read CUB-200-2011 from its directory, or from the one that holds ``CUB_200_2011``.
 

@@ -8,13 +8,11 @@ import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import count_classes
-from robustmetric.registry import register
 from robustmetric.validate import UserError
 
 TRAINING = 1000
 
 
-@register("data set", "digits")
 def read_digits(root: Path | None, split: Half) -> ImageSet:
     """Read scikit-learn's digits as pixels (N, 8, 8, 1): the first 1000 train, the other 797 test.
 

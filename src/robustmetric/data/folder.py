@@ -8,7 +8,6 @@ from pathlib import Path
 
 from robustmetric.data.base import ImageSet, Part, sets_apart
 from robustmetric.data.listing import check_root, half, listed, with_queries
-from robustmetric.registry import register
 from robustmetric.validate import UserError, shorten
 
 # Not .gif: it may be a film, of which only the first picture would be used.
@@ -16,7 +15,6 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 HINT = "mend or remove these links"
 
 
-@register("data set", "folder")
 @sets_apart
 def read_folder(root: Path | None, split: Part) -> ImageSet:
     """Read a directory that holds one directory for each class, or one for each split with the classes in it.

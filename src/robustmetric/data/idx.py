@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_root, count_classes
-from robustmetric.registry import register
 from robustmetric.validate import UserError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -44,7 +43,6 @@ PREFIX = {"train": "train", "test": "t10k"}
 CHUNK = 1 << 20
 
 
-@register("data set", "mnist")
 def read_mnist(root: Path | None, split: Half) -> ImageSet:
     """Read MNIST from a directory of idx files, as pixels (N, 28, 28, 1).
 
@@ -56,7 +54,6 @@ def read_mnist(root: Path | None, split: Half) -> ImageSet:
     return _idx_set("mnist", root, split, DIGITS, MNIST_PUBLISHED)
 
 
-@register("data set", "fashion-mnist")
 def read_fashion_mnist(root: Path | None, split: Half) -> ImageSet:
     """Read Fashion-MNIST from a directory of idx files (by default Debian's), as pixels (N, 28, 28, 1).
 

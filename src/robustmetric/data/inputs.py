@@ -63,7 +63,7 @@ class Inputs:
         skip_broken: bool = False,
         watch: Watch | None = None,
     ) -> Pixels:
-        """Return the images as pixels (N, H, W, C), resized and not cropped, decoded once.
+        """Return the `images` as pixels (N, H, W, C), resized and not cropped, decoded once.
 
         They are kept in `cache`, by default ``~/.cache/robustmetric``. Images that cannot be read raise an
         error that lists them; with `skip_broken` they are left out. `watch` is told, while images are
@@ -86,7 +86,7 @@ class Inputs:
         )
 
     def first(self, images: ImageSet) -> Pixels:
-        """Return the first of the images that can be read, (1, H, W, C); nothing is kept on disk.
+        """Return the first of the `images` that can be read, (1, H, W, C); nothing is kept on disk.
 
         >>> Inputs(resize=16).first(load("digits")).pixels.shape
         (1, 16, 16, 1)
@@ -94,7 +94,7 @@ class Inputs:
         return first_readable(images, size=self._size, channels=self._channels_of(images))
 
     def images(self, pixels: Pixels) -> ImageArray:
-        """Return decoded pixels as the network gets them: (N, C, H, W) in [0, 1], cropped.
+        """Return decoded `pixels` as the network gets them: (N, C, H, W) in [0, 1], cropped.
 
         >>> inputs = Inputs(crop=6)
         >>> inputs.images(inputs.first(load("digits")))[:1].shape
@@ -103,7 +103,7 @@ class Inputs:
         return ImageArray(pixels.pixels, self.crop)
 
     def shape(self, pixels: Pixels) -> tuple[int, int]:
-        """Return the channels and the height of decoded pixels as the network gets them.
+        """Return the channels and the height of decoded `pixels` as the network gets them.
 
         >>> inputs = Inputs(resize=16, crop=12)
         >>> inputs.shape(inputs.first(load("digits")))
@@ -153,9 +153,9 @@ def load_pixels(
     skip_broken: bool = False,
     watch: Watch | None = None,
 ) -> list[Pixels]:
-    """Load splits of a data set as pixels, in their order, decoded once and kept in `cache`.
+    """Load the `splits` of a data set as pixels, in their order, decoded once and kept in `cache`.
 
-    `data` and `root` are those of :func:`robustmetric.data.load`, `inputs` gives the size and the channels.
+    `data` and `root` are those of :func:`robustmetric.data.load`, `inputs` has the size and the channels.
     Images that cannot be read are listed for all splits together before anything is raised; with
     `skip_broken` they are left out. `watch` is told, while images are decoded, the split, how many are done
     and how many there are.

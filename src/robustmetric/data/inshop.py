@@ -14,7 +14,6 @@ from robustmetric.data.listing import (
     read_text,
     with_queries,
 )
-from robustmetric.registry import register
 from robustmetric.validate import UserError
 
 PUBLISHED = (
@@ -26,7 +25,6 @@ HEADER = ("image_name", "item_id", "evaluation_status")
 STATUS: dict[str, Half] = {"train": "train", "query": "test", "gallery": "test"}
 
 
-@register("data set", "inshop")
 def read_inshop(root: Path | None, split: Half) -> ImageSet:
     """Read In-Shop from the directory that holds ``list_eval_partition.txt``, itself or in Eval or Anno.
 

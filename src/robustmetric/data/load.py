@@ -11,17 +11,37 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from robustmetric.data import cars, cub, digits, folder, idx, inshop, market, sop, table
 from robustmetric.data.base import ImageSet, Part, Split, merged
+from robustmetric.data.cars import read_cars
+from robustmetric.data.cub import read_cub
+from robustmetric.data.digits import read_digits
+from robustmetric.data.folder import read_folder
+from robustmetric.data.idx import read_fashion_mnist, read_mnist
+from robustmetric.data.inshop import read_inshop
 from robustmetric.data.listing import check_retrievable
+from robustmetric.data.market import read_market1501
+from robustmetric.data.sop import read_sop
+from robustmetric.data.table import read_csv
 from robustmetric.registry import Registry, UserCodeError, lookup, own_traceback, registry
 from robustmetric.validate import UserError
 
-# Each of them registers what it reads.
-_BUILT_IN = (digits, idx, cub, cars, sop, inshop, market, folder, table)
-
 DATA: Registry[ImageSet] = registry("data set")
 """All data sets: functions that take a root, which may be None, and a split, and return an ImageSet."""
+
+# In the order in which they are shown.
+for _name, _read in {
+    "digits": read_digits,
+    "mnist": read_mnist,
+    "fashion-mnist": read_fashion_mnist,
+    "cub": read_cub,
+    "cars": read_cars,
+    "sop": read_sop,
+    "inshop": read_inshop,
+    "market1501": read_market1501,
+    "folder": read_folder,
+    "csv": read_csv,
+}.items():
+    DATA.register(_name)(_read)
 
 
 def load(name: str, root: Path | str | None = None, split: Split = "train") -> ImageSet:
@@ -29,9 +49,9 @@ def load(name: str, root: Path | str | None = None, split: Split = "train") -> I
 
     ``name`` is one of ``DATA``, or ``file.py:function`` for a function ``(root, split) -> ImageSet`` of your
     own; options of it stand in brackets, ``file.py:function(year=2020)``. ``root`` is where the data set lies
-    (``~`` is the home directory); digits needs none. Labels (N,) count the classes of the split from 0. Some
-    class must have two images, except in the split "all", which is every image, with the classes of all
-    splits merged by name. "validation" is what the data itself sets apart.
+    (``~`` is the home directory); digits needs none. Labels (N,) count the classes of the ``split`` from
+    0. Some class must have two images, except in the split "all", which is every image, with the classes of
+    all splits merged by name. "validation" is what the data itself sets apart.
 
     >>> train = load("digits")
     >>> train.pixels.shape, train.labels[:3], train.classes[:3]

@@ -11,7 +11,6 @@ import torch
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import find_root, listed, with_queries
-from robustmetric.registry import register
 from robustmetric.validate import UserError, shorten
 
 PUBLISHED = (
@@ -29,7 +28,6 @@ class _Image(NamedTuple):
     camera: int
 
 
-@register("data set", "market1501")
 def read_market1501(root: Path | None, split: Half) -> ImageSet:
     """Read Market-1501, or a data set like it, from its directory or that which holds Market-1501-v15.09.15.
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, integer, listed, read_table
-from robustmetric.registry import register
 from robustmetric.validate import UserError, shorten
 
 PUBLISHED = (
@@ -23,7 +22,6 @@ class _Row(NamedTuple):
     path: str
 
 
-@register("data set", "sop")
 def read_sop(root: Path | None, split: Half) -> ImageSet:
     """Read Stanford Online Products from its directory, or the one that holds ``Stanford_Online_Products``.
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from robustmetric.data.base import Box, ImageSet, Part, sets_apart
 from robustmetric.data.listing import half, listed, read_text
-from robustmetric.registry import register
 from robustmetric.validate import UserError, shorten
 
 NEEDED = ("path", "label")
@@ -44,7 +43,6 @@ class _Row(NamedTuple):
     more: tuple[str, ...]  # the fields of further columns
 
 
-@register("data set", "csv")
 @sets_apart
 def read_csv(root: Path | None, split: Part) -> ImageSet:
     r"""Read a table of images: a CSV file with the columns ``path`` and ``label``, in any order.

@@ -34,13 +34,14 @@ from robustmetric.validate import UserError, check_signature, is_number
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The loss of a batch, a scalar to call `backward` on, figures of how it came about, and what it saw.
+    """The loss of a batch, a scalar to call `backward` on, with figures to log and the batch it was taken on.
 
-    A defense of your own returns the `loss` alone, or adds what it likes to be logged or taken another loss
-    on. What it saw is a batch again: `embeddings` (M, D) with their gradient, `labels` (M,), `triplets` as
+    A defense of your own returns the `loss` alone, or adds `logs`, figures by name, and what another loss
+    could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets` as
     positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it holds the
-    anchor, positive and negative of one triplet behind the other, M = 3T; for EST the N images of the batch,
-    moved; for N/A those as they are.
+    anchor, positive and negative of one triplet after the other, M = 3T; for EST the N images of the batch,
+    moved; for N/A those as they are. `computed` (S, C, H, W) are the images that the network computed for the
+    loss, each once, and `rows` (M,) those of them that the embeddings are of; None is all in their order.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1])
@@ -55,9 +56,7 @@ class Step:
     labels: Tensor | None = None
     triplets: Triplets | None = None
     computed: Tensor | None = None
-    """The images (S, C, H, W) that the network computed for the loss, each once."""
     rows: Tensor | None = None
-    """Which of them (M,) the embeddings are of; without, all in their order."""
 
     @cached_property
     def images(self) -> Tensor | None:
@@ -156,7 +155,7 @@ class Defense(nn.Module):
         return family if isinstance(self.source, NoSampler) else f"{family}[{sampler_name(self.source)}]"
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
-        """Return the loss of (N, C, H, W) `images` in [0, 1] with (N,) `labels` on a network, and its logs.
+        """Return the loss of a `model` on `images` (N, C, H, W) in [0, 1] with `labels` (N,), and its logs.
 
         The logs hold means over the triplets (`hardness/source` and `hardness/destination` as mined,
         `hardness/reached` as the loss sees it; NaN where a defense has none), the parts of the loss
@@ -164,8 +163,8 @@ class Defense(nn.Module):
         `anchors` the batch has, and how many images went forward and backward through the network
         (`images/forward`, `images/backward`), the loss's own backward included. `spread` is one minus the
         mean cosine of the batch's embeddings, near 0 when the network has collapsed. No gradient flows back
-        into the images. The first batch in which less than a quarter of the images can be anchors is warned
-        of.
+        into the images. A warning is issued for the first batch in which less than a quarter of the images
+        can be anchors.
         """
         check_images(images)
         check_labels(labels, len(images))

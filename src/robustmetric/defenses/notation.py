@@ -37,7 +37,7 @@ def defense(
     margin: float = 0.2,
     seed: int = 0,
 ) -> Defense:
-    """Make a defense from its name in the paper's notation.
+    """Make a defense from its `name` in the paper's notation.
 
     - ``N/A[X]`` regular training, ``EST[X]``, ``ACT[X]``; X is a sampler: R, M, S, D or H
     - ``HM[X,destination]`` Hardness Manipulation; ``min-max[X]`` is ``HM[X,2]``
@@ -239,7 +239,7 @@ def _about_paths(part: _Part) -> str:
 
 
 def _takes(function: Callable[..., object], parameter: str) -> bool:
-    """Tell whether a function has a parameter of this name."""
+    """Return whether a function has a parameter of this name."""
     return parameter in inspect.signature(function).parameters
 
 

@@ -90,7 +90,7 @@ _MIXING = re.compile("batch_?norm|drop|stochastic|rrelu", re.IGNORECASE)
 
 
 def mixes_images(model: nn.Module) -> bool:
-    """Tell whether an image's embedding depends on its batch, or on chance, as the `model` stands now.
+    """Return whether an image's embedding depends on its batch, or on chance, as the `model` stands now.
 
     That is so while a BatchNorm or any kind of dropout is in training mode, and always for a BatchNorm that
     keeps no running statistics. Modules are told by their names; a dropout of probability 0 does nothing.

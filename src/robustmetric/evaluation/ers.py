@@ -24,7 +24,9 @@ COLUMNS: dict[str, Column] = {column.name: column for column in _ATTACK_OF}
 
 
 def terms(scores: Mapping[str, float | Values], *, protocol: Protocol = "strict") -> dict[str, Values]:
-    """Return the ten terms of the ERS, each at most 100 if nothing moves; `strict` keeps them in [0, 100].
+    """Return the ten terms of the ERS from `scores` by column, each at most 100 if nothing moves.
+
+    The `protocol` strict keeps them in [0, 100].
 
     >>> {k: float(v) for k, v in terms(dict.fromkeys(COLUMNS, 60.0) | {"TMA": 0.75, "ES:D": 1.5}).items()}
     {'CA+': 100.0, 'CA-': 40.0, 'QA+': 100.0, 'QA-': 40.0, 'TMA': 25.0, 'ES:D': 25.0, 'ES:R': 60.0, ...}
@@ -43,7 +45,9 @@ def terms(scores: Mapping[str, float | Values], *, protocol: Protocol = "strict"
 
 
 def ers(scores: Mapping[str, float], *, protocol: Protocol = "strict") -> float:
-    """Take the mean of the ten terms: the Empirical Robustness Score, higher is more robust.
+    """Return the Empirical Robustness Score of `scores` by column; higher is more robust.
+
+    It is the mean of the ten terms, which the `protocol` strict keeps in [0, 100].
 
     >>> vulnerable = {"CA+": 0.0, "CA-": 100.0, "QA+": 0.0, "QA-": 99.9, "TMA": 0.883, "ES:D": 1.762}
     >>> round(ers(vulnerable | {"ES:R": 0.0, "LTM": 0.0, "GTM": 14.1, "GTT": 0.0}), 1)

@@ -109,8 +109,10 @@ def evaluate(
 class Evaluation:
     """An evaluation in pieces that several workers can share.
 
-    Each finished piece is a file in `out/parts`. `work(k, n)` does the k-th of n shares of all pieces; `run`
-    does what is left and puts the record together.
+    The network and images of `subject` are evaluated as `plan` says. Each finished piece is a file in
+    `out/parts`, or stays in memory if `out` is None. `work(k, n)` does the k-th of n shares of all pieces;
+    `run` does what is left and puts the record together. `progress` is told the stage, how many of its
+    pieces are done, and how many there are.
 
     >>> import torch
     >>> subject = Subject(nn.Flatten(), torch.rand(20, 1, 8, 8), torch.arange(20) % 4)
@@ -148,13 +150,13 @@ class Evaluation:
         return load_record(self.store.folder or "")
 
     def work(self, share: int, shares: int) -> None:
-        """Do one share of the pieces, and leave them for `run` to put together."""
+        """Do one `share`, counted from 0, of `shares` of the pieces; `run` puts them together."""
         if self.begin() is None:
             with self.subject.frozen():
                 self._share(share, shares)
 
     def begin(self) -> Record | None:
-        """Look at the data and the network, write down what is to be done; return a record that is done."""
+        """Check data and network, write down what is to be done; return the record if it is finished."""
         folder = self.store.folder
         if folder is None:
             self.probe()

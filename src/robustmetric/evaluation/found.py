@@ -50,14 +50,14 @@ class Found:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], columns: Sequence[str]) -> Found:
-        """Read what `tensors` wrote, of an attack with these columns."""
+        """Return what the method `tensors` wrote of an attack with these `columns`."""
         plain = {field: tensors[key] for field, key in _PLAIN.items()}
         values = {field: {name: tensors[f"{key}/{name}"] for name in columns} for field, key in _WHEN.items()}
         return cls(**plain, **values)  # type: ignore[arg-type]
 
     @classmethod
     def join(cls, parts: Sequence[Found]) -> Found:
-        """Put the queries of several parts one behind the other."""
+        """Return the queries of several `parts`, one part after the other."""
 
         def joined(values: Sequence[Tensor | Values]) -> Tensor | Values:
             if isinstance(values[0], dict):
@@ -67,7 +67,7 @@ class Found:
         return cls(**{f.name: joined([getattr(p, f.name) for p in parts]) for f in fields(cls)})  # type: ignore[arg-type]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Write all as tensors by name, on the CPU, floats in double precision."""
+        """Return all as tensors by name, on the CPU, floats in double precision."""
         named = {key: getattr(self, field) for field, key in _PLAIN.items()}
         for field, key in _WHEN.items():
             named |= {f"{key}/{name}": value for name, value in getattr(self, field).items()}

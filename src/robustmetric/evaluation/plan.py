@@ -34,7 +34,7 @@ class Plan(Part):
     """How an evaluation is done: everything that its scores depend on besides the network and the images.
 
     Make one with `Plan.make`, which checks all of it once. Attacks and the search are named as texts; objects
-    of one's own are kept beside their names.
+    of your own are kept beside their names.
 
     >>> plan = Plan.make(attacks=["ES", "GTM"], steps=8)
     >>> plan.attacks, plan.search, plan.budget.steps
@@ -70,7 +70,7 @@ class Plan(Part):
 
     @classmethod
     def make(cls, **settings: Any) -> Plan:
-        """Make a plan of its fields, and refuse what cannot be.
+        """Make a plan of `settings`, some of its fields, and refuse what cannot be.
 
         `attacks` may hold texts, such as ``"CA+(w=5)"`` or ``"file.py:Mine"``, and attacks; `search` is a
         text or a search.
@@ -157,7 +157,7 @@ class Plan(Part):
         return order[: self.queries].sort().values
 
     def describe(self) -> dict[str, Any]:
-        """Return all that decides about the scores, in JSON's types; options that no name tells included."""
+        """Return everything that decides the scores, in JSON's types, with options that no name shows."""
         whole = {
             "settings": self.model_dump(mode="json"),
             "options": {
@@ -174,7 +174,7 @@ class Plan(Part):
         return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Plan) -> list[str]:
-        """Say what this plan does otherwise than that one; nothing if they do the same."""
+        """List what this plan does otherwise than the `other`; nothing if they do the same."""
         return differences(other.describe(), self.describe())
 
 

@@ -99,8 +99,13 @@ def _whole(settings: object) -> object:
 class Record(Part):
     """The scores of a network on a data set, with all they depend on.
 
-    `record["R@1"]`, `record["ERS"]`, `record["CA+"]` give single values. Ranks and shares are in %; TMA is a
+    `record["R@1"]`, `record["ERS"]`, `record["CA+"]` are single values. Ranks and shares are in %; TMA is a
     cosine, ES:D a distance.
+
+    `schema` names the format. `network` and `data` say what was evaluated, `settings` are the plan, and
+    `queries` counts the images that were perturbed. `retrieval` has the scores without attacks, `scores`
+    those under attack and `ers` their summary, if all its columns were measured. `checks` say how far to
+    trust them, `versions` what computed them, and `arrays` names the file of per-query values.
 
     >>> sorted(Record.model_json_schema()["properties"])[:4]
     ['arrays', 'checks', 'data', 'ers']
@@ -137,13 +142,13 @@ class Record(Part):
         return "\n".join([*lines, told])
 
     def columns(self) -> list[str]:
-        """Name what was measured, in the paper's order."""
+        """Return the names of what was measured, in the paper's order."""
         ours = [name for name in COLUMNS if name in self.scores]
         others = [name for name in self.scores if name not in COLUMNS]
         return [*self.retrieval, *ours, *others, *(["ERS"] if self.ers is not None else [])]
 
     def column(self, name: str) -> Column:
-        """Return how a measured value is to be read: which way is better, in which unit.
+        """Return how the measured value `name` is to be read: which way is better, in which unit.
 
         Without attacks, and over all of them, all values are in percent and higher ones are better.
         """
@@ -156,7 +161,7 @@ class Record(Part):
         return Column(name, score.better, units.get(score.unit, Unit(score.unit, 1, 3)))
 
     def show(self, name: str) -> str:
-        """Write a measured value with the paper's digits; "-" where it was not measured."""
+        """Return the measured value `name` as text with the paper's digits; "-" if it was not measured."""
         return self.column(name).show(self[name] if name in self.columns() else None)
 
 
@@ -258,7 +263,7 @@ def make_record(made: dict[str, Any], arrays: bytes) -> Record:
 
 
 def load_record(path: str | Path) -> Record:
-    """Read a record from its JSON file or the folder that it is in.
+    """Read a record from `path`: its JSON file or the folder that it is in.
 
     >>> load_record("nowhere")
     Traceback (most recent call last):
@@ -288,7 +293,7 @@ def load_record(path: str | Path) -> Record:
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:
-    """Read the per-query arrays (Q, …) that stand beside a record; a file that was changed is refused.
+    """Read the per-query arrays (Q, …) beside the record at `path`; a file that was changed is refused.
 
     >>> load_arrays("nowhere")
     Traceback (most recent call last):

@@ -28,7 +28,8 @@ from robustmetric.retrieval import Ranking, rank
 class Scene:
     """A frozen network, the images that may query with their embeddings, and the gallery that they query.
 
-    `queries` knows all N images, with embeddings (N, D); `ranked` are the images of another gallery.
+    `model` is the network, `images` (N, C, H, W) may query and `queries` has their embeddings (N, D).
+    `gallery` is what they query; `ranked` are its images if they are others.
 
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
     >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
@@ -54,7 +55,7 @@ class Scene:
         return self.gallery.to(torch.device("cpu") if self.device.type == "mps" else self.gallery.z.device)
 
     def aim(self, attack: RankingAttack, queries: Queries, draws: Draws) -> Target:
-        """Choose what B queries aim at, and prepare it for the objective."""
+        """Choose what B `queries` of an `attack` aim at, with `draws`, and prepare it for the objective."""
         where = self.judged.z.device
         index = checked_select(attack, queries.to(where), self.judged, draws=draws)
         return checked_aim(attack, index.to(queries.z.device), queries, self.gallery)
@@ -62,12 +63,12 @@ class Scene:
     def measure(
         self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries
     ) -> dict[str, Tensor]:
-        """Measure what became of B queries with embeddings (B, D): (B,) values by name."""
+        """Return what an `attack` measures on `queries` at `z` (B, D), aimed at `target`: (B,) by column."""
         where = self.judged.z.device
         return checked_measure(attack, z.to(where), target.to(where), queries.to(where), self.judged)
 
     def rank(self, z: Tensor, queries: Queries) -> Ranking:
-        """Rank the gallery for B queries with embeddings (B, D)."""
+        """Rank the gallery for B `queries` with embeddings `z` (B, D)."""
         gallery = self.gallery
         return rank(
             gallery.z,
@@ -80,11 +81,11 @@ class Scene:
         )
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
-        """Return the images (B, C, H, W) of these numbers (B,) and what is known of them as queries."""
+        """Return the images (B, C, H, W) of these `numbers` (B,) and what is known of them as queries."""
         return self.images[numbers].detach().to(self.device), self.queries[numbers.to(self.device)]
 
     def seen_by(self, model: nn.Module, batch: int) -> Scene:
-        """Return the same images as another network sees them."""
+        """Return the same images as another network, `model`, sees them, embedded `batch` at a time."""
         z = embed_all(model, self.images, torch.arange(len(self.images)), batch)
         ranked = z
         if self.ranked is not None:
@@ -95,7 +96,7 @@ class Scene:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Tell where a network's parameters and buffers are; the CPU if it has none.
+    """Return the device of a network's parameters and buffers; the CPU if it has none.
 
     >>> device_of(nn.Flatten())
     device(type='cpu')
@@ -119,10 +120,12 @@ def embed_all(
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of B queries: perturbed images (B, C, H, W), embeddings (B, D), values (B,) by name.
+    """What became of B queries, as `run_attack` returns it.
 
-    `first`, `last` and `best` are the objective (B,) of the network under attack at the image, at the
-    perturbed image and at the best point on the way, where that is known.
+    `images` (B, C, H, W) are the perturbed ones, `z` (B, D) their embeddings and `target` what they aimed at.
+    `before` and `after` have the values (B,) by column of the benign and the perturbed images. `first`,
+    `last` and `best` are the objective (B,) of the network under attack at the image, at the perturbed image
+    and at the best point on the way, where that is known.
     """
 
     images: Tensor
@@ -146,10 +149,11 @@ def run_attack(
     surrogate: Scene | None = None,
     tick: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Attack the queries of these numbers (B,); call it inside `frozen(model)`.
+    """Run an `attack` on the queries of a `scene` with these `numbers` (B,); call it inside `frozen(model)`.
 
-    Targets are those of the network under attack. With a surrogate, its embeddings of the same images are
-    what the search sees. `tick` is called each time that the search asks for the objective.
+    The `search` perturbs them within the `budget`; random draws start at `seed`. Targets are those of the
+    network under attack. With a `surrogate`, its embeddings of the same images are what the search sees.
+    `tick` is called each time that the search asks for the objective.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2

@@ -40,7 +40,7 @@ class Store:
         self._memory: dict[str, Any] = {}
 
     def has(self, piece: Storable[Any]) -> bool:
-        """Tell whether a piece is finished."""
+        """Return whether a piece is finished."""
         return piece.file in self._memory if self.folder is None else self._path(piece).exists()
 
     def keep(self, piece: Storable[T], value: T) -> None:

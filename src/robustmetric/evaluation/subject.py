@@ -26,7 +26,10 @@ from robustmetric.validate import UserError
 
 @dataclass(frozen=True)
 class Origin:
-    """Where images and weights come from, to be named: files, those left out, how weights were chosen.
+    """Where images and weights come from, to be named.
+
+    `files` are those of the images, `gallery_files` those of a gallery of its own, `skipped` those that were
+    left out; `weights` says how the weights were chosen.
 
     >>> Origin(files=["a.png", "b.png"]).called(1), Origin().called(1)
     ('b.png', 'image 1')
@@ -38,7 +41,7 @@ class Origin:
     weights: str | None = None
 
     def called(self, number: int, gallery: bool = False) -> str:
-        """Name an image: its file, or its number; of a gallery of its own if so."""
+        """Return what image `number` is called, of the `gallery` if so: its file, or its number."""
         names = self.gallery_files if gallery else self.files
         if names is not None:
             return names[number]
@@ -49,12 +52,12 @@ class Origin:
 class Subject:
     """A network with the images that query and those that are ranked, checked to go together.
 
-    `images` (N, C, H, W) with `labels` (N,) query all others, or the `gallery` (its images and labels) if one
-    is given, but for their `own` (N,) position in it, −1 for none. `cameras` (N,) and `gallery_cameras` took
-    the images. A `surrogate` is the network that perturbations are searched on, if it is another one.
-    `classes` and `train_classes` name the classes of the labels and those that the network was trained on;
-    `name` and `data` are what a record calls the network and the images, and `origin` tells where they are
-    from.
+    `model` is the network. `images` (N, C, H, W) with `labels` (N,) query all others, or the `gallery` (its
+    images and labels) if one is given, but for their `own` (N,) position in it, −1 for none. `cameras` (N,)
+    and `gallery_cameras` took the images. A `surrogate` is the network that perturbations are searched on, if
+    it is another one. `classes` and `train_classes` name the classes of the labels and those that the network
+    was trained on; `name` and `data` are what a record calls the network and the images, and `origin` says
+    where they are from.
 
     >>> subject = Subject(nn.Flatten(), torch.rand(6, 1, 2, 2), torch.arange(6) % 2)
     >>> len(subject.every), subject.title
@@ -109,7 +112,7 @@ class Subject:
         return Fingerprint.of(self.images, self.labels, self.gallery, self.places)
 
     def identity(self) -> dict[str, Any]:
-        """Return all that decides about the scores, and what the record says besides, in JSON's types."""
+        """Return everything that decides the scores, and what else the record says, in JSON's types."""
         return {
             "class": type(self.model).__qualname__,
             "network": digest_of(self.model),
@@ -129,7 +132,7 @@ class Subject:
         return stack
 
     def scene(self, model: nn.Module, z: Tensor) -> Scene:
-        """Set the scene of a network with its embeddings (N + M, D) of all images."""
+        """Return the scene of a network `model` with its embeddings `z` (N + M, D) of all images."""
         z = z.to(device_of(model))
         count, labels = len(self.images), self.labels.to(z.device)
         cameras, theirs = (
@@ -143,7 +146,7 @@ class Subject:
         return Scene(model, self.images, queries, gallery, self.gallery[0])
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that does not go with these images."""
+        """Refuse a `plan` that does not go with these images."""
         if plan.queries is not None and plan.queries > len(self.images):
             raise UserError(
                 f"queries must be from 1 to the number of images, {len(self.images)}, not {plan.queries!r}",
@@ -164,7 +167,7 @@ class Subject:
             goal.check_fits(len(self.ranked_labels))
 
     def probe(self, search: Search, batch: int) -> None:
-        """Embed a batch, and differentiate if the search will: a network that fails leaves no trace."""
+        """Embed `batch` images, and differentiate if the `search` does: a failure leaves no trace."""
         images = self.images[torch.arange(min(batch, len(self.images)))]
         for what, model in (("network", self.model), ("surrogate", self.surrogate)):
             if model is None:

@@ -14,7 +14,7 @@ class C2F2(nn.Module):
     """Two 5×5 convolutions and two fully connected layers, for small images.
 
     Images ``(B, channels, size, size)`` in [0, 1], taken as they are, to embeddings ``(B, dim)`` that are
-    not normalised.
+    not normalised. `channels` and `size` are those of the images, `dim` is the length of the embeddings.
 
     >>> import torch
     >>> C2F2()(torch.rand(3, 1, 28, 28)).shape
@@ -36,7 +36,7 @@ class C2F2(nn.Module):
         self.fc2 = nn.Linear(1024, dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed images ``(B, channels, size, size)`` as ``(B, dim)``."""
+        """Embed `images` ``(B, channels, size, size)`` as ``(B, dim)``."""
         if images.ndim != 4 or images.shape[1:] != (self.channels, self.size, self.size):
             raise UserError(
                 f"images have shape {tuple(images.shape)}; this C2F2 takes (B, {self.channels}, {self.size},"

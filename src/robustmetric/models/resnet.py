@@ -16,9 +16,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalize(nn.Module):
-    """Pixel normalisation as a layer, so that an attack lives in [0, 1]: ``(images - mean) / std``.
+    """Pixel normalisation as a layer, so that an attack works in [0, 1]: ``(images - mean) / std``.
 
-    Images ``(B, C, H, W)``, with ``C`` the length of ``mean``. Nothing of it is in the state dict.
+    Images ``(B, C, H, W)``, with ``C`` the length of `mean` and `std`. Nothing of it is in the state dict.
 
     >>> Normalize([0.5], [0.25])(torch.ones(1, 1, 1, 1)).item()
     2.0
@@ -39,7 +39,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=dtype).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise images ``(B, C, H, W)``; the shape stays."""
+        """Normalise `images` ``(B, C, H, W)``; the shape stays."""
         channels = len(self.mean)
         if images.ndim != 4 or images.shape[1] != channels:
             raise UserError(
@@ -98,7 +98,9 @@ class ResNet(nn.Module):
     """A residual network; create it with :func:`resnet18` or :func:`resnet50`.
 
     Images ``(B, 3, H, W)`` in [0, 1] of any size, to embeddings ``(B, dim)`` that are not normalised.
-    With ``freeze_bn`` BatchNorm keeps its running statistics whatever the mode; its scale and shift learn.
+    `depths` are the numbers of `block` in its four stages, `dim` is the length of the embeddings, and `mean`
+    and `std` normalise the pixels. With `freeze_bn` BatchNorm keeps its running statistics whatever the mode;
+    its scale and shift learn.
 
     >>> ResNet(BasicBlock, (1, 1, 1, 1), dim=8)(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8])
@@ -134,7 +136,7 @@ class ResNet(nn.Module):
         self.train()  # a frozen BatchNorm is frozen from the start
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed images ``(B, 3, H, W)`` as ``(B, dim)``."""
+        """Embed `images` ``(B, 3, H, W)`` as ``(B, dim)``."""
         x = _relu(self.bn1(self.conv1(self.normalize(images))))
         x = F.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
@@ -159,7 +161,9 @@ def resnet18(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> ResNet:
-    """ResNet-18: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
+    """Create a ResNet-18: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
+
+    `dim`, `freeze_bn`, `mean` and `std` are those of :class:`ResNet`.
 
     >>> resnet18(dim=128)(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 128])
@@ -175,7 +179,9 @@ def resnet50(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> ResNet:
-    """ResNet-50: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
+    """Create a ResNet-50: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
+
+    `dim`, `freeze_bn`, `mean` and `std` are those of :class:`ResNet`.
 
     >>> resnet50(dim=128)(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 128])

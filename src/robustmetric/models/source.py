@@ -146,9 +146,9 @@ def create(text: str, offered: Mapping[str, Any] | None = None, /, **options: An
 
 
 def try_network(model: nn.Module, image: Tensor, *, gradient: bool = True) -> None:
-    """Embed an image (1, C, H, W) and differentiate by it, as a defense will; what fails is said.
+    """Try a network `model` on an `image` (1, C, H, W): embed it and differentiate by it, as a defense does.
 
-    Without `gradient` it is embedded alone. The network comes back as it was.
+    With ``gradient=False`` it is only embedded. What fails raises an error; the network comes back as it was.
 
     >>> try_network(nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), torch.rand(1, 1, 8, 8))
     Traceback (most recent call last):

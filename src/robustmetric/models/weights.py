@@ -19,7 +19,7 @@ from robustmetric.validate import UserError
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
-    """Load a file of weights into a model and return the names of the parameters that were not loaded.
+    """Load weights from `path` into a `model` and return the names of the parameters that were not loaded.
 
     The file is ``.safetensors``, or a ``torch.save`` of a state dict (alone, or under ``"state_dict"``).
     Every parameter must be there with its shape, with one exception: a last layer with another number of
@@ -70,7 +70,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 
 
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Write a model's state dict, or one, as ``.safetensors``; the file appears complete or not at all.
+    """Write the state dict of a `model`, or one, to `path` as ``.safetensors``, complete or not at all.
 
     >>> save_weights(nn.Linear(2, 2), "model.pt")
     Traceback (most recent call last):

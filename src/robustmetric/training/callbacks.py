@@ -27,7 +27,7 @@ Report = Callable[[str], None]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to the disk under another name, and renames it when it is there as a whole."""
+    """Writes a checkpoint to the disk under another name, and renames it when it is complete."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint; until the last moment `path` holds the previous one."""
@@ -218,7 +218,7 @@ class MetricsFile(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write the step's figures every so many steps."""
+        """Write the figures of every n-th step, n being `every`."""
         if trainer.is_global_zero and trainer.global_step % self.every == 0:
             self._add(
                 trainer,

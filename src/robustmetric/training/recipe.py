@@ -141,7 +141,7 @@ def recipe_text(name: str) -> str:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Write a recipe as YAML, with what each entry means.
+    """Return a `recipe` as YAML, with what each entry means.
 
     >>> print(dump_recipe(Recipe()).splitlines()[0])
     data: digits  # data set: a name or file.py:function

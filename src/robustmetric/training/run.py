@@ -33,7 +33,11 @@ from robustmetric.validate import UserError
 
 @dataclass(frozen=True)
 class Machines:
-    """What to train on: how many workers on how many machines, of which kind."""
+    """What to train on: `devices` workers on each of `nodes` machines; `accelerator` as Lightning has it.
+
+    >>> Machines(devices=2, nodes=4).workers
+    8
+    """
 
     accelerator: str = "auto"
     devices: int = 1
@@ -60,7 +64,7 @@ def train(
     watch: Callable[[str, int, int], None] | None = None,
     report: Report = print,
 ) -> MetricModule:
-    """Train as a `recipe` says, leave in `out` all that explains and continues the run, return the module.
+    """Train as a `recipe` says, write to `out` all that explains and continues the run; return the module.
 
     `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out, which images chose the best
     weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps and on SIGTERM or
@@ -71,14 +75,22 @@ def train(
     good weights in `good.safetensors`.
 
     - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs.
-    - `machines`: what to train on, by default one worker on what there is.
+    - `machines`: what to train on, by default one worker on the best device available.
     - `cache`: where decoded images are kept, by default ``~/.cache/robustmetric``.
     - `skip_broken`: leave out images that cannot be read.
-    - `callbacks`, `loggers`: more of Lightning's.
+    - `callbacks`, `loggers`: more of Lightning's, besides those of the run.
     - `progress`: show Lightning's progress bar.
     - `go_on_after_collapse`: report a collapse and train on.
     - `watch`: is told, while images are decoded, the split, how many are done and how many there are.
-    - `report`: gets what is worth a sentence.
+    - `report`: is called with each message for the user.
+
+    >>> import tempfile
+    >>> from robustmetric.training import load_recipe
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recipe = load_recipe("digits", {"epochs": 1, "steps": 1, "batch": 512})
+    ...     module = train(recipe, Path(folder, "run"), progress=False)
+    ...     sorted(path.name for path in Path(folder, "run").glob("*.safetensors"))
+    ['best.safetensors', 'last.safetensors']
     """
     machines = machines or Machines()
     run = RunFolder(out)
@@ -147,7 +159,7 @@ def checkpoint_step(out: Path) -> int:
 
 
 def _is_first() -> bool:
-    """Tell whether this is the worker that writes."""
+    """Return whether this is the worker that writes."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 

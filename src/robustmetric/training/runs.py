@@ -139,7 +139,7 @@ class RunFolder:
         check_writable(self.path)
 
     def continued(self, recipe: Recipe, report: Callable[[str], None] = print) -> Recipe:
-        """Return the run's own recipe, whose files are its copies, with the epochs of the one given.
+        """Return the run's own recipe, whose files are its copies, with the epochs of `recipe`.
 
         `report` is told of files that have changed since they were copied.
         """
@@ -154,7 +154,7 @@ class RunFolder:
     def begin(
         self, recipe: Recipe, skipped: list[str], choice: Mapping[str, Any], images: Pixels | None = None
     ) -> None:
-        """Write down what is about to happen: the user's files, the recipe as resolved, and `run.json`.
+        """Write down what is about to happen: the user's files, the `recipe` as resolved, and `run.json`.
 
         `skipped` are the images left out, `choice` tells how weights are chosen, `images` are some of those
         that are trained on.
@@ -196,7 +196,7 @@ class RunFolder:
         self._write({**self.read(), "choice": dict(choice)})
 
     def read(self) -> dict[str, Any]:
-        """Return `run.json`; one that is not there or not in order is no reason not to go on.
+        """Return the contents of `run.json`; empty if it is missing or damaged.
 
         >>> RunFolder("nowhere").read()
         {}
@@ -259,7 +259,7 @@ class RunFolder:
     def shape(self) -> tuple[int, int]:
         """Return the channels and the size (the height) of the images that the network was made for.
 
-        A run of before, which did not write them down, looks at its first image.
+        An older run, which did not write them down, looks at its first image.
         """
         known, recipe = self._images(), self.recipe()
         if known:
@@ -299,7 +299,7 @@ class Run:
     """What a run trained, as :func:`load_run` returns it.
 
     - `network`: in evaluation mode, on the CPU.
-    - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it of a file or a Pillow image.
+    - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it from a file or a Pillow image.
     - `recipe`: that of the run.
     - `chosen`: how the weights were chosen; None if they were given.
     """

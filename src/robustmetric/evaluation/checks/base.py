@@ -25,7 +25,10 @@ Status = Literal["pass", "warn", "fail", "not run"]
 
 
 class Verdict(NamedTuple):
-    """What a check found: how that is judged, a figure, what is allowed, and a sentence that says it.
+    """What a check found.
+
+    `status` is how that is judged: "pass", "warn", "fail" or "not run". `figure` is what was found, `limit`
+    what is allowed, and `says` a sentence about it.
 
     >>> Verdict("pass", 0, "none", "no copies").status
     'pass'
@@ -38,7 +41,10 @@ class Verdict(NamedTuple):
 
 
 class Check(Part):
-    """A check of whether the scores can be trusted: what was found, what is allowed, how that is judged.
+    """A check of whether the scores can be trusted: its `name`, and what it found.
+
+    `status` is how that is judged, `figure` what was found, `limit` what is allowed, and `says` a sentence
+    about it.
 
     >>> Check(name="copies", status="pass", figure=0, limit="none", says="no copies").status
     'pass'
@@ -62,9 +68,14 @@ class Measured(NamedTuple):
 class Findings:
     """What checks work with: the network and its data, how it was attacked, and what was found.
 
-    `scene` is the network with its embeddings, `surrogate` the one that perturbations come from, if it is
-    another. `found` holds what each attack found, by its name, in the order of `numbers` (Q,), and `recall`
-    is R@1 in percent.
+    `subject` is the network with its images, `plan` and `search` are how it was attacked. `scene` is the
+    network with its embeddings, `surrogate` the one that perturbations come from, if it is another. `found`
+    holds what each attack found, by its name, in the order of the queries' `numbers` (Q,), and `recall` is
+    R@1 in percent.
+
+    >>> def drop(findings: Findings) -> Verdict:
+    ...     lost = findings.recall - float(findings.found["ES"].after["ES:R"].nanmean())
+    ...     return Verdict("pass" if lost < 50 else "warn", lost, "50 points", f"ES costs {lost:.0f} points")
     """
 
     subject: Subject
@@ -92,7 +103,7 @@ class Findings:
         return self.subject.fingerprint
 
     def sample(self, most: int) -> Tensor:
-        """Draw positions among the queries, at most so many, from the seed: (S,) ascending."""
+        """Return positions (S,) of at most `most` queries, drawn from the seed, ascending."""
         generator = torch.Generator().manual_seed(self.plan.seed + 1)
         return torch.randperm(len(self.numbers), generator=generator)[:most].sort().values
 
@@ -111,7 +122,10 @@ class Findings:
         batch: int | None = None,
         surrogate: Scene | None = None,
     ) -> Measured:
-        """Attack the queries at these positions (S,) again, with what is given in the place of the plan's."""
+        """Run an `attack` again on the queries at these `positions` (S,).
+
+        A `budget`, `search`, `batch` or `surrogate` replaces that of the plan.
+        """
         parts = [
             run_attack(
                 self.scene,
@@ -128,12 +142,12 @@ class Findings:
         return Measured(values, torch.cat([p.last for p in parts]).cpu().double())
 
     def measured(self, attack: RankingAttack, positions: Tensor) -> Measured:
-        """Return what the evaluation found for the queries at these positions (S,), as `again` does."""
+        """Return what an `attack` of the plan found for queries at `positions` (S,), as `again` does."""
         found = self.found[attack.name]
         return Measured({n: v[positions] for n, v in found.after.items()}, found.last[positions])
 
     def aimed(self, attack: RankingAttack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
-        """Return the images of these numbers, what is known of them as queries, and what they aim at."""
+        """Return the images of these `numbers` (B,), as queries too, and what an `attack` aims at."""
         images, queries = self.scene.batch(numbers)
         draws = Draws(self.plan.seed, attack.name, numbers.tolist())
         with torch.no_grad():
@@ -147,7 +161,7 @@ Run = TypeVar("Run", bound=Callable[..., Verdict])
 
 
 def check(name: str, level: int) -> Callable[[Run], Run]:
-    """Register a check: of level 0 always run, of 1 unless there shall be none, of 2 with all checks."""
+    """Register a check: of level 0 always run, of 1 unless the set is none, of 2 with all checks."""
 
     def add(run: Run) -> Run:
         run.level = level  # type: ignore[attr-defined]
@@ -179,7 +193,7 @@ def run_check(name: str, findings: Findings) -> Check:
 
 
 def beats(other: Tensor, ours: Tensor) -> bool:
-    """Tell whether objectives (S,) are lower on the mean, by more than two standard errors; S is not 1.
+    """Return whether objectives (S,) are lower on the mean, by more than two standard errors; S is not 1.
 
     >>> beats(torch.tensor([0.0, 0.1]), torch.tensor([1.0, 1.1])), beats(torch.zeros(2), torch.zeros(2))
     (True, False)
@@ -192,7 +206,7 @@ def beats(other: Tensor, ours: Tensor) -> bool:
 
 
 def shorter(budget: Budget, steps: int) -> Budget:
-    """Return a budget of at most so many steps.
+    """Return a `budget` with at most `steps` steps.
 
     >>> shorter(Budget(eps=0.1, alpha=0.01, steps=32), 8).steps
     8

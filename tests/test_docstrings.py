@@ -1,0 +1,159 @@
+"""Docstrings: every parameter of what is public is described, and an example shows how it is used."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.plugins import CheckpointIO
+from pydantic import BaseModel
+
+import robustmetric
+
+PACKAGES = ("attacks", "data", "defenses", "evaluation", "models", "training")
+MODULES = (
+    "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
+    "triplets", "validate",
+)  # fmt: skip
+LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them
+
+
+def defined_in(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def collect() -> dict[str, Any]:
+    """The public functions and classes, each once, under the name that a user is likeliest to write."""
+    rooms = [importlib.import_module(f"robustmetric.{name}") for name in (*PACKAGES, *MODULES)]
+    found: dict[int, tuple[str, Any]] = {}
+    for module in (robustmetric, *rooms):
+        for name in getattr(module, "__all__", None) or defined_in(module):
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                found.setdefault(id(value), (f"{module.__name__}.{name}", value))
+    return dict(found.values())
+
+
+PUBLIC = collect()
+CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
+FUNCTIONS = {name: value for name, value in PUBLIC.items() if not inspect.isclass(value)}
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name not in ("args", "kwargs")]
+
+
+def names(text: str | None, parameter: str) -> bool:
+    """Whether a docstring has a parameter in backticks, as an entry of `Args:` or, in prose, as `parameter=`.
+
+    An example uses a parameter and does not say what it is.
+    """
+    prose = re.sub(r"^\s*>>> .*?(?=^\s*$|\Z)", "", text or "", flags=re.MULTILINE | re.DOTALL)
+    return (
+        re.search(rf"`\**{parameter}\b|^\s*\**{parameter}:|\b{parameter}=", prose, re.MULTILINE) is not None
+    )
+
+
+def missing(text: str | None, wanted: list[str]) -> list[str]:
+    return [parameter for parameter in wanted if not names(text, parameter)]
+
+
+def own_bases(kind: type) -> list[type]:
+    return [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "robustmetric"]
+
+
+def undescribed(kind: type) -> list[str]:
+    """The parameters of a constructor that neither the class nor one that it inherits them from describes."""
+    if issubclass(kind, BaseException):
+        return []
+    if issubclass(kind, BaseModel):
+        fields = {field.alias or name: field for name, field in kind.model_fields.items()}
+        return [n for n, field in fields.items() if not (field.description or names(kind.__doc__, n))]
+    text = "\n".join(base.__doc__ or "" for base in own_bases(kind))
+    return missing(text, parameters(kind))
+
+
+def methods(kind: type) -> Iterator[tuple[str, FunctionType, list[str]]]:
+    """The public methods that a class defines, with their parameters that are in no base class's method."""
+    for name, value in vars(kind).items():
+        method = getattr(value, "__func__", value)
+        if (
+            (name.startswith("_") and name != "__call__")
+            or not inspect.isfunction(method)
+            or method.__module__ != kind.__module__
+        ):
+            continue
+        inherited = {
+            parameter
+            for base in kind.__mro__[1:]
+            if inspect.isfunction(above := getattr(base, name, None))
+            for parameter in parameters(above)
+        }
+        first = 0 if isinstance(value, staticmethod) else 1
+        yield name, method, [p for p in parameters(method)[first:] if p not in inherited]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_describes_its_parameters(name: str) -> None:
+    assert not missing(FUNCTIONS[name].__doc__, parameters(FUNCTIONS[name]))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_describes_its_parameters(name: str) -> None:
+    assert not undescribed(CLASSES[name])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_method_describes_its_parameters(name: str) -> None:
+    kind = CLASSES[name]
+    if issubclass(kind, LIGHTNING):  # Lightning describes what its trainer passes
+        return
+    found = {m: missing(f"{f.__doc__}\n{kind.__doc__}", p) for m, f, p in methods(kind)}
+    assert not {method: parameter for method, parameter in found.items() if parameter}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_docstring_begins_plainly(name: str) -> None:
+    texts = [PUBLIC[name].__doc__]
+    if name in CLASSES:
+        texts += [method.__doc__ for _, method, _ in methods(CLASSES[name])]
+    for text in texts:
+        assert text is not None
+        assert text.split()[0] not in ("Give", "Gives", "Tell", "Tells"), text
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_an_example_shows_how_it_is_used(name: str) -> None:
+    """All but errors, what a trainer calls, and results that the example of another function shows."""
+    value = PUBLIC[name]
+    if inspect.isclass(value) and issubclass(value, (BaseException, *LIGHTNING)):
+        return
+    assert re.search(r"^\s*>>> |, as (:func:)?`\w+` returns it\.", value.__doc__, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "described"),
+    [
+        ("Return the length of `rows` (N,).", True),
+        ("Return ``**rows`` as they are.", True),
+        ("Return them.\n\n    Args:\n        rows: (N,) positions.", True),
+        ("Take `rows=None` for all.", True),
+        ("Take them.\n\n>>> take(rows=[1])\nTaken(rows=[1])\n", False),
+        ("Take them.\n\n>>> take(rows=[1])\n\nOr leave out `rows`.", True),
+        ("Return the rows of `arrows`.", False),
+        ("Return the rows: all of them.", False),
+        (None, False),
+    ],
+)
+def test_a_parameter_is_found(text: str | None, described: bool) -> None:
+    assert names(text, "rows") == described
