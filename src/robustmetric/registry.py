@@ -35,9 +35,6 @@ class UserCodeError(UserError):
     """Code of the user's own that failed: the message ends with its traceback."""
 
 
-UserCodeError.__module__ = "robustmetric"
-
-
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     """The parts of one `kind`: what makes each, by name.
 
@@ -263,6 +260,16 @@ def file_of(text: str) -> Source | None:
     """
     found = re.fullmatch(r"\s*(.+\.py):(\w+)\s*(?:\(.*\))?\s*", text, re.DOTALL)
     return None if found is None else Source(Path(found[1]).expanduser(), found[2])
+
+
+def without_folder(text: str) -> str:
+    """Return `text`, where it names an object of a file, without the folder that the file is in.
+
+    >>> without_folder("nets/mine.py:Small(width=8)"), without_folder("resnet18")
+    ('mine.py:Small(width=8)', 'resnet18')
+    """
+    source = file_of(text)
+    return text if source is None else f"{source.file.name}:{text.rpartition('.py:')[2]}"
 
 
 def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> Any:

@@ -131,7 +131,7 @@ def test_a_check_of_a_file_cannot_take_the_name_of_another(file: Path) -> None:
         Plan.make(checks=f"none,{file}:odd,{other}:odd")
     twice = Plan.make(checks=f"none,{file}:odd,{file}:odd,{file}:odd(most=2)")
     assert twice.check_names == ["collapse", f"{file}:odd", f"{file}:odd(most=2)"]
-    with pytest.raises(UserError, match="has no option 'least'; its options: findings, most"):
+    with pytest.raises(UserError, match="has no option 'least'; its options: most"):
         Plan.make(checks=f"none,{file}:odd(least=2)")
 
 
@@ -239,9 +239,22 @@ def test_every_field_is_tested_above() -> None:
 
 def test_options_that_no_name_tells_are_in_the_digest(file: Path) -> None:
     few, many = (Plan.make(attacks=[f"{file}:Mine(k={k})"]) for k in (3, 9))
-    assert few.attacks == many.attacks == ("mine",)
+    assert few.attacks == ("own.py:Mine(k=3)",)
     assert few.digest != many.digest
+    assert "options.attacks.mine.k was '3', is '9'" in many.differences(few)
+    few, many = (Plan.make(attacks=[plan.goals[0]]) for plan in (few, many))
+    assert few.attacks == many.attacks == ("mine",)
     assert many.differences(few) == ["options.attacks.mine.k was '3', is '9'"]
+
+
+def test_other_code_is_another_plan(file: Path) -> None:
+    before = Plan.make(attacks=[f"{file}:Mine"], search=f"{file}:Jump")
+    assert before.digest == Plan.make(attacks=[f"{file}:Mine"], search=f"{file}:Jump").digest
+    file.write_text(
+        file.read_text().replace("class Mine", "class Mine", 1).replace("k: int = ", "k: int = 1 + ")
+    )
+    now = Plan.make(attacks=[f"{file}:Mine"], search=f"{file}:Jump")
+    assert any(text.startswith("options.attacks.mine.code was") for text in now.differences(before))
 
 
 def test_a_name_and_its_object_are_the_same_plan() -> None:
@@ -256,13 +269,13 @@ def test_a_name_and_its_object_are_the_same_plan() -> None:
 
 def test_attacks_of_ones_own_as_objects_and_from_a_file(file: Path) -> None:
     plan = Plan.make(attacks=["ES", f"{file}:Mine(k=2)"])
-    assert plan.attacks == ("ES", "mine")
+    assert plan.attacks == ("ES", "own.py:Mine(k=2)")
     assert plan.goals[1].k == 2  # type: ignore[attr-defined]
     assert plan.columns["mine:D"] == Column("mine:D", "lower", DISTANCE)
     assert list(plan.columns) == ["ES:D", "ES:R", "mine:D", "mine:R"]
     again = Plan.make(attacks=["ES", plan.goals[1]])
     assert again.goals[1] is plan.goals[1]
-    assert again.digest == plan.digest
+    assert again.describe()["options"] == plan.describe()["options"]
     assert Plan.make(attacks=["ES", f"{file}:Mine(k=3)"]).digest != plan.digest
     (reference,) = Plan.make(attacks=[f"{file}:Mine"], protocol="reference").goals
     assert reference.protocol == "reference", "it takes the plan's"
@@ -283,8 +296,8 @@ def test_searches_of_ones_own(file: Path) -> None:
     assert Plan.make(search=still).search_on() is still
     assert Plan.make(search=still).search == "still"
     plan = Plan.make(search=f"{file}:Jump(restarts=2)")
-    assert plan.search == "jump(restarts=2)"
-    assert plan.search_on().name == plan.search
+    assert plan.search == "own.py:Jump(restarts=2)"
+    assert plan.search_on().name == "jump(restarts=2)"
     assert type(plan.search_on()).__name__ == "Jump"
 
 
@@ -298,6 +311,7 @@ def test_a_transfer_by_name_takes_its_surrogate_later(file: Path) -> None:
             plan.search_on()
         assert refused.value.parameter == "surrogate"
     own = Plan.make(search=f"transfer({file}:Jump)")
+    assert own.search == "transfer(own.py:Jump)"
     assert own.search_on(network).search.name == "jump"  # type: ignore[attr-defined]
 
 

@@ -21,7 +21,7 @@ from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
 from robustmetric.evaluation.evaluate import Progress
 from robustmetric.evaluation.plan import usual_eps
 from robustmetric.models.source import NetworkSource, try_network
-from robustmetric.registry import file_of, lookup
+from robustmetric.registry import lookup, without_folder
 from robustmetric.training.runs import RunFolder, Which
 from robustmetric.validate import UserError
 
@@ -244,7 +244,9 @@ def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
     queries, gallery = _sides(tested, images)
     given = {key: value for key, value in _sizes(tested).items() if value is not None}
     return {
-        "name": _short(tested.model) if file is None else f"{_short(tested.model)} {file.name}",
+        "name": without_folder(tested.model)
+        if file is None
+        else f"{without_folder(tested.model)} {file.name}",
         "data": images.title,
         "source": source,
         "inputs": usual_inputs(data, root, tested.model, given),
@@ -298,9 +300,3 @@ def _resized(inputs: Inputs, tested: Tested) -> Inputs:
     """Take the sizes that are given in the place of those that a network was trained with."""
     given: dict[str, Any] = {key: value for key, value in _sizes(tested).items() if value is not None}
     return replace(inputs, **given)
-
-
-def _short(model: str) -> str:
-    """Name a network of a file without the folder that the file is in."""
-    source = file_of(model)
-    return model if source is None else f"{source.file.name}:{model.rpartition('.py:')[2]}"

@@ -20,7 +20,7 @@ from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
 from robustmetric.evaluation.schema import Part
 from robustmetric.perturb import Budget
-from robustmetric.registry import file_of, lookup, registry, split_names, unknown
+from robustmetric.registry import file_of, lookup, registry, split_names, unknown, without_folder
 from robustmetric.validate import UserError, is_number
 
 LEVELS = {"none": 0, "quick": 1, "full": 2}
@@ -280,11 +280,15 @@ def _own_code(names: Sequence[str]) -> dict[str, str]:
 
 
 def _written(given: object, part: RankingAttack | Search) -> str:
-    """Write a part of the plan down: in one spelling, or as it was given if it is the user's own."""
-    inside = getattr(part, "search", part)  # of a transfer
-    if isinstance(given, str) and code_of(type(inside)) is not None:
-        return given
-    return part.name
+    """Write a part of the plan down: in one spelling, or as it was given if it is the user's own.
+
+    The folder of a file is left out: it is another one on another machine.
+    """
+    if not isinstance(given, str):
+        return part.name
+    if (inside := inside_transfer(given)) is not None:
+        return f"transfer({_written(inside, part.search)})"  # type: ignore[union-attr]
+    return part.name if code_of(type(part)) is None else without_folder(given)
 
 
 def _made_search(given: object) -> Search:

@@ -9,11 +9,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 def _null(value: object) -> object:
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Number = Annotated[float | None, BeforeValidator(_null)]
-"""A figure; null where there is none, for JSON has no NaN."""
+"""A figure; null where there is none, for JSON has neither NaN nor infinity."""
 
 
 def _without_example(schema: dict[str, Any]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from robustmetric.attacks import Column, Draws, Queries, RankingAttack, Search, Target
@@ -178,19 +179,17 @@ def run_check(name: str, findings: Findings) -> Check:
     robustmetric.UserError: unknown check 'colapse' (did you mean 'collapse'?); known: 8-bit, ...
     """
     verdict = CHECKS.bind(name)(findings)
+    wanted = "it must return a Verdict(status, figure, limit, says)"
     if not isinstance(verdict, Verdict):
+        raise UserError(f"the check {name!r} returned a {type(verdict).__name__}; {wanted}")
+    try:
+        return Check(name=check_title(name), **verdict._asdict())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            f"the check {name!r} returned a {type(verdict).__name__}; it must return a "
-            "Verdict(status, figure, limit, says)"
-        )
-    status, figure, *texts = tuple(verdict)
-    known = status in get_args(Status) and isinstance(figure, int | float)
-    if not known or not all(isinstance(text, str) for text in texts):
-        raise UserError(
-            f"the check {name!r} returned {tuple(verdict)}; status must be one of "
-            f"{', '.join(get_args(Status))}, figure a number, limit and says texts"
-        )
-    return Check(name=check_title(name), **verdict._asdict())
+            f"the check {name!r} returned the {place} {first['input']!r}: {first['msg']}; {wanted}"
+        ) from None
 
 
 def beats(other: Tensor, ours: Tensor) -> bool:

@@ -1,0 +1,100 @@
+"""Whether two evaluations are the same: digests, options, and what differs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from robustmetric.attacks import NES, PGD, Transfer, attack
+from robustmetric.evaluation.identity import (
+    differences,
+    digest_of,
+    digest_of_names,
+    digest_of_numbers,
+    options_of,
+    versions,
+)
+
+
+def test_a_digest_is_of_parameters_and_buffers_in_any_order() -> None:
+    class Net(nn.Module):
+        def __init__(self, names: str, constant: float) -> None:
+            super().__init__()
+            for name in names:
+                self.register_parameter(name, nn.Parameter(torch.full((2,), float(ord(name)))))
+            self.register_buffer("mean", torch.tensor([constant]), persistent=False)
+
+    assert digest_of(Net("ab", 0.5)) == digest_of(Net("ba", 0.5))
+    assert digest_of(Net("ab", 0.5)) != digest_of(Net("ab", 0.25)), "a buffer that is not saved counts"
+    assert digest_of(Net("ab", 0.5)) != digest_of(Net("abc", 0.5))
+    assert digest_of(Net("ab", 0.5).double()) != digest_of(Net("ab", 0.5))
+    assert len(digest_of(Net("ab", 0.5).bfloat16())) == 64
+
+
+def test_digests_of_lists() -> None:
+    numbers = torch.tensor([1, -1, 2**40])
+    wanted = hashlib.sha256(b"".join(n.to_bytes(8, "little", signed=True) for n in (1, -1, 2**40)))
+    assert digest_of_numbers(numbers) == wanted.hexdigest()
+    assert digest_of_numbers(torch.tensor([1, 2], dtype=torch.int32)) == digest_of_numbers(
+        torch.tensor([1, 2])
+    )
+    assert digest_of_numbers(None) is digest_of_names(None) is None
+    assert digest_of_names(["a", "b"]) == hashlib.sha256(b"a\nb").hexdigest() != digest_of_names(["b", "a"])
+
+
+def test_versions_name_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {*versions()} == {"python", "machine", "robustmetric", "torch", "numpy", "scikit-learn"}
+
+    def missing(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr("robustmetric.evaluation.identity.version", missing)
+    assert versions()["torch"] == "not installed"
+
+
+def test_options_are_of_the_class_and_all_plain_values() -> None:
+    assert options_of(NES(samples=3)) == {"class": "NES", "samples": "3", "sigma": "0.01"}
+    few, many = (options_of(attack(f"SP-QA+(keep={keep})")) for keep in (3, 9))
+    assert {name for name in few if few[name] != many[name]} == {"keep"}
+
+
+def test_a_search_in_another_is_described_and_its_network_left_out() -> None:
+    network = nn.Linear(2, 2)
+    first, second = (options_of(Transfer(surrogate=network, search=PGD(restarts=k))) for k in (1, 2))
+    assert "surrogate" not in first, "it has a digest of its own"
+    assert first["search"] == options_of(PGD())
+    assert second["search"]["restarts"] == "2"
+
+
+def test_tensors_and_functions_are_no_options() -> None:
+    @dataclass
+    class Odd:
+        weights: torch.Tensor
+        way: Any
+        k: int | None = None
+
+    assert options_of(Odd(torch.zeros(2), print)) == {"class": Odd.__qualname__, "k": "None"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({}, {}, []),
+        ({"a": {"b": 1}}, {"a": {"b": 1}}, []),
+        ({"settings": {"eps": 1, "steps": 2}}, {"settings": {"eps": 3, "steps": 2}}, ["eps was 1, is 3"]),
+        ({"a": {"b": 1}}, {"a": {}}, ["a.b was 1, is None"]),
+        ({"a": {"b": 1}}, {"a": 2}, ["a was {'b': 1}, is 2"]),
+        ({"b": 1, "a": [1]}, {"b": 2, "a": [2]}, ["a was [1], is [2]", "b was 1, is 2"]),
+        ({"d": "a" * 64}, {"d": "b" * 64}, [f"d was '{'a' * 12}', is '{'b' * 12}'"]),
+        ({"d": ["a" * 64, None]}, {"d": [None, None]}, [f"d was ['{'a' * 12}', None], is [None, None]"]),
+        (None, {"a": 1}, [" was None, is {'a': 1}"]),
+    ],
+)
+def test_differences_are_named_by_their_place(before: Any, now: Any, told: list[str]) -> None:
+    assert differences(before, now) == told
