@@ -89,10 +89,11 @@ def destination_hardness(destination: Destination, mined: Mined, *, generator: t
             f"{who} returned {found} for {count} triplets; it must return a floating-point tensor of shape "
             f"({count},), the hardness that each is to reach"
         )
-    if not torch.isfinite(wanted).all():
+    finite = torch.isfinite(wanted)
+    if not finite.all():
         raise UserError(
-            f"the destination {destination.name} holds NaN or infinity; {who} must return numbers, not "
-            f"{wanted}"
+            f"the destination {destination.name} holds NaN or infinity for {int((~finite).sum())} of "
+            f"{len(wanted)} triplets; {who} must return numbers"
         )
     return wanted.detach()
 

@@ -97,12 +97,12 @@ def check_term(term: object) -> None:
     >>> check_term(0.5)
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: the term 0.5 is a float; it must be an object with roles that is called ...
+    robustmetric.UserError: a term must be an object with roles that is called with (embeddings, *, ...
     """
     if isinstance(term, type) or not callable(term) or not hasattr(term, "roles"):
         raise UserError(
-            f"the term {term!r} is a {type(term).__name__}; it must be an object with roles that is called "
-            "with (embeddings, *, margin), such as SextupletTerm"
+            f"a term must be an object with roles that is called with (embeddings, *, margin), such as "
+            f"SextupletTerm, not a {type(term).__name__}"
         )
     call = term.forward if isinstance(term, nn.Module) else term
     check_signature(f"{type(term).__name__}.__call__", call, "embeddings, *, margin")

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import ast
 import difflib
-import hashlib
-import importlib
 import inspect
-import re
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
+from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own
 from robustmetric.validate import UserError
 
 T = TypeVar("T")
@@ -29,10 +24,6 @@ KINDS = (
     "sampler", "destination", "term", "defense", "attack", "search", "model", "data set", "logger", "check",
 )  # fmt: skip
 """Every kind of part that can be registered."""
-
-
-class UserCodeError(UserError):
-    """Code of the user's own that failed: the message ends with its traceback."""
 
 
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):
@@ -106,13 +97,18 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         fixed = getattr(factory, "keywords", {})
         if twice := [name for name in given if name in options or name in fixed]:
             raise UserError(f"{self.kind} {text!r}: {twice[0]} is given already; leave it out")
+        if isinstance(factory, type) and self.expects is not None and not issubclass(factory, self.expects):
+            raise UserError(
+                f"{self.kind} {text!r} is the class {factory.__name__}; it must be derived from "
+                f"{self.expects.__name__}"
+            )
         whole = {**{k: v for k, v in (offered or {}).items() if _accepts(factory, k)}, **options, **given}
-        _check_options(self.kind, text, factory, whole)
+        _check_options(self.kind, text, factory, whole, {*options, *fixed})
         if (source := file_of(text)) is None:
             made = factory(**whole)
         else:
-            with _neighbours(source.file.absolute().parent):
-                made = _run(text, partial(factory, **whole))
+            with neighbours(source.file.absolute().parent):
+                made = run_own(text, partial(factory, **whole))
         if self.expects is not None and not isinstance(made, self.expects):
             raise UserError(
                 f"{self.kind} {text!r} made a {type(made).__name__}; it must make a {self.expects.__name__}"
@@ -239,42 +235,9 @@ def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     return name.strip(), options
 
 
-class Source(NamedTuple):
-    """A Python `file` and the `name` of an object in it.
-
-    >>> Source(Path("mine.py"), "Small").name
-    'Small'
-    """
-
-    file: Path
-    name: str
-
-
-def file_of(text: str) -> Source | None:
-    """Return the file and the object that `text`, such as ``file.py:Object(option=1)``, names, if it does.
-
-    >>> file_of("nets/mine.py:Small(width=8)")
-    Source(file=PosixPath('nets/mine.py'), name='Small')
-    >>> file_of("resnet18") is None
-    True
-    """
-    found = re.fullmatch(r"\s*(.+\.py):(\w+)\s*(?:\(.*\))?\s*", text, re.DOTALL)
-    return None if found is None else Source(Path(found[1]).expanduser(), found[2])
-
-
-def without_folder(text: str) -> str:
-    """Return `text`, where it names an object of a file, without the folder that the file is in.
-
-    >>> without_folder("nets/mine.py:Small(width=8)"), without_folder("resnet18")
-    ('mine.py:Small(width=8)', 'resnet18')
-    """
-    source = file_of(text)
-    return text if source is None else f"{source.file.name}:{text.rpartition('.py:')[2]}"
-
-
 def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> Any:
     """Import a Python file of the user's, once, and return the object of that name in it."""
-    module = _import(kind, file)
+    module = import_file(kind, file)
     if not hasattr(module, name):
         public = {n: v for n, v in vars(module).items() if not n.startswith("_") and _defined_in(v, module)}
         raise UserError(f"{file}: {unknown('name', name, public)}; write FILE.py:NAME for the {kind}")
@@ -286,89 +249,9 @@ def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> A
     return found
 
 
-_IMPORTED: dict[Path, tuple[str, ModuleType]] = {}
-
-
-def own_traceback(error: BaseException) -> str | None:
-    """Return the traceback of an `error` from a user's own file on; None if it did not pass through one.
-
-    >>> own_traceback(ValueError("elsewhere")) is None
-    True
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    first = next((k for k, f in enumerate(frames) if Path(f.filename) in _IMPORTED), None)
-    if first is None and not isinstance(error, SyntaxError):
-        return None
-    lines = traceback.format_list(frames[first:]) if first is not None else []
-    lines += traceback.format_exception_only(error)
-    return "Traceback (most recent call last):\n" + "".join(lines).rstrip()
-
-
-def _import(kind: str, file: Path) -> ModuleType:
-    path = file.absolute()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {file} to take the {kind} from")
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if path in _IMPORTED and _IMPORTED[path][0] == digest:
-        return _IMPORTED[path][1]
-    key = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    module = ModuleType(f"robustmetric_user_{path.stem}_{key}")
-    module.__file__ = str(path)
-    # As an import would do it: the file may import its neighbours, and its classes know their module.
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    sys.modules[module.__name__] = module
-    _IMPORTED[path] = (digest, module)
-    try:
-        # From its text and never from compiled bytes, which may be of another text.
-        with _neighbours(path.parent):
-            _run(str(file), lambda: exec(compile(content, str(path), "exec"), vars(module)))  # noqa: S102
-    except BaseException:
-        del _IMPORTED[path], sys.modules[module.__name__]
-        raise
-    return module
-
-
-@contextmanager
-def _neighbours(folder: Path) -> Iterator[None]:
-    """Let imports find what is in this folder first, also where another has modules of the same names."""
-    beside = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
-    for name, module in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        file = getattr(module, "__file__", None)
-        if top not in beside or top in sys.stdlib_module_names or top.startswith("__") or not file:
-            continue
-        place = Path(file)
-        own = place == folder / f"{top}.py" or place.is_relative_to(folder / top)
-        # What is installed stays: others hold parts of it.
-        if not own and "site-packages" not in place.parts and top != "robustmetric":
-            del sys.modules[name]
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()  # the folder may be younger than what is known of it
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
-
-
-def _run(what: str, code: Callable[[], Any]) -> Any:
-    """Run code of the user's; whatever it raises is told once, with its own traceback."""
-    try:
-        return code()
-    except UserError:
-        raise
-    except Exception as error:
-        if (own := own_traceback(error)) is None:
-            own = "".join(traceback.format_exception_only(error)).rstrip()
-        raise UserCodeError(f"{what} failed with {type(error).__name__}: {error}\n{own}") from error
-
-
 def _home(factory: Callable[..., Any]) -> str:
-    """Say where a part is defined."""
-    plain = factory.func if isinstance(factory, partial) else factory
-    return f"{plain.__module__}.{getattr(plain, '__qualname__', type(plain).__qualname__)}"
+    """Say where a part is defined: two copies of a file define the same."""
+    return home_of(factory.func if isinstance(factory, partial) else factory)
 
 
 def _defined_in(value: object, module: ModuleType) -> bool:
@@ -387,7 +270,9 @@ def _accepts(factory: Callable[..., Any], option: str) -> bool:
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
-def _check_options(kind: str, text: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def _check_options(
+    kind: str, text: str, factory: Callable[..., Any], options: Mapping[str, Any], fixed: set[str]
+) -> None:
     try:
         signature = inspect.signature(factory)
     except ValueError:  # builtins have no signature
@@ -395,7 +280,6 @@ def _check_options(kind: str, text: str, factory: Callable[..., Any], options: M
     try:
         signature.bind(**options)
     except TypeError as error:
-        fixed = getattr(factory, "keywords", {})
         allowed = ", ".join(p for p in signature.parameters if p not in fixed)
         name = text.partition("(")[0].strip()
         raise UserError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None

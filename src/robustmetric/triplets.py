@@ -163,10 +163,10 @@ def check_sampler(sampler: object) -> None:
     >>> check_sampler("S")
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: a sampler is an object that is called with (batch, *, generator), not 'S'
+    robustmetric.UserError: a sampler is called with (batch, *, generator), which 'S' cannot be
     """
     if isinstance(sampler, type) or not callable(sampler):
-        raise UserError(f"a sampler is an object that is called with (batch, *, generator), not {sampler!r}")
+        raise UserError(f"a sampler is called with (batch, *, generator), which {sampler!r:.60} cannot be")
     call = sampler.forward if isinstance(sampler, nn.Module) else sampler
     check_signature(f"the sampler {called(sampler)}", call, "batch, *, generator")
 

@@ -17,8 +17,9 @@ import robustmetric as rm
 from robustmetric.defenses import HardnessManipulation
 from robustmetric.defenses.base import Network
 from robustmetric.destination import Benign, Constant, Destination, Gradual
-from robustmetric.registry import UserCodeError, registry
+from robustmetric.registry import registry
 from robustmetric.triplets import Batch, Mined, Softhard, Triplets
+from robustmetric.usercode import UserCodeError
 
 FILE = '''
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from robustmetric.attacks import NES, PGD, Transfer, attack
 from robustmetric.evaluation.identity import (
+    code_of,
     differences,
     digest_of,
     digest_of_names,
@@ -20,6 +22,7 @@ from robustmetric.evaluation.identity import (
     options_of,
     versions,
 )
+from robustmetric.registry import registry
 
 
 def test_a_digest_is_of_parameters_and_buffers_in_any_order() -> None:
@@ -72,14 +75,32 @@ def test_a_search_in_another_is_described_and_its_network_left_out() -> None:
     assert second["search"]["restarts"] == "2"
 
 
-def test_tensors_and_functions_are_no_options() -> None:
-    @dataclass
-    class Odd:
-        weights: torch.Tensor
-        way: Any
-        k: int | None = None
+@dataclass
+class Odd:
+    """A part with options of any kind."""
 
-    assert options_of(Odd(torch.zeros(2), print)) == {"class": Odd.__qualname__, "k": "None"}
+    weights: Any
+    k: int | None = None
+
+
+def test_options_of_any_kind_are_told_apart() -> None:
+    kinds = [torch.zeros(2), torch.ones(2), torch.zeros(3), print, len, {"a": 1}, {"a": 2}, "a", None]
+    found = [options_of(Odd(kind)) for kind in kinds]
+    assert all(found.count(each) == 1 for each in found)
+    assert found == [options_of(Odd(kind)) for kind in kinds]
+    # A network has a digest of its own.
+    assert options_of(Odd(nn.Flatten())).keys() == {"class", "code", "k"}
+    assert options_of(Odd(object())) == options_of(Odd(object())), "a place in memory is no option"
+
+
+def test_code_is_told_by_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    digests = []
+    for body in ("return 1", "return 2", "return 1"):
+        file.write_text(f"class Base:\n    def step(self):\n        {body}\n\nclass Mine(Base):\n    pass\n")
+        digests.append(code_of(registry("check").find(f"{file}:Mine")[0]))
+    assert digests[0] == digests[2] != digests[1]
+    assert code_of(options_of) is None
 
 
 @pytest.mark.parametrize(

@@ -250,9 +250,7 @@ def test_options_that_no_name_tells_are_in_the_digest(file: Path) -> None:
 def test_other_code_is_another_plan(file: Path) -> None:
     before = Plan.make(attacks=[f"{file}:Mine"], search=f"{file}:Jump")
     assert before.digest == Plan.make(attacks=[f"{file}:Mine"], search=f"{file}:Jump").digest
-    file.write_text(
-        file.read_text().replace("class Mine", "class Mine", 1).replace("k: int = ", "k: int = 1 + ")
-    )
+    file.write_text(file.read_text().replace("self.k = k", "self.k = k + 0"))
     now = Plan.make(attacks=[f"{file}:Mine"], search=f"{file}:Jump")
     assert any(text.startswith("options.attacks.mine.code was") for text in now.differences(before))
 

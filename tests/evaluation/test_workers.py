@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from robustmetric.evaluation.workers import WorkerError, _deaf, _sendable, run_workers
-from robustmetric.registry import UserCodeError, registry
+from robustmetric.registry import registry
+from robustmetric.usercode import UserCodeError
 from robustmetric.validate import UserError
 
 pytestmark = pytest.mark.slow  # workers start as processes that import everything

@@ -15,7 +15,7 @@ from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAtta
 from robustmetric.attacks.search import NES, PGD, SEARCHES, SPSA, Search, Transfer, make_search
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.attacks.translocation import GreedyTop1Translocation
-from robustmetric.registry import file_of
+from robustmetric.usercode import file_of
 
 __all__ = [
     "ATTACKS",

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from robustmetric import __version__
-from robustmetric.registry import own_traceback
+from robustmetric.usercode import own_traceback
 from robustmetric.validate import UserError
 
 
@@ -87,11 +87,12 @@ def run() -> None:
 
 def _told(error: Exception, arguments: list[str]) -> str:
     """Say what went wrong: as something to mend, as a fault of the user's code, or as one of ours."""
+    own = None if isinstance(error, UserError) else own_traceback(error)
+    if own is not None:
+        return f"[bold red]error:[/] your own code failed, with:\n{escape(own)}"
     if isinstance(error, UserError | OSError):
         flag = _flag(getattr(error, "parameter", None), arguments)
         return f"[bold red]error:[/] {escape(str(error))}{f' ({flag})' if flag else ''}"
-    if (own := own_traceback(error)) is not None:
-        return f"[bold red]error:[/] your own code failed, with:\n{escape(own)}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = escape(f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}")
     return (

@@ -26,6 +26,7 @@ from robustmetric.cli.show import Watch
 from robustmetric.evaluation import Evaluation, Outcome, Plan, Scene, run_attack
 from robustmetric.evaluation.evaluate import Progress, Ticks
 from robustmetric.files import check_writable, write_atomically
+from robustmetric.registry import split_names
 from robustmetric.validate import UserError
 
 
@@ -40,6 +41,8 @@ def attack(
 ) -> None:
     """Run one attack, and write the images before and after with their ranks."""
     console = wide()
+    if len(split_names(name)) > 1:
+        raise UserError(f"one attack is run, not {name!r}: evaluate takes several", parameter="name")
     request = Request.of(tested, {**settings, "attacks": [name], "checks": "none"})
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty: give another folder", parameter="out")

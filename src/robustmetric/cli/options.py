@@ -81,7 +81,7 @@ def takes(*settings: str, **defaults: Any) -> Callable[[Callable[..., None]], Ca
             plan = {name: _read(name, values.pop(name)) for name in settings}
             command(network, {k: v for k, v in plan.items() if v is not None}, **values)
 
-        parameters = [*tested, *planned, *own]
+        parameters = [tested[0], *own, *tested[1:], *planned]
         # The places that a signature is read from.
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -96,7 +96,10 @@ def _of_plan(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
     texts = {"eps": None, "alpha": "3/255", "attacks": ",".join(Plan.model_fields["attacks"].default)}
     default = defaults.get(name, texts.get(name, field.default))
     kind = str if name in texts or name == "protocol" else field.annotation
-    told = f"{field.description}."
+    told = str(field.description)
+    if name == "queries":
+        told = told.partition("; ")[0] + ("; by default all" if default is None else "")
+    told += f", {OWN}." if name in ("search", "attacks", "checks") else "."
     told = told[:1].upper() + told[1:] if told[:1].isascii() else told
     annotation = Annotated[kind if default is not None else kind | None, typer.Option(help=told)]  # type: ignore[operator,valid-type]
     return _parameter(name, annotation, default)

@@ -21,8 +21,9 @@ from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
 from robustmetric.evaluation.evaluate import Progress
 from robustmetric.evaluation.plan import usual_eps
 from robustmetric.models.source import NetworkSource, try_network
-from robustmetric.registry import lookup, without_folder
+from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
+from robustmetric.usercode import without_folder
 from robustmetric.validate import UserError
 
 SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
@@ -39,7 +40,8 @@ class Images:
     @property
     def title(self) -> str:
         """What a record calls them."""
-        return self.data if self.split == "test" else f"{self.data} ({self.split})"
+        data = without_folder(self.data)
+        return data if self.split == "test" else f"{data} ({self.split})"
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,11 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
             "network by its name",
             parameter="model",
         )
+    if tested.dim is not None:
+        raise UserError(
+            f"a run has embeddings of the length that it was trained with: leave {tested.dim} out",
+            parameter="dim",
+        )
     recipe = run.recipe()
     which = next((w for w in get_args(Which) if w == tested.weights), None)
     weights = run.choose(which or _file(tested.weights))
@@ -218,7 +225,7 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
     return {
         "name": run.name,
         "data": images.title,
-        "source": source if tested.dim is None else replace(source, dim=tested.dim),
+        "source": source,
         "inputs": _resized(run.inputs(), tested),
         "queries": queries,
         "gallery": gallery,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # Lightning and torch take seconds to import: they are imported in the commands that need them.
 
-DATA = "digits, mnist, fashion-mnist, cub, cars, sop, market1501, inshop, folder, csv or file.py:function."
+OWN = "or FILE.py:NAME of your own"
+DATA = f"cars, csv, cub, digits, fashion-mnist, folder, inshop, market1501, mnist, sop {OWN}."
 
 
 @app.command()
@@ -73,9 +74,9 @@ def _fits(console: Console, table: Table) -> bool:
 def train(
     data: str = typer.Option(None, help=DATA),
     root: Path = typer.Option(None, help="Where its files are."),
-    model: str = typer.Option(None, help="c2f2, resnet18, resnet50, timm:NAME or file.py:function."),
+    model: str = typer.Option(None, help=f"c2f2, resnet18, resnet50, timm:NAME {OWN}."),
     weights: Path = typer.Option(None, help="Weights to begin with: safetensors or a torch file."),
-    defense: str = typer.Option(None, help="The paper's name for it, such as HM[S,LGA]&ICS."),
+    defense: str = typer.Option(None, help=f"The paper's name for it, such as HM[S,LGA]&ICS, {OWN}."),
     eps: str = typer.Option(None, help="ε, the largest change of a pixel: 8/255."),
     alpha: str = typer.Option(None, help="α, the size of a step."),
     steps: int = typer.Option(None, help="η, the number of steps."),
@@ -98,9 +99,7 @@ def train(
     accelerator: str = typer.Option("auto", help="auto, cpu, gpu or mps."),
     devices: int = typer.Option(1, help="Workers on a machine."),
     nodes: int = typer.Option(1, help="Machines."),
-    logger: list[str] = typer.Option(
-        [], help="tensorboard, csv, wandb or file.py:Logger, beside metrics.csv."
-    ),
+    logger: list[str] = typer.Option([], help=f"csv, tensorboard, wandb {OWN}, beside metrics.csv."),
 ) -> None:
     """Train a network; Ctrl-C stops it so that --resume goes on from there."""
     given = {

@@ -22,7 +22,8 @@ from robustmetric.data.listing import check_retrievable
 from robustmetric.data.market import read_market1501
 from robustmetric.data.sop import read_sop
 from robustmetric.data.table import read_csv
-from robustmetric.registry import Registry, UserCodeError, lookup, own_traceback, registry
+from robustmetric.registry import Registry, lookup, registry
+from robustmetric.usercode import UserCodeError, own_traceback
 from robustmetric.validate import UserError
 
 DATA: Registry[ImageSet] = registry("data set")

@@ -15,8 +15,9 @@ from robustmetric.defenses.hardness import HardnessManipulation
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
 from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term, check_term
 from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, UserCodeError, file_of, take_apart, unknown
+from robustmetric.registry import Registry, take_apart, unknown
 from robustmetric.triplets import SAMPLERS, Sampler, check_margin, check_sampler
+from robustmetric.usercode import UserCodeError, file_of
 from robustmetric.validate import UserError, parameters
 
 T = TypeVar("T")

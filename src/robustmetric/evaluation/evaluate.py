@@ -87,6 +87,8 @@ def evaluate(
     """
     if plan is None:
         plan = Plan.make(**settings)
+    elif not isinstance(plan, Plan):
+        raise UserError(f"plan is a {type(plan).__name__}; give a Plan, as Plan.make returns it")
     elif settings:
         raise UserError(f"a plan and {', '.join(settings)} are given; give the plan alone, or its settings")
     subject = Subject(

@@ -20,8 +20,9 @@ from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
 from robustmetric.evaluation.schema import Part
 from robustmetric.perturb import Budget
-from robustmetric.registry import file_of, lookup, registry, split_names, unknown, without_folder
-from robustmetric.validate import UserError, is_number
+from robustmetric.registry import lookup, registry, split_names, unknown
+from robustmetric.usercode import file_of, without_folder
+from robustmetric.validate import UserError, check_signature, is_number
 
 LEVELS = {"none": 0, "quick": 1, "full": 2}
 """The sets of checks: those of a level and of all below it are run."""
@@ -58,18 +59,18 @@ class Plan(Part):
     """
 
     protocol: Protocol = Field(
-        "strict", description="strict, or reference for what published figures were made with"
+        "strict", description="protocol: strict, or reference for what published figures were made with"
     )
     eps: float = Field(8 / 255, description="ε, the largest change of a pixel in [0, 1], such as 8/255")
     alpha: float = Field(3 / 255, description="α, the size of a step")
     steps: int = Field(32, description="η, the number of steps")
     search: str = Field(
         "pgd",
-        description="how perturbations are searched for: pgd, pgd(restarts=5), nes, spsa, transfer(nes)",
+        description="how perturbations are searched for: pgd, nes(samples=50), spsa, transfer, transfer(nes)",
     )
     attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
     queries: int | None = Field(
-        None, description="number of images that are attacked, drawn from the seed; without, all"
+        None, description="number of images that are attacked, drawn from the seed; null for all"
     )
     seed: int = Field(0, description="starts every random draw")
     batch: int = Field(128, description="images that are perturbed together")
@@ -202,7 +203,9 @@ class Plan(Part):
 
     def differences(self, other: Plan) -> list[str]:
         """List what this plan does otherwise than the `other`; nothing if they do the same."""
-        return differences(other.describe(), self.describe())
+        before, now = other.describe(), self.describe()
+        # Options that no name tells are said only if the names are the same.
+        return differences(before["settings"], now["settings"]) or differences(before, now)
 
 
 def _whole(name: str, value: Any, least: int) -> int | None:
@@ -218,11 +221,14 @@ def _whole(name: str, value: Any, least: int) -> int | None:
 def _check_names(checks: object) -> None:
     """Refuse a set of checks, or a check behind it, that is not known."""
     if not isinstance(checks, str):
-        raise UserError(f"checks must be none, quick or full, not {checks!r}", parameter="checks")
+        raise UserError(
+            f"checks must be a text such as 'none', 'quick', 'full' or 'quick,NAME', not {checks!r}",
+            parameter="checks",
+        )
     first, *further = split_names(checks) or [""]
     lookup("set of checks", first, LEVELS)
     for name in further:
-        registry("check").bind(name)
+        check_signature(f"the check {name}", registry("check").bind(name), "findings")
     names = [*registry("check"), *(name for name in dict.fromkeys(further) if file_of(name) is not None)]
     titles = [check_title(name) for name in names]
     if twice := {title for title in titles if titles.count(title) > 1}:

@@ -16,7 +16,7 @@ from torch import Tensor
 from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.evaluation.checks import Check
 from robustmetric.evaluation.ers import COLUMNS, Interval, Values, intervals
-from robustmetric.evaluation.identity import digest_of, versions
+from robustmetric.evaluation.identity import code_of, digest_of, versions
 from robustmetric.evaluation.pieces import PER_QUERY, Materials
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.schema import Number, Part
@@ -221,7 +221,7 @@ def build_record(materials: Materials) -> Record:
             }
             for name, interval in scores.items()
         },
-        "ers": None if overall is None else _ers(overall, terms, checks),
+        "ers": None if overall is None else _ers(overall, terms, checks, plan),
         "checks": checks,
         "versions": versions(),
     }
@@ -239,12 +239,14 @@ def _retrieval(values: dict[str, Tensor], seed: int) -> dict[str, Any]:
     return {name: ranked[name]._asdict() for name in ("R@1", "R@2", "mAP", "NMI", "mAP@R")}
 
 
-def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check]) -> dict[str, Any]:
-    """Describe the ERS, which is not valid of a network that has collapsed."""
+def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check], plan: Plan) -> dict[str, Any]:
+    """Describe the ERS, which is not valid of a network that has collapsed, nor with others' attacks."""
     collapsed = next(c for c in checks if c.name == "collapse")
-    valid = collapsed.status != "fail"
-    why = "" if valid else collapsed.says
-    return {**overall._asdict(), "terms": terms, "valid": valid, "why": why}
+    why = collapsed.says if collapsed.status == "fail" else ""
+    foreign = [goal for goal in plan.goals if code_of(type(goal)) is not None]
+    if names := [c.name for goal in foreign for c in goal.columns if c.name in COLUMNS]:
+        why = why or f"{', '.join(names)} is of an attack of the user's own"
+    return {**overall._asdict(), "terms": terms, "valid": not why, "why": why}
 
 
 def write_record(folder: Path, made: dict[str, Any], arrays: dict[str, Tensor]) -> Record:

@@ -82,6 +82,8 @@ class Subject:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise UserError(f"the network must be a torch.nn.Module, not a {type(self.model).__name__}")
+        if self.surrogate is not None and not isinstance(self.surrogate, nn.Module):
+            raise UserError(f"the surrogate must be a torch.nn.Module, not a {type(self.surrogate).__name__}")
         self._check_images()
         self._check_classes()
         self._check_rules()

@@ -17,7 +17,8 @@ from robustmetric.models import c2f2, resnet
 from robustmetric.models.timm import timm_model
 from robustmetric.models.weights import load_weights
 from robustmetric.perturb import differentiate, frozen
-from robustmetric.registry import Registry, UserCodeError, file_of, own_traceback, registry, take_apart
+from robustmetric.registry import Registry, registry, take_apart
+from robustmetric.usercode import UserCodeError, file_of, own_traceback
 from robustmetric.validate import UserError
 
 _BUILT_IN = (c2f2, resnet)  # each of them registers its networks

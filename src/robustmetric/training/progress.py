@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 
 from robustmetric.data.pairs import ImageArray
+from robustmetric.training.code import bare
 from robustmetric.training.sets import PairData
 
 
@@ -123,14 +124,15 @@ def start_lines(title: str, trainer: L.Trainer, module: L.LightningModule) -> li
     height, width = ImageArray(sets.learn.source.pixels[:1], recipe.crop).pixels.shape[1:3]
     workers = f"{trainer.world_size} workers on {module.device.type}" if trainer.world_size > 1 else ""
     count = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    named = bare(recipe.model_dump())
     begins = "starts at random" if recipe.weights is None else f"starts with {recipe.weights}"
     if trainer.global_step:
         begins = f"goes on from step {trainer.global_step:,}"
     batches = int(trainer.num_training_batches)
     return [
-        f"{title}: {recipe.model}, {recipe.defense}, ε = {255 * recipe.eps:.3g}/255, "
+        f"{title}: {named['model']}, {named['defense']}, ε = {255 * recipe.eps:.3g}/255, "
         f"α = {255 * recipe.alpha:.3g}/255, η = {recipe.steps}",
-        f"{recipe.data}: learns from {sets.learn}, {height}×{width} pixels; validated on {sets.score} "
+        f"{named['data']}: learns from {sets.learn}, {height}×{width} pixels; validated on {sets.score} "
         f"({sets.scored})",
         f"on {workers or module.device}; {count:,} parameters; {begins}",
         f"{batches * (trainer.max_epochs or 1):,} steps: {trainer.max_epochs:,} epochs of {batches:,}",

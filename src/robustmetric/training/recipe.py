@@ -127,7 +127,8 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
             f"{problem['loc'][0]} is {problem['input']!r}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
             for problem in error.errors()
         ]
-        raise UserError("; ".join(problems)) from None
+        first = str(error.errors()[0]["loc"][0])
+        raise UserError("; ".join(problems), parameter=first) from None
 
 
 def recipe_text(name: str) -> str:

@@ -18,10 +18,10 @@ from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs
 from robustmetric.files import check_writable, is_draft, write_atomically
 from robustmetric.models import NetworkSource
-from robustmetric.registry import file_of
 from robustmetric.training.code import bare, copy_files, named_files, rename_files
 from robustmetric.training.parts import inputs_of, source_of
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe
+from robustmetric.usercode import file_of
 from robustmetric.validate import UserError
 
 Which = Literal["last", "best"]

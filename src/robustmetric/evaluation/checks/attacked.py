@@ -100,7 +100,8 @@ def _noise(findings: Findings) -> Verdict:
     says = f"random signs of size ε do better for {100 * share:.1f} % of the queries"
     says += f" ({which})" if share else ""
     if stronger:
-        says += f", and on the mean of {', '.join(stronger)}: gradients lead nowhere"
+        blamed = "gradients lead" if findings.search.follows_gradient else "the search leads"
+        says += f", and on the mean of {', '.join(stronger)}: {blamed} nowhere"
         return Verdict("fail", share, limit, says)
     return Verdict("pass" if share <= 0.005 else "warn", share, limit, says)
 
