@@ -277,7 +277,7 @@ def test_an_object_of_a_file_is_refused_in_words_that_help(own: Path, name: str,
 
 
 def test_an_object_of_another_class_is_refused(own: Path) -> None:
-    with pytest.raises(UserError, match="made a Mine; it must make a Part"):
+    with pytest.raises(UserError, match="Mine; it must be derived from Part"):
         registry_of(Part).make(f"{own}:Mine")
 
 

@@ -649,7 +649,7 @@ def test_a_sampler_that_cannot_be_called_is_told() -> None:
             return Triplets(dist, dist, dist)
 
     for wrong in ("S", 3, Softhard):
-        with pytest.raises(rm.UserError, match=r"called with \(batch, \*, generator\), not "):
+        with pytest.raises(rm.UserError, match=r"called with \(batch, \*, generator\), which "):
             check_sampler(wrong)
     with pytest.raises(rm.UserError, match=r"Before takes \(dist, labels, .*must take \(batch, \*"):
         check_sampler(Before())

@@ -29,7 +29,8 @@ KINDS = (
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     """The parts of one `kind`: what makes each, by name.
 
-    `expects` is the class that a part must be of; None if a part is a function of its own.
+    `expects` is the class that a part must be of; None if a part is a function of its own. Options in `passed`
+    are given to each part by those who make it.
 
     >>> shapes = Registry("shape", dict)
     >>> @shapes.register("square")
@@ -45,6 +46,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
 
     def __init__(self, kind: str, expects: type[Any] | None = None) -> None:
         self.kind, self.expects = kind, expects
+        self.passed: tuple[str, ...] = ()
         self._known: dict[str, Callable[..., T]] = {}
 
     def __getitem__(self, name: str) -> Callable[..., T]:
@@ -103,7 +105,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
                 f"{self.expects.__name__}"
             )
         whole = {**{k: v for k, v in (offered or {}).items() if _accepts(factory, k)}, **options, **given}
-        _check_options(self.kind, text, factory, whole, {*options, *fixed})
+        _check_options(self.kind, text, factory, whole, {*self.passed, *fixed})
         if (source := file_of(text)) is None:
             made = factory(**whole)
         else:

@@ -325,7 +325,7 @@ def refusal(name: str) -> tuple[str, int]:
         ("HM[S,LGA]&pull(lamda=1)", "pull", ["term 'pull'", "'lamda'", "its options: weight"]),
         ("plane[S]", "plane", ["unknown defense 'plane'", "did you mean 'plain'", "HM"]),
         ("stil", "stil", ["a defense is written FAMILY[…]", "did you mean 'still'"]),
-        ("plain(k=1)[S]", "plain", ["defense 'plain'", "'k'", "source"]),
+        ("plain(k=1)[S]", "plain", ["defense 'plain'", "'k'", "its options: none"]),
         ("plain(seed=1)[S]", "plain", ["seed is given already"]),
         ("plain[S,LGA]", "S", ["plain takes one sampler"]),
         ("plain[S]&ICS", "ICS", ["only HM takes terms"]),
@@ -348,7 +348,7 @@ def test_a_wrong_part_is_refused_and_pointed_at(name: str, at: str, says: list[s
         ("N/A[<Harder>]", 4, ["Harder is a destination", "the sampler"]),
         ("HM[S,<Pull>]", 5, ["Pull takes", "it must take (batch, *, generator)"]),
         ("HM[S,LGA]&<Nearest>", 10, ["an object with roles"]),
-        ("<Nearest>[S]", 0, ["defense", "unexpected keyword argument 'source'"]),
+        ("<Nearest>[S]", 0, ["defense", "must be derived from Defense"]),
         ("<Forgetful>", 0, ["Forgetful.__init__ must call super().__init__(source"]),
     ],
 )

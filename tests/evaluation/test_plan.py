@@ -85,7 +85,7 @@ def file(tmp_path: Path) -> Path:
         ({"seed": None}, "seed", "not None"),
         ({"batch": 0}, "batch", "at least 1, not 0"),
         ({"batch": None}, "batch", "at least 1, not None"),
-        ({"checks": None}, "checks", "none, quick or full, not None"),
+        ({"checks": None}, "checks", "'none', 'quick', 'full' .* not None"),
         ({"checks": ""}, None, "known: full, none, quick"),
         ({"checks": "ful"}, None, "'ful' .did you mean 'full'"),
         ({"checks": "full,colapse"}, None, "'colapse' .did you mean 'collapse'"),
@@ -241,7 +241,7 @@ def test_options_that_no_name_tells_are_in_the_digest(file: Path) -> None:
     few, many = (Plan.make(attacks=[f"{file}:Mine(k={k})"]) for k in (3, 9))
     assert few.attacks == ("own.py:Mine(k=3)",)
     assert few.digest != many.digest
-    assert "options.attacks.mine.k was '3', is '9'" in many.differences(few)
+    assert many.differences(few) == ["attacks was ['own.py:Mine(k=3)'], is ['own.py:Mine(k=9)']"]
     few, many = (Plan.make(attacks=[plan.goals[0]]) for plan in (few, many))
     assert few.attacks == many.attacks == ("mine",)
     assert many.differences(few) == ["options.attacks.mine.k was '3', is '9'"]

@@ -217,6 +217,7 @@ class Defense(nn.Module):
 
 
 DEFENSES: Registry[Defense] = registry("defense", Defense)
+DEFENSES.passed = ("source", "destination", "terms", "budget", "margin", "seed")
 """The families of defenses by the names before their brackets."""
 
 

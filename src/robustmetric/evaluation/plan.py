@@ -82,6 +82,7 @@ class Plan(Part):
     _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
     _search: Search | None = PrivateAttr(None)  # if it was given as an object
     _text: str | None = PrivateAttr(None)  # if not
+    _options: dict[str, Any] | None = PrivateAttr(None)
 
     @classmethod
     def make(cls, **settings: Any) -> Plan:
@@ -116,6 +117,7 @@ class Plan(Part):
             plan._text = given["search"]
         else:
             plan._search = search
+        plan.describe()  # now: the files of the user's own may change
         return plan
 
     def __eq__(self, other: object) -> bool:
@@ -181,20 +183,18 @@ class Plan(Part):
         return order[: self.queries].sort().values
 
     def describe(self) -> dict[str, Any]:
-        """Return everything that decides the scores, in JSON's types, with options that no name shows."""
-        whole = {
-            "settings": self.model_dump(mode="json"),
-            "options": {
+        """Return all that decides about the scores, in JSON's types; options that no name tells included."""
+        if self._options is None:
+            options = {
                 "search": options_of(_made_search(self._search or self._text or self.search)),
                 "attacks": {
                     goal.name: {**options_of(goal), "columns": [c.name for c in goal.columns]}
                     for goal in self.goals
                 },
                 "checks": _own_code(self.check_names),
-            },
-        }
-        described: dict[str, Any] = json.loads(json.dumps(whole))
-        return described
+            }
+            self._options = json.loads(json.dumps(options))
+        return {"settings": self.model_dump(mode="json"), "options": dict(self._options or {})}
 
     @property
     def digest(self) -> str:
