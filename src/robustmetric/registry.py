@@ -29,8 +29,8 @@ KINDS = (
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     """The parts of one `kind`: what makes each, by name.
 
-    `expects` is the class that a part must be of; None if a part is a function of its own. Options in `passed`
-    are given to each part by those who make it.
+    `expects` is the class that a part must be of; None if a part is a function of its own. What is in
+    `passed` is given to each part by those who make it.
 
     >>> shapes = Registry("shape", dict)
     >>> @shapes.register("square")

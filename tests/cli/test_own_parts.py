@@ -194,7 +194,7 @@ def test_a_transfer_by_a_search_of_ones_own(home: Path) -> None:
     works("evaluate", *NETWORK, *transfer, *SMALL, "--attacks", "own.py:Mine", "--out", "out")
     record = load_record("out")
     assert record.network.surrogate is not None
-    assert record.settings.search == "transfer(jump)"
+    assert record.settings.search == "transfer(own.py:Jump)"
     works("attack", *NETWORK, *transfer, *SMALL, "--attack", "own.py:Mine", "--out", "images")
     arrays = load_file(home / "images" / "images.safetensors")
     change = (arrays["after"] - arrays["before"]).abs().amax()
@@ -253,8 +253,8 @@ def test_what_cannot_be_trained_is_refused(arguments: list[str], told: list[str]
         (["--search", "own.py:Jump(size=2)"], ["'size'", "its options: share"]),
         (["--checks", "none,own.py:odd(least=2)"], ["'least'", "its options: ", "most"]),
         (["--attacks", "none.py:Mine"], ["there is no file none.py to take the attack from"]),
-        (["--attacks", "own.py:Jump"], ["'own.py:Jump' made a Jump; it must make a RankingAttack"]),
-        (["--search", "own.py:Mine"], ["made a Mine; it must make a Search"]),
+        (["--attacks", "own.py:Jump"], ["Jump; it must be derived from RankingAttack"]),
+        (["--search", "own.py:Mine"], ["Mine; it must be derived from Search"]),
         (["--attacks", "ES,own.py:Mine,own.py:Mine(k=2)"], ["an attack was given twice: mine (--attacks)"]),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
         ("maps", "the network returned a tensor of shape (1, 4, 6, 6) for 1 images; it must return "
                  "(1, D): flatten or pool its features"),
         ("needy", "mine.py:needy' missing a required argument: 'k'; its options: k"),
-        ("narrow", "the network failed on images of shape (1, 3, 8, 8) (RuntimeError: mat1"),
+        ("narrow", "the network failed on images of shape (1, 3, 8, 8) and type float32 (RuntimeError: mat1"),
         ("number", "mine.py:number' made a int; it must make a Module"),
         ("nothing", "mine.py: unknown name 'nothing'; known: Network, Twice, broken, maps"),
     ],

@@ -362,7 +362,7 @@ def test_a_function_of_ones_own_reads_a_data_set(sets: str, tmp_path: Path) -> N
         ("rootless", r"called with a root and a split, .*define it as \(root, split\)"),
         ("goood", r"unknown name 'goood' \(did you mean 'good'"),
         ("good(size=3)", "has no option 'size'; its options: .*count"),
-        ("good(split='test')", r"leave both out of the brackets"),
+        ("good(split='test')", r"has no option 'split'; its options: count"),
     ],
 )
 def test_functions_that_break_their_contract(name: str, told: str, sets: str) -> None:

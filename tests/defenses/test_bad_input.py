@@ -401,7 +401,7 @@ def test_parts_put_together_by_hand_are_checked() -> None:
     wrong: Any = "LGA"
     with pytest.raises(ValueError, match="a destination is a Destination, not 'LGA'"):
         HardnessManipulation(Softhard(), wrong, budget=budget)
-    with pytest.raises(ValueError, match="a term must be an object with roles.* not a str"):
+    with pytest.raises(ValueError, match=r"a term must be an object with roles.* not a str"):
         HardnessManipulation(Softhard(), Gradual(), [wrong], budget=budget)
 
     class Broken(Gradual):

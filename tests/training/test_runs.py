@@ -148,13 +148,15 @@ def test_a_loaded_run_embeds_files_as_the_evaluation_does(tmp_path: Path) -> Non
 def test_a_run_on_grey_images_takes_them_from_colour_files(tmp_path: Path) -> None:
     train(load_recipe("digits", QUICK), tmp_path / "run", progress=False)
     run = rm.load_run(tmp_path / "run")
-    assert run.inputs == RunFolder(tmp_path / "run").inputs() == Inputs(channels=1)
-    assert run.network(run.inputs.tensor(Image.new("RGB", (8, 8), "red"))).shape == (1, 512)
+    assert RunFolder(tmp_path / "run").inputs() == Inputs(channels=1)
+    assert run.inputs == Inputs(resize=8, channels=1), "any image is brought to what was trained on"
+    for size in (8, 20):
+        assert run.network(run.inputs.tensor(Image.new("RGB", (size, size), "red"))).shape == (1, 512)
     # One that did not write down the shape of its images looks at them.
     about = json.loads(RunFolder(tmp_path / "run").about.read_text())
     assert about.pop("images") == {"height": 8, "width": 8, "channels": 1}
     RunFolder(tmp_path / "run").about.write_text(json.dumps(about))
-    assert rm.load_run(tmp_path / "run").inputs == Inputs(channels=1)
+    assert rm.load_run(tmp_path / "run").inputs == Inputs(resize=8, channels=1)
 
 
 def test_the_classes_of_a_training(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from robustmetric.training.callbacks import kept_rows
 from robustmetric.validate import UserError
 
 LOGGERS: Registry[Logger] = registry("logger", Logger)
+LOGGERS.passed = ("out", "step")
 """All loggers: classes and functions that make one; `out` and `step` are passed to those that take them."""
 
 
