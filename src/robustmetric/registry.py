@@ -97,7 +97,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
             made: T = factory
             return made
         fixed = getattr(factory, "keywords", {})
-        if twice := [name for name in given if name in options or name in fixed]:
+        if twice := [name for name in given if name in {*options, *fixed, *self.passed}]:
             raise UserError(f"{self.kind} {text!r}: {twice[0]} is given already; leave it out")
         if isinstance(factory, type) and self.expects is not None and not issubclass(factory, self.expects):
             raise UserError(

@@ -81,7 +81,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["--model", "resnet19"], "unknown model 'resnet19' (did you mean 'resnet18'?)"),
     (["--model", "gone.py:net"], "there is no file gone.py"),
     (["--model", "NETS:other"], "unknown name 'other'; known: Blind, Late, fits, maps, narrow"),
-    (
+    (["--model", "NETS:narrow"], "the network failed on images of shape (1, 3, 16, 16) and type float32 ("),
         ["--model", "NETS:narrow"],
         "the network failed on images of shape (1, 3, 16, 16) and type float32 (RuntimeError: ",
     ),
