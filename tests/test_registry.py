@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from robustmetric.registry import Registry, lookup, unknown
+from robustmetric.registry import Registry, lookup, registry, unknown
 from robustmetric.validate import UserError, fraction, parameters
 
 KNOWN = {"resnet18": 18, "resnet50": 50, "C2F2": 2, "nothing": 0}
@@ -315,3 +315,29 @@ def test_a_file_that_was_changed_is_imported_anew(own: Path) -> None:
 def test_there_must_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.py to take the part from"):
         registry_of().make(f"{tmp_path / 'none.py'}:Mine")
+
+
+REGISTERS = """
+from robustmetric.registry import register
+
+@register("check", "mine")
+class Mine:
+    pass
+"""
+
+
+def test_copies_of_a_file_register_the_same_part(tmp_path: Path) -> None:
+    """As those that runs keep: the last one that was imported counts."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").write_text(REGISTERS)
+        found = registry("check").find(f"{tmp_path / folder / 'own.py'}:Mine")[0]
+        assert registry("check")["mine"] is found
+    (tmp_path / "a" / "other.py").write_text(REGISTERS)
+    with pytest.raises(UserError, match=r"'mine' is registered already, by own\.py:Mine: choose another"):
+        registry("check").find(f"{tmp_path / 'a' / 'other.py'}:Mine")
+
+
+def test_a_class_of_another_kind_is_refused_before_it_is_made(own: Path) -> None:
+    with pytest.raises(UserError, match="is the class Mine; it must be derived from Part"):
+        registry_of(Part).make(f"{own}:Mine(size=-1)")

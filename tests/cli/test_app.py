@@ -221,13 +221,14 @@ def test_a_parameter_that_is_no_flag_of_the_command_is_not_shown(monkeypatch: py
         assert command("recipes", "images").err == f"error: {MENDED}\n"
 
 
-def test_the_user_s_own_code_is_shown_where_it_failed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", ["ValueError", "OSError", "KeyError"])
+def test_the_user_s_own_code_is_shown_where_it_failed(error: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
         "    def forward(self, images):\n"
         "        if len(images) > 1:\n"
-        "            raise ValueError('not more than one [image]')\n"
+        f"            raise {error}('not more than one [image]')\n"
         "        return images.flatten(1)\n"
     )
     arguments = [
@@ -242,6 +243,7 @@ def test_the_user_s_own_code_is_shown_where_it_failed(tmp_path: Path) -> None:
     said = command(*arguments)
     assert said.code == 1
     assert "not more than one [image]" in said.err
+    assert said.err.count("Traceback") == said.err.count("line 5, in forward") == 1
     assert "no mistake of yours" not in said.err
 
 

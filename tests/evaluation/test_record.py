@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from robustmetric.evaluation import COLUMNS, Evaluation, Record, load_arrays, load_record
+from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.evaluation import COLUMNS, ERS_ATTACKS, Evaluation, Record, load_arrays, load_record
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.record import SCHEMA, Score
 
@@ -394,3 +395,19 @@ def test_a_record_cannot_be_changed(evaluated: Evaluated) -> None:
     record = evaluated(attacks=["TMA"], steps=1, queries=2)
     with pytest.raises(ValueError, match="frozen"):
         record.scores = {}
+
+
+def test_the_ers_with_an_attack_of_ones_own_is_marked(evaluated: Evaluated) -> None:
+    """One that reports under a name of the ten does not pass for it."""
+
+    class Mine(EmbeddingShift):
+        pass
+
+    others = [name for name in ERS_ATTACKS if name != "ES"]
+    plain, marked = (evaluated(attacks=[*others, es], steps=1, queries=2) for es in ("ES", Mine()))
+    assert plain.ers is not None
+    assert plain.ers.valid
+    assert marked.ers is not None
+    assert not marked.ers.valid
+    assert "ES:D, ES:R" in marked.ers.why
+    assert marked.ers.value == plain.ers.value

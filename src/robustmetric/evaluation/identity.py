@@ -100,7 +100,7 @@ def code_of(part: Any) -> str | None:
     """
     plain = part.func if isinstance(part, partial) else part
     classes = plain.__mro__ if isinstance(plain, type) else (plain,)
-    own = [c for c in classes if c.__module__.partition(".")[0] not in _NOT_OWN]
+    own = [c for c in classes if str(c.__module__).partition(".")[0] not in _NOT_OWN]
     if not own:
         return None
     whole = hashlib.sha256()
