@@ -506,6 +506,7 @@ for case in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_stays_within_the_budget() -> None:
     # Images, dimensions, queries (0 for all), budget, whether half are in one class, and whether a query's

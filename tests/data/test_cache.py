@@ -781,6 +781,7 @@ def die_at(moment: int) -> None:
     Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_kill_at_any_step_loses_nothing(
     skip: bool, files: list[Path], folder: Path, decoded: list[Path]
@@ -820,6 +821,7 @@ def test_a_kill_at_any_step_loses_nothing(
         assert set(redone) == {0, 1, 2, 3, 4, 5}
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_rebuild_loses_nothing(
     files: list[Path], folder: Path, tmp_path: Path, decoded: list[Path]
 ) -> None:

@@ -78,6 +78,7 @@ def test_an_evaluation_from_beginning_to_end(
     assert record.data.sha256 == whole.hexdigest()
 
 
+@pytest.mark.slow
 def test_a_run_on_other_data_than_its_own(
     make_folder: Make, make_csv: Make, call: Callable[..., Any], tmp_path: Path
 ) -> None:

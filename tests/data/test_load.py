@@ -103,6 +103,7 @@ def test_a_data_set_of_ones_own_can_be_added() -> None:
     assert own_validation("mine", "here") is None
 
 
+@pytest.mark.slow
 def test_scikit_learn_data_is_imported_for_digits_only() -> None:
     code = "import sys, robustmetric.data; sys.exit('sklearn.datasets' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603

@@ -52,6 +52,7 @@ def assert_close(before: dict[str, Any], after: dict[str, Any], slack: float, wh
         assert close(value, after[name], slack), (what, name, value, after[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(make_records.CASES))
 def test_a_fresh_record_is_the_same(case: str, tmp_path: Path) -> None:
     make_records.make(case, tmp_path)

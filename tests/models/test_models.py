@@ -61,6 +61,7 @@ def test_a_network_of_ones_own_can_be_added() -> None:
         model("mine", in_features=2)
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_neither_timm_nor_torchvision() -> None:
     code = "import sys, robustmetric.models; assert not {'timm', 'torchvision'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603

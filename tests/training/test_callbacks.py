@@ -28,6 +28,7 @@ from robustmetric.training.module import SCORES
 SMALL = {"epochs": 3, "steps": 4, "save_every": 1000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defense", ["HM[S,0]", "min-max[S]"])
 def test_a_collapse_is_caught_and_the_good_weights_kept(defense: str, tmp_path: Path) -> None:
     with pytest.raises(CollapsedError) as caught:
@@ -47,6 +48,7 @@ def test_a_collapse_is_caught_and_the_good_weights_kept(defense: str, tmp_path: 
     assert spread > 0.01
 
 
+@pytest.mark.slow
 def test_told_to_go_on_it_says_so_and_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
     train(
@@ -61,6 +63,7 @@ def test_told_to_go_on_it_says_so_and_goes_on(tmp_path: Path) -> None:
     assert said[0].endswith("Going on, as told")
 
 
+@pytest.mark.slow
 def test_the_gradual_adversary_does_not_collapse(tmp_path: Path) -> None:
     train(load_recipe("digits", {**SMALL, "defense": "HM[S,LGA]"}), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "good.safetensors").exists()

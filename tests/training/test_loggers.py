@@ -85,6 +85,7 @@ def test_scores_are_in_percent(whole: Path) -> None:
     assert all(50 < value <= 100 for _, value in curves(whole)["R@1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, 12, 20, 24])
 def test_one_curve_over_all_starts(stop: int, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "parts"

@@ -259,6 +259,7 @@ def test_a_file_that_changed_since_is_not_used(changed: str, home: Path, tmp_pat
     assert rm.load_run(run.path).network(torch.rand(2, 3, 8, 8)).shape == (2, 6)
 
 
+@pytest.mark.slow
 def test_neighbours_come_from_the_copy_also_where_the_original_lies(home: Path, tmp_path: Path) -> None:
     run = trained(home, tmp_path / "run")
     (home / "deeper.py").write_text("WIDTH = 9\n")

@@ -69,6 +69,7 @@ def test_the_learning_rate_of_a_recipe(tmp_path: Path) -> None:
     assert logged == {10: pytest.approx(spy.rates[9], rel=1e-5)}
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped(tmp_path: Path) -> None:
     norms = {}
     for clip in (None, 0.01):
