@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from robustmetric import cli
 
+pytestmark = pytest.mark.slow  # trainings from beginning to end
+
 Make = Callable[..., Path]
 
 

@@ -29,6 +29,8 @@ WEIGHTS = ("last.safetensors", "best.safetensors")
 TINY = """
 from torch import nn
 
+pytestmark = pytest.mark.slow  # trainings from beginning to end
+
 def network(dim):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, dim))
 """
