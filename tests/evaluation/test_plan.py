@@ -324,3 +324,12 @@ def test_a_search_takes_no_surrogate_that_is_not_its_own() -> None:
         assert refused.value.parameter == "surrogate"
     with pytest.raises(UserError, match="takes no surrogate"):
         Plan.make(search="nes").search_on(other)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"eps": 5}, {"eps": -0.1}, {"alpha": 0}, {"steps": 0}, {"queries": 0}, {"batch": 0}, {"seed": -1}],
+)
+def test_a_plan_that_is_read_is_checked_too(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Plan(**wrong)

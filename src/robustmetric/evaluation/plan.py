@@ -61,19 +61,21 @@ class Plan(Part):
     protocol: Protocol = Field(
         "strict", description="protocol: strict, or reference for what published figures were made with"
     )
-    eps: float = Field(8 / 255, description="ε, the largest change of a pixel in [0, 1], such as 8/255")
-    alpha: float = Field(3 / 255, description="α, the size of a step")
-    steps: int = Field(32, description="η, the number of steps")
+    eps: float = Field(
+        8 / 255, ge=0, le=1, description="ε, the largest change of a pixel in [0, 1], such as 8/255"
+    )
+    alpha: float = Field(3 / 255, gt=0, le=1, description="α, the size of a step")
+    steps: int = Field(32, ge=1, description="η, the number of steps")
     search: str = Field(
         "pgd",
         description="how perturbations are searched for: pgd, nes(samples=50), spsa, transfer, transfer(nes)",
     )
     attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
     queries: int | None = Field(
-        None, description="number of images that are attacked, drawn from the seed; null for all"
+        None, ge=1, description="number of images that are attacked, drawn from the seed; null for all"
     )
-    seed: int = Field(0, description="starts every random draw")
-    batch: int = Field(128, description="images that are perturbed together")
+    seed: int = Field(0, ge=0, lt=2**32, description="starts every random draw")
+    batch: int = Field(128, ge=1, description="images that are perturbed together")
     checks: str = Field(
         "quick",
         description="checks of the scores: none (but collapse), quick or full, and others by name",
