@@ -93,7 +93,8 @@ def takes(*settings: str, **defaults: Any) -> Callable[[Callable[..., None]], Ca
 def _of_plan(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """Make the option of a plan's field: its help is the field's description, its default the field's."""
     field = Plan.model_fields[name]
-    texts = {"eps": None, "alpha": "3/255", "attacks": ",".join(Plan.model_fields["attacks"].default)}
+    alpha, attacks = (Plan.model_fields[key].default for key in ("alpha", "attacks"))
+    texts = {"eps": None, "alpha": f"{255 * alpha:g}/255", "attacks": ",".join(attacks)}
     default = defaults.get(name, texts.get(name, field.default))
     kind = str if name in texts or name == "protocol" else field.annotation
     told = str(field.description)
