@@ -143,7 +143,7 @@ def test_all_parts_from_training_to_an_attack(home: Path, monkeypatch: pytest.Mo
     shown = works("evaluate", "run", *SMALL, *attacks)
     assert "mine:D ↓" in shown
     record = load_record(home / "run")
-    assert record.settings.attacks == ("ES", "mine")
+    assert record.settings.attacks == ("ES", "own.py:Mine(k=2)")
     assert record.checks[-1].name == "odd"
     assert record.checks[-1].status == "pass"
     assert record.data.images == 150

@@ -172,7 +172,7 @@ def test_an_error_of_the_user_s_own_stays_one_on_its_way(tmp_path: Path) -> None
 
 def test_what_a_person_can_mend_stays_so_on_its_way() -> None:
     arrived = sent(UserCodeError("own.py failed"))
-    assert (type(arrived), str(arrived)) == (UserError, "own.py failed")
+    assert (type(arrived), str(arrived)) == (UserCodeError, "own.py failed")
     arrived = sent(UserError("no such folder", parameter="out"))
     assert isinstance(arrived, UserError)
     assert (str(arrived), arrived.parameter) == ("no such folder", "out")

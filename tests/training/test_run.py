@@ -26,10 +26,10 @@ from robustmetric.training.run import train
 QUICK: dict[str, Any] = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "dim": 16, "validation": 0}
 WEIGHTS = ("last.safetensors", "best.safetensors")
 
+pytestmark = pytest.mark.slow  # trainings from beginning to end
+
 TINY = """
 from torch import nn
-
-pytestmark = pytest.mark.slow  # trainings from beginning to end
 
 def network(dim):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, dim))
