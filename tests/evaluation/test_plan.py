@@ -186,6 +186,7 @@ def test_a_set_of_checks_holds_those_below_it(checks: str, wanted: list[int]) ->
 
 def test_checks_by_name_come_behind_the_set(file: Path) -> None:
     plan = Plan.make(checks=f"quick, steps, collapse, {file}:odd(most=2)")
+    assert plan.checks == "quick,steps,collapse,own.py:odd(most=2)", "folders are left out"
     quick = Plan.make(checks="quick").check_names
     assert plan.check_names == [*quick, "steps", f"{file}:odd(most=2)"]
     assert plan.level == "quick"

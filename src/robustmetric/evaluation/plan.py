@@ -84,6 +84,7 @@ class Plan(Part):
     _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
     _search: Search | None = PrivateAttr(None)  # if it was given as an object
     _text: str | None = PrivateAttr(None)  # if not
+    _checks: str | None = PrivateAttr(None)  # with the folders of files
     _options: dict[str, Any] | None = PrivateAttr(None)
 
     @classmethod
@@ -112,9 +113,10 @@ class Plan(Part):
         named = {
             "attacks": tuple(_written(a, goal) for a, goal in zip(given["attacks"], goals, strict=True)),
             "search": _written(given["search"], search),
+            "checks": ",".join(map(without_folder, split_names(given["checks"]))),
         }
         plan = cls(**{**given, **named})
-        plan._goals = goals
+        plan._goals, plan._checks = goals, given["checks"]
         if isinstance(given["search"], str):
             plan._text = given["search"]
         else:
@@ -175,7 +177,7 @@ class Plan(Part):
             for name, check in registry("check").items()
             if getattr(check, "level", 3) <= LEVELS[self.level]
         ]
-        return list(dict.fromkeys([*usual, *split_names(self.checks)[1:]]))
+        return list(dict.fromkeys([*usual, *split_names(self._checks or self.checks)[1:]]))
 
     def draw(self, count: int) -> Tensor:
         """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
@@ -284,7 +286,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
 def _own_code(names: Sequence[str]) -> dict[str, str]:
     """Return the digests of the checks that are the user's own."""
     found = {name: code_of(registry("check").find(name)[0]) for name in names}
-    return {name: code for name, code in found.items() if code is not None}
+    return {without_folder(name): code for name, code in found.items() if code is not None}
 
 
 def _written(given: object, part: RankingAttack | Search) -> str:
