@@ -146,6 +146,16 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a `model`'s parameters and buffers; the CPU if it has none.
+
+    >>> device_of(nn.Flatten())
+    device(type='cpu')
+    """
+    state = (tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+    return next((tensor.device for tensor in state), torch.device("cpu"))
+
+
 Objective = Callable[[Tensor, Tensor], Tensor]
 """(rows of x as they are now, their (R,) positions in x) to (R,) values, each of its own row alone."""
 

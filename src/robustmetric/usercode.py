@@ -73,6 +73,16 @@ def own_traceback(error: BaseException) -> str | None:
     return "Traceback (most recent call last):\n" + "".join(lines).rstrip()
 
 
+def own_failure(error: BaseException) -> str | None:
+    """Return the sentence for an `error` in a user's own code, with its traceback; None if it is elsewhere.
+
+    >>> own_failure(ValueError("elsewhere")) is None
+    True
+    """
+    own = None if isinstance(error, UserError) else own_traceback(error)
+    return None if own is None else f"your own code failed, with:\n{own}"
+
+
 def import_file(kind: str, file: Path) -> ModuleType:
     """Import a Python `file` of the user's, once as long as it stays the same, to take a `kind` of part from.
 

@@ -20,8 +20,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from robustmetric import __version__
-from robustmetric.usercode import own_traceback
+from robustmetric.usercode import own_failure
 from robustmetric.validate import UserError
+
+OWN = "or FILE.py:NAME of your own"
+"""Stands in the help behind the names that an option takes."""
 
 
 class Place(NamedTuple):
@@ -87,9 +90,8 @@ def run() -> None:
 
 def _told(error: Exception, arguments: list[str]) -> str:
     """Say what went wrong: as something to mend, as a fault of the user's code, or as one of ours."""
-    own = None if isinstance(error, UserError) else own_traceback(error)
-    if own is not None:
-        return f"[bold red]error:[/] your own code failed, with:\n{escape(own)}"
+    if (own := own_failure(error)) is not None:
+        return f"[bold red]error:[/] {escape(own)}"
     if isinstance(error, UserError | OSError):
         flag = _flag(getattr(error, "parameter", None), arguments)
         return f"[bold red]error:[/] {escape(str(error))}{f' ({flag})' if flag else ''}"

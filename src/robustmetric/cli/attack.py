@@ -19,8 +19,8 @@ from torch import Tensor
 
 from robustmetric.attacks import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.gallery import count_mates
-from robustmetric.cli.app import app, stoppable, wide
-from robustmetric.cli.options import OWN, Tested, takes
+from robustmetric.cli.app import OWN, app, stoppable, wide
+from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.evaluation import Evaluation, Outcome, Plan, Scene, run_attack

@@ -11,13 +11,12 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from robustmetric.cli.app import OWN
 from robustmetric.data import DATA
 from robustmetric.evaluation import Plan
 from robustmetric.models import MODELS
 from robustmetric.registry import split_names
 from robustmetric.validate import UserError, fraction
-
-OWN = "or FILE.py:NAME of your own"
 
 
 @dataclass(frozen=True, kw_only=True)

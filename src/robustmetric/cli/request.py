@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from robustmetric.cli.options import OWN, Tested
+from robustmetric.cli.app import OWN
+from robustmetric.cli.options import Tested
 from robustmetric.cli.progress import Decoding
 from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
@@ -126,7 +127,7 @@ class Request:
 
     def networks(self, share: int = 0, *, tried: bool = False) -> tuple[nn.Module, nn.Module | None]:
         """Make the network and the surrogate on the `share`-th device, and try them on an image."""
-        device = device_of_share(self.device, share)
+        device, plan = device_of_share(self.device, share), self.plan()
         queries = load(self.queries.data, self.queries.root, self.queries.split)
         first = self.inputs.first(queries)
         network = self.source.make(*self.inputs.shape(first)).to(device)
@@ -136,14 +137,14 @@ class Request:
             try:
                 other = source.make(*inputs.shape(first)).to(device)
                 if not tried:
-                    gradient = self.plan().search_on(other).differentiates(other)
+                    gradient = plan.search_on(other).differentiates(other)
                     try_network(other, self.inputs.images(first)[:1], gradient=gradient)
             except UserError as error:
                 raise UserError(
                     f"the surrogate does not fit the images: {error}", parameter="surrogate"
                 ) from None
         if not tried:
-            gradient = self.plan().search_on(other).differentiates(network)
+            gradient = plan.search_on(other).differentiates(network)
             try_network(network, self.inputs.images(first)[:1], gradient=gradient)
         return network, other
 
@@ -226,7 +227,7 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
         "name": run.name,
         "data": images.title,
         "source": source,
-        "inputs": _resized(run.inputs(), tested),
+        "inputs": replace(run.inputs(), **_sizes(tested)),
         "queries": queries,
         "gallery": gallery,
         "chosen": chosen,
@@ -249,14 +250,13 @@ def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
     source = NetworkSource(tested.model, dim=tested.dim, weights=file)
     images = Images(data, root, split)
     queries, gallery = _sides(tested, images)
-    given = {key: value for key, value in _sizes(tested).items() if value is not None}
     return {
         "name": without_folder(tested.model)
         if file is None
         else f"{without_folder(tested.model)} {file.name}",
         "data": images.title,
         "source": source,
-        "inputs": usual_inputs(data, root, tested.model, given),
+        "inputs": usual_inputs(data, root, tested.model, _sizes(tested)),
         "queries": queries,
         "gallery": gallery,
         "chosen": None if file is not None else "no weights were given",
@@ -299,11 +299,7 @@ def _file(weights: str | None) -> Path | None:
     return None if weights is None else Path(weights)
 
 
-def _sizes(tested: Tested) -> dict[str, int | None]:
-    return {"resize": tested.resize or tested.size, "crop": tested.crop or tested.size}
-
-
-def _resized(inputs: Inputs, tested: Tested) -> Inputs:
-    """Take the sizes that are given in the place of those that a network was trained with."""
-    given: dict[str, Any] = {key: value for key, value in _sizes(tested).items() if value is not None}
-    return replace(inputs, **given)
+def _sizes(tested: Tested) -> dict[str, Any]:
+    """Return the sizes that are given, in the place of the usual ones or of those that were trained with."""
+    asked = {"resize": tested.resize or tested.size, "crop": tested.crop or tested.size}
+    return {name: size for name, size in asked.items() if size is not None}

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from robustmetric.cli.app import app, exit_code, read_changes
+from robustmetric.cli.app import OWN, app, exit_code, read_changes
 from robustmetric.cli.progress import Decoding, Training
 from robustmetric.files import write_atomically
 from robustmetric.training import Stopped, load_recipe, recipe_names
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Lightning and torch take seconds to import: they are imported in the commands that need them.
 
-OWN = "or FILE.py:NAME of your own"
 DATA = f"cars, csv, cub, digits, fashion-mnist, folder, inshop, market1501, mnist, sop {OWN}."
 
 

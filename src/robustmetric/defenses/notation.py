@@ -203,8 +203,7 @@ class _Reader:
 
     def make(self, text: str, parts: Registry[T]) -> T:
         """Make a part; γ is its margin if it has one that is not given."""
-        _, given = parts.find(text)
-        return parts.make(text, {} if "margin" in given else {"margin": self.margin})
+        return parts.make(text, {"margin": self.margin})
 
 
 def _written(part: _Part, parts: Registry[T]) -> str:

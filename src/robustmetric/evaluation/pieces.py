@@ -72,10 +72,9 @@ class Materials:
 
     def found(self, attack: RankingAttack) -> Found:
         """Return what an attack found for all queries."""
-        pieces = [p for stage in self.stages for p in stage.pieces]
-        mine = [p for p in pieces if isinstance(p, AttackPiece) and p.attack is attack]
+        (stage,) = (stage for stage in self.stages if stage.name == attack.name)
         columns = [column.name for column in attack.columns]
-        kept: list[Tensors] = [self.store.get(piece) for piece in mine]
+        kept: list[Tensors] = [self.store.get(piece) for piece in stage.pieces]
         return Found.join([Found.from_tensors(tensors, columns) for tensors in kept])
 
     @property

@@ -20,7 +20,7 @@ from robustmetric.attacks.contract import (
 )
 from robustmetric.distance import embed
 from robustmetric.evaluation.images import Images
-from robustmetric.perturb import Budget
+from robustmetric.perturb import Budget, device_of
 from robustmetric.retrieval import Ranking, rank
 
 
@@ -93,16 +93,6 @@ class Scene:
         return Scene(
             model, self.images, replace(self.queries, z=z), replace(self.gallery, z=ranked), self.ranked
         )
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a network's parameters and buffers; the CPU if it has none.
-
-    >>> device_of(nn.Flatten())
-    device(type='cpu')
-    """
-    state = (tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
-    return next((tensor.device for tensor in state), torch.device("cpu"))
 
 
 def embed_all(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import Any
 
-from robustmetric.usercode import own_traceback
+from robustmetric.usercode import own_failure
 from robustmetric.validate import UserError
 
 
@@ -108,8 +108,8 @@ def _worker(
 def _sendable(error: Exception) -> Exception:
     """Return an exception that arrives as what it was, or one that tells of it."""
     # Where code of the user's failed is known only here.
-    if not isinstance(error, UserError) and (own := own_traceback(error)) is not None:
-        return UserError(f"your own code failed, with:\n{own}")
+    if (own := own_failure(error)) is not None:
+        return UserError(own)
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
             return error

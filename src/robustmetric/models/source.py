@@ -16,7 +16,7 @@ from robustmetric.distance import embed
 from robustmetric.models import c2f2, resnet
 from robustmetric.models.timm import timm_model
 from robustmetric.models.weights import load_weights
-from robustmetric.perturb import differentiate, frozen
+from robustmetric.perturb import device_of, differentiate, frozen
 from robustmetric.registry import Registry, registry, take_apart
 from robustmetric.usercode import UserCodeError, file_of, own_traceback
 from robustmetric.validate import UserError
@@ -140,8 +140,7 @@ def create(text: str, offered: Mapping[str, Any] | None = None, /, **options: An
         return timm_model(name, **options, **given)
     # Not to a function that takes any option: it passes them on to who knows whom.
     fitting = {name: value for name, value in (offered or {}).items() if name in _options(factory)}
-    given = take_apart("model", text)[1]
-    made = MODELS.make(text, {k: v for k, v in fitting.items() if k not in given}, **options)
+    made = MODELS.make(text, fitting, **options)
     # One that is there already is not to be shared by all who ask for it.
     return copy.deepcopy(made) if made is factory else made
 
@@ -157,7 +156,7 @@ def try_network(model: nn.Module, images: Tensor, *, gradient: bool = True, what
     ...
     robustmetric.UserError: the network failed on images of shape (1, 1, 8, 8) and type float32 (Runtime...
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     try:
         with frozen(model), torch.no_grad():
             embed(model, images.to(device))
