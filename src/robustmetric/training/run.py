@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -140,7 +142,7 @@ def train(
         if _is_first():
             run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source)
         try:
-            with _stopping(keeper):
+            with _stopping(keeper), _parting():
                 trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
         finally:
             if _is_first() and keeper.last:
@@ -231,6 +233,21 @@ def _nothing_left(run: RunFolder, trainer: L.Trainer) -> Iterator[None]:
                 if not there:
                     out.rmdir()
         raise
+
+
+@contextmanager
+def _parting() -> Iterator[None]:
+    """Close the connection between workers that Lightning opens inside, and leaves open.
+
+    A thread of it that ends after Python does aborts the process, when all work is done.
+    """
+    before = dist.is_available() and dist.is_initialized()
+    try:
+        yield
+    finally:
+        if not before and dist.is_available() and dist.is_initialized():
+            gc.collect()
+            dist.destroy_process_group()
 
 
 @contextmanager
