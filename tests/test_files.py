@@ -12,7 +12,14 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from robustmetric.files import publish, write_atomically
+from robustmetric.files import (
+    DamagedError,
+    check_seal,
+    publish,
+    read_sealed,
+    write_atomically,
+    write_sealed,
+)
 
 
 def full_disk(*_: Any, **__: Any) -> None:
@@ -198,3 +205,30 @@ def test_publish_replaces(tmp_path: Path) -> None:
     publish(draft, final)
     assert final.read_bytes() == b"new"
     assert names(tmp_path) == ["final"]
+
+
+def test_a_seal_finds_every_flipped_bit_and_every_cut(tmp_path: Path) -> None:
+    path = tmp_path / "piece"
+    write_sealed(path, lambda file: (file.write(b"some "), file.write(b"content")))
+    whole = path.read_bytes()
+    assert read_sealed(path) == b"some content"
+    assert check_seal(path)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(DamagedError, match="piece"):
+            read_sealed(path)
+        path.write_bytes(whole[:place])
+        with pytest.raises(DamagedError, match="piece"):
+            read_sealed(path)
+
+
+def test_a_damaged_file_is_not_taken_for_one_without_a_seal(tmp_path: Path) -> None:
+    path = tmp_path / "piece"
+    write_sealed(path, lambda file: file.write(bytes(3 << 20)))
+    whole = bytearray(path.read_bytes())
+    whole[1 << 21] = 1
+    path.write_bytes(whole)
+    with pytest.raises(DamagedError, match="piece"):
+        check_seal(path)
+    path.write_bytes(b"nobody sealed this")
+    assert not check_seal(path)

@@ -32,6 +32,20 @@ class UserError(ValueError):
 UserError.__module__ = "robustmetric"  # where it is public
 
 
+def printable(text: str) -> str:
+    r"""Return `text` with what would steer a terminal, or turn the direction of writing, made visible.
+
+    Ends of lines and tabs stay.
+
+    >>> print(printable("a\x1b[2J.png"))
+    a\x1b[2J.png
+    """
+    return _STEERING.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+_STEERING = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]")
+
+
 def fraction(value: object) -> object:
     """Read a `value` such as '8/255' or '0.1' as a number; return anything else for the check that follows.
 

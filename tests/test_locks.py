@@ -1,0 +1,104 @@
+"""A folder belongs to one program at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from robustmetric import locks
+from robustmetric.locks import LOCK, InUseError, locked
+from tests.helpers.faults import fault
+from tests.helpers.processes import die, forked, needs_fork
+
+HERE = socket.gethostname()
+
+
+def owner(**changes: object) -> str:
+    return json.dumps({"host": HERE, "process": 1, "doing": "a training", "since": "today", **changes})
+
+
+def test_the_file_names_the_owner_and_goes_with_it(tmp_path: Path) -> None:
+    with locked(tmp_path / "new" / "run", "a training"):
+        found = json.loads((tmp_path / "new" / "run" / LOCK).read_text())
+        assert (found["host"], found["process"], found["doing"]) == (HERE, os.getpid(), "a training")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_was_written_stays(tmp_path: Path) -> None:
+    with locked(tmp_path / "run", "a training"):
+        (tmp_path / "run" / "note").write_text("kept")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
+
+
+@needs_fork
+def test_a_second_process_is_told_who_holds_it(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+
+    def second() -> None:
+        try:
+            with locked(tmp_path, "an evaluation"):
+                said.write_text("inside")
+        except InUseError as error:
+            said.write_text(str(error))
+
+    with locked(tmp_path, "a training"):
+        assert forked(second)[0] == 0
+    assert f"a training by process {os.getpid()} on {HERE}" in said.read_text()
+
+
+@needs_fork
+def test_the_lock_of_a_killed_process_is_told_and_taken_over(tmp_path: Path) -> None:
+    def first() -> None:
+        with locked(tmp_path, "a training"):
+            die()
+
+    assert forked(first)[0] == -9
+    said: list[str] = []
+    with locked(tmp_path, "an evaluation", said.append):
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+    (line,) = said
+    assert "a training by process" in line
+    assert "has ended" in line
+
+
+@fault(
+    "training",
+    "the folder is locked by a process of another host",
+    "refused: who holds it, and the file to remove",
+)
+def test_the_lock_of_another_host_is_refused_with_the_file_to_remove(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text(owner(host="elsewhere"))
+    with (
+        pytest.raises(InUseError, match=rf"on elsewhere .* remove {tmp_path / LOCK}"),
+        locked(tmp_path, "a training"),
+    ):
+        pass
+    (tmp_path / LOCK).unlink()
+    with locked(tmp_path, "a training"):
+        assert (tmp_path / LOCK).exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 1}', "\x00\xff"])
+def test_a_file_that_says_nothing_is_taken(tmp_path: Path, content: str) -> None:
+    (tmp_path / LOCK).write_text(content)
+    with locked(tmp_path, "a training"):
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+
+
+@pytest.mark.parametrize(("process", "runs"), [(os.getppid(), True), (2**22 + 1, False), ("x", False)])
+def test_without_locks_of_the_kernel_the_process_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: object, runs: bool
+) -> None:
+    monkeypatch.setattr(locks, "_alone", lambda _: None)
+    (tmp_path / LOCK).write_text(owner(process=process))
+    entered = False
+    try:
+        with locked(tmp_path, "a training", lambda _: None):
+            entered = True
+    except InUseError:
+        pass
+    assert entered is not runs
