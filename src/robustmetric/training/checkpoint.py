@@ -26,6 +26,9 @@ _ENTRIES = {
     "lr_schedulers": list,
 }
 
+# Lightning passes over memories that are empty, and over optimisers without a state.
+_MEMORIES = {"Keeper": ("best", "last"), "CollapseGuard": ("begun", "narrow", "told")}
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint under another name, its digest at the end, and renames it when it is complete."""
@@ -89,9 +92,13 @@ def reached(path: Path) -> Reached:
         return Reached(0, 0, 0)
     found = load_checkpoint(path, mmap=True)
     try:
+        for name, keys in _MEMORIES.items():
+            if (memory := found["callbacks"].get(name)) is not None:
+                _ = [memory[key] for key in keys]
+        _ = found["optimizer_states"][0]["state"]
         epochs = found["loops"]["fit_loop"]["epoch_progress"]["current"]
         return Reached(found["global_step"], int(epochs["ready"]), int(epochs["processed"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise unfit(path, error) from None
 
 
