@@ -1,4 +1,4 @@
-"""A run goes on with what it began with: alone in its folder, the same images, files, workers, no fewer epochs."""
+"""A run goes on with what it began with, alone in its folder: the same images, files and workers."""
 
 from __future__ import annotations
 
