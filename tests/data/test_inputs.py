@@ -130,7 +130,7 @@ def test_all_images_of_files_with_their_classes_and_names(pictures: Path, tmp_pa
             names = relative_files(found, root)
             assert names is not None
             assert len(names) == len(set(names)) == len(found)
-            for name, image, label in zip(names, found.pixels, found.labels.tolist(), strict=True):
+            for name, image, label in zip(names, found.pixels[:], found.labels.tolist(), strict=True):
                 assert (pictures / name).is_file()
                 assert found.classes[label] == Path(name).parts[0]
                 assert np.array_equal(decoded.setdefault(name, image), image)

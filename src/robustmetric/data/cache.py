@@ -1,19 +1,21 @@
-"""Images decoded and resized once, into one memory-mapped file that every later run opens at once.
+"""Images decoded and resized once, into one file that every later run opens at once.
 
-A cache is two files: `<data set>-<split>-<size>-<key>.npy`, which `numpy.load(…, mmap_mode="r")` opens,
-and a `.json` of the same name that says what is in it. The key is a digest of what the cache was made from:
-data set, split, size, channels, and each file's path, length and modification time, with its box. A file
-replaced by another of the same length and time is the one change that it cannot see.
+A cache is two files: `<data set>-<split>-<size>-<key>.npy`, which `numpy.load` opens, and a `.json` of the
+same name that says what is in it, with digests of itself and of the pixels, block by block. They are checked
+whenever a cache is opened; the images of a damaged block are decoded anew. The key is a digest of what the
+cache was made from: data set, split, size, channels, and each file's path, length and modification time, with
+its box. A file replaced by another of the same length and time is the one change that it cannot see.
 
 How a build survives: each image is written at its final place in a `.partial` file, and marked in a journal
-with a digest of its file once its pixels are on disk. Whatever ends a build (Ctrl-C, a kill, a full disk,
-broken images), the next one decodes only the images without a valid mark. Images that have the same mark in a
-finished cache are copied from there, so that a changed file redoes itself alone. A cache gets its name when
-it is complete, and is never changed after that: other processes may have it mapped.
+with a digest of its file and its pixels once they are on disk. Whatever ends a build (Ctrl-C, a kill, a full
+disk, broken images), the next one decodes only the images without a valid mark. Images that have the same
+mark in a finished cache are copied from there, so that a changed file redoes itself alone. A cache gets its
+name when it is complete, and is never changed after that: other processes may have it open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +29,13 @@ from robustmetric.data.base import Columns, ImageSet
 from robustmetric.data.cache_build import Progress, broken_message, built, locked
 from robustmetric.data.cache_plan import Finished, Plan
 from robustmetric.data.decode import Channels, Size, decoded_or_reason, fit, whole_images
-from robustmetric.data.stored import block_digests, content_digest
+from robustmetric.data.stored import Pictures, block_digests, content_digest
 from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """N decoded images: `pixels` (N, H, W, C) uint8, read-only; `labels` (N,) into `classes`.
+    """N decoded images: `pixels` (N, H, W, C) uint8, in memory or in a file; `labels` (N,) into `classes`.
 
     `skipped` are the files that were left out because they could not be read. The others tell, as in an
     ImageSet, what is known of the images that are kept.
@@ -44,7 +46,7 @@ class Pixels:
     2
     """
 
-    pixels: NDArray[np.uint8]
+    pixels: Pictures
     labels: Tensor
     classes: tuple[str, ...]
     skipped: tuple[Path, ...] = ()
@@ -72,6 +74,7 @@ def cached(
     workers: int = 1,
     skip_broken: bool = False,
     progress: Progress | None = None,
+    report: Callable[[str], object] = print,
 ) -> Pixels:
     """Return the N images as 8-bit pixels (N, H, W, C), decoded into `folder` unless they are there already.
 
@@ -82,12 +85,12 @@ def cached(
     holds pixels is fitted in memory and never written to `folder`.
 
     Decoding uses `workers` threads, at most one a core. `progress` is called with (done, total) while a cache
-    is built, and not when one is reused. Images that cannot be decoded raise one ValueError that lists them,
-    after all others have been decoded and kept; with `skip_broken` they are left out and given in
-    `Pixels.skipped`. Caches of the same data set, split, size and channels made from other files give the
-    images that have not changed, and are removed once the new one is complete. A second process that asks for
-    the same cache waits for the first one and takes its result; on Windows nothing is locked, so build from
-    one process there.
+    is built, and not when one is reused; `report` gets a sentence if one is found damaged. Images that cannot
+    be decoded raise one ValueError that lists them, after all others have been decoded and kept; with
+    `skip_broken` they are left out and given in `Pixels.skipped`. Caches of the same data set, split, size
+    and channels made from other files give the images that have not changed, and are removed once the new one
+    is complete. A second process that asks for the same cache waits for the first one and takes its result;
+    on Windows nothing is locked, so build from one process there.
 
     >>> import torch
     >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
@@ -104,7 +107,7 @@ def cached(
         if result is None:
             with locked(plan):
                 # Another process may have built it while this one waited.
-                result = _reused(plan, skip_broken) or built(plan, workers, skip_broken, progress)
+                result = _reused(plan, skip_broken) or built(plan, workers, skip_broken, progress, report)
     if not result.skipped:
         return _known(result.pixels, images)
     kept = images.take([row for row in range(len(images)) if row not in result.skipped])
@@ -136,7 +139,7 @@ def first_readable(images: ImageSet, *, size: Size | None, channels: Channels = 
     )
 
 
-def _known(pixels: NDArray[np.uint8], images: ImageSet, skipped: tuple[Path, ...] = ()) -> Pixels:
+def _known(pixels: Pictures, images: ImageSet, skipped: tuple[Path, ...] = ()) -> Pixels:
     """Return the pixels of these images with all that is known of them."""
     return Pixels(
         pixels,

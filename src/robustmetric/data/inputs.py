@@ -62,12 +62,14 @@ class Inputs:
         *,
         skip_broken: bool = False,
         watch: Watch | None = None,
+        report: Callable[[str], object] = print,
     ) -> Pixels:
         """Return the `images` as pixels (N, H, W, C), resized and not cropped, decoded once.
 
         They are kept in `cache`, by default ``~/.cache/robustmetric``. Images that cannot be read raise an
         error that lists them; with `skip_broken` they are left out. `watch` is told, while images are
-        decoded, the split, how many are done and how many there are.
+        decoded, the split, how many are done and how many there are; `report` gets a sentence if what was
+        kept is damaged.
 
         >>> Inputs().pixels(load("digits")).pixels.shape
         (1000, 8, 8, 1)
@@ -83,6 +85,7 @@ class Inputs:
             workers=os.cpu_count() or 1,
             skip_broken=skip_broken,
             progress=None if watch is None else partial(watch, images.split),
+            report=report,
         )
 
     def first(self, images: ImageSet) -> Pixels:
@@ -152,13 +155,14 @@ def load_pixels(
     *,
     skip_broken: bool = False,
     watch: Watch | None = None,
+    report: Callable[[str], object] = print,
 ) -> list[Pixels]:
     """Load the `splits` of a data set as pixels, in their order, decoded once and kept in `cache`.
 
     `data` and `root` are those of :func:`robustmetric.data.load`, `inputs` has the size and the channels.
     Images that cannot be read are listed for all splits together before anything is raised; with
     `skip_broken` they are left out. `watch` is told, while images are decoded, the split, how many are done
-    and how many there are.
+    and how many there are; `report` gets a sentence if what was kept is damaged.
 
     >>> train, test = load_pixels("digits", None, Inputs(), ["train", "test"])
     >>> train.pixels.shape, len(test)
@@ -169,7 +173,7 @@ def load_pixels(
     # All are listed before any is decoded.
     for images in [load(data, root, split) for split in splits]:
         try:
-            found.append(inputs.pixels(images, cache, skip_broken=skip_broken, watch=watch))
+            found.append(inputs.pixels(images, cache, skip_broken=skip_broken, watch=watch, report=report))
         except UserError as error:
             broken.append(error)
     if broken:
