@@ -777,11 +777,11 @@ def broken(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
     original = Image.open
 
-    def guarded(file: Path, *rest: Any) -> Image.Image:
+    def guarded(file: Path, **options: Any) -> Image.Image:
         # The tests may run as root, who may read everything.
         if file == files[1] and file.stat().st_mode & 0o400 == 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-        return original(file, *rest)
+        return original(file, **options)
 
     files[1].chmod(0o000)
     monkeypatch.setattr(Image, "open", guarded)
@@ -790,9 +790,9 @@ def broken(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         files[2]: "image file is truncated",
         files[3]: "image file is truncated",
         files[4]: r"is empty \(0 bytes\)",
-        files[5]: "is not an image in a format that Pillow reads",
+        files[5]: "is not PNG, JPEG, WebP, BMP, GIF, TIFF or PPM",
         files[6]: "No such file or directory",
-        files[7]: "decompression bomb",
+        files[7]: "more than 4,000 pixels, .*save it smaller",
     }
 
 
@@ -1208,6 +1208,11 @@ def test_a_write_that_the_system_refuses_is_explained(
     ("options", "message"),
     [
         ({"size": (0, 5)}, r"size is \(0, 5\); expected \(height, width\)"),
+        pytest.param(
+            {"size": (100_000, 5)},
+            r"size is \(100000, 5\); .*from 1 to 16384",
+            marks=fault("data", "images to be brought to a huge size", "refused, with the limit"),
+        ),
         ({"size": (5,)}, r"size is \(5,\); expected \(height, width\)"),
         ({"size": SIZE, "channels": 4}, r"channels is 4; expected 3 \(RGB\) or 1 \(grey\)"),
         ({"size": SIZE, "workers": 0}, "workers is 0; expected at least 1"),

@@ -15,6 +15,8 @@ name when it is complete, and is never changed after that: other processes may h
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +30,7 @@ from torch import Tensor
 from robustmetric.data.base import Columns, ImageSet
 from robustmetric.data.cache_build import Progress, broken_message, built, locked
 from robustmetric.data.cache_plan import Finished, Plan
-from robustmetric.data.decode import Channels, Size, decoded_or_reason, fit, whole_images
+from robustmetric.data.decode import LONGEST, Channels, Size, decoded_or_reason, fit, whole_images
 from robustmetric.data.stored import Pictures, block_digests, content_digest
 from robustmetric.validate import UserError
 
@@ -100,6 +102,7 @@ def cached(
     """
     _check(images, size, channels, workers)
     if images.pixels is not None:
+        _check_memory(images, size, channels)
         return _known(_fitted(images.pixels, size, channels), images)
     plan = Plan.of(images, folder, size, channels)
     with whole_images():
@@ -157,12 +160,29 @@ def _known(pixels: Pictures, images: ImageSet, skipped: tuple[Path, ...] = ()) -
 def _check(images: ImageSet, size: Size | None, channels: int, workers: int) -> None:
     if len(images) == 0:
         raise UserError(f"the {images.split} split of {images.name} has no images; check its root and split")
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        raise UserError(f"size is {size!r}; expected (height, width), both at least 1, or None")
+    if size is not None and (len(size) != 2 or min(size) < 1 or max(size) > LONGEST):
+        raise UserError(
+            f"size is {size!r}; expected (height, width), both from 1 to {LONGEST}, or None", parameter="size"
+        )
     if channels not in (1, 3):
         raise UserError(f"channels is {channels!r}; expected 3 (RGB) or 1 (grey)")
     if workers < 1:
         raise UserError(f"workers is {workers!r}; expected at least 1")
+
+
+def _check_memory(images: ImageSet, size: Size | None, channels: Channels) -> None:
+    """Refuse to bring images that are in memory to a size that this machine has no memory for."""
+    if size is None or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return
+    needed = len(images) * math.prod(size) * channels
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise UserError(
+            f"the {len(images):,} images of {images.name} ({images.split}) are held in memory: at "
+            f"{size[0]} x {size[1]} pixels they take {needed / 2**30:,.1f} GiB, and this machine has "
+            f"{memory / 2**30:,.1f}; choose a smaller size",
+            parameter="size",
+        )
 
 
 def _fitted(pixels: NDArray[np.uint8], size: Size | None, channels: Channels) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.cache import Pixels, cached, first_readable
-from robustmetric.data.decode import Channels, Size, decoded_or_reason, prepared, whole_images
+from robustmetric.data.decode import LONGEST, Channels, Size, decoded_or_reason, prepared, whole_images
 from robustmetric.data.describe import typical_size
 from robustmetric.data.load import load
 from robustmetric.data.pairs import ImageArray
@@ -50,8 +50,11 @@ class Inputs:
     def __post_init__(self) -> None:
         for name in ("resize", "crop"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1, or None", parameter="size")
+            if value is not None and not 1 <= value <= LONGEST:
+                gib = f": such an image takes {3 * value**2 / 2**30:,.1f} GiB" if value > 1 else ""
+                raise UserError(
+                    f"{name} is {value}; it must be from 1 to {LONGEST}, or None{gib}", parameter="size"
+                )
         if self.channels not in (None, 1, 3):
             raise UserError(f"channels is {self.channels}; it must be 1, 3 or None")
 

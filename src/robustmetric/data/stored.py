@@ -88,7 +88,7 @@ class Stored:
 
     def _rows(self, index: Rows) -> NDArray[np.uint8]:
         if isinstance(index, (int, np.integer)):
-            return self._read(self._place(index), 1)[0]
+            return self._read(self._place(index), 1).reshape(self.shape[1:])
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
             if step == 1:
