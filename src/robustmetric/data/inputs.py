@@ -78,7 +78,7 @@ class Inputs:
         (1000, 8, 8, 1)
         """
         root = images.root and images.root.resolve()
-        key = hashlib.sha256(str(root).encode()).hexdigest()[:12]
+        key = hashlib.sha256(os.fsencode(str(root))).hexdigest()[:12]
         name = re.sub(r"[^\w.-]", "_", images.name)
         return cached(
             images,
