@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -120,7 +120,7 @@ class Request:
         files = [relative_files(pixels, images.root) for images, pixels in zip(named, found, strict=True)]
         skipped = [str(file) for pixels in found for file in pixels.skipped]
         for file in skipped if console is not None else ():
-            console.print(f"left out, not readable: {file}", markup=False)  # type: ignore[union-attr]
+            console.print(f"left out, not readable: {file}")  # type: ignore[union-attr]
         if len(found) == 1:
             return by_marks(found[0], self.inputs.crop, files[0]), skipped
         return of_two(found[0], found[1], self.inputs.crop, files[0], files[1]), skipped
@@ -154,6 +154,7 @@ class Request:
         images: tuple[Sides, list[str]],
         out: Path | None = None,
         progress: Progress | None = None,
+        report: Callable[[str], None] = print,
     ) -> Evaluation:
         """Put the evaluation together of networks and images that were made."""
         sides, skipped = images
@@ -178,7 +179,7 @@ class Request:
                 weights=self.chosen,
             ),
         )
-        return Evaluation(subject, self.plan(), out, progress)
+        return Evaluation(subject, self.plan(), out, progress, report)
 
 
 def device_of_share(name: str, share: int) -> torch.device:
