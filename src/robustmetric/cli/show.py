@@ -138,7 +138,9 @@ class Watch:
             return ""
         made = sum(done - first for first, done, _ in counts)
         missing = sum(total - done for _, done, total in counts)
-        when, before = self.begun.setdefault(attacks, (self.clock(), made))
+        if attacks not in self.begun:
+            self.begun[attacks] = (self.clock(), made)
+        when, before = self.begun[attacks]
         if made <= before or missing == 0:
             return ""
         return f"about {duration((self.clock() - when) / (made - before) * missing)} left"

@@ -302,14 +302,15 @@ def load_record(path: str | Path) -> Record:
         raise UserError(
             f"{path} is not a record of this version: its schema is {repr(found)[:80]}, not {SCHEMA!r}"
         )
-    if "sha256" in content and content["sha256"] != _digest(content):
-        raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
     try:
-        return Record(**content)
+        record = Record(**content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{path} is not a whole record: {place}: {first['msg']}") from None
+    if record.sha256 not in (None, _digest(content)):
+        raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
+    return record
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:

@@ -168,7 +168,9 @@ def _planned(file: Path) -> dict[str, Any]:
     """Read what an evaluation was planned as."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
+        if not isinstance(found, dict):
+            raise TypeError(f"it holds a {type(found).__name__}")
+        if not isinstance(found.get("settings"), dict):
             raise TypeError("it holds no settings")
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(
