@@ -182,8 +182,7 @@ def check_labels(labels: Tensor, count: int) -> None:
     if not isinstance(labels, Tensor) or labels.dtype not in WHOLE:
         found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise UserError(
-            f"labels must be a tensor of integers, such as int64, not {found}: use "
-            "torch.as_tensor(labels).long()"
+            f"labels must be a tensor of integers, not {found}: use torch.as_tensor(labels).long()"
         )
     if labels.shape != (count,):
         raise UserError(

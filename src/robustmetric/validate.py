@@ -40,7 +40,12 @@ def printable(text: str) -> str:
     >>> print(printable("a\x1b[2J.png"))
     a\x1b[2J.png
     """
-    return _STEERING.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _STEERING.sub(_visible, text)
+
+
+def _visible(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02x}"  # bytes stand behind 0xDC00
 
 
 def spreadsheet_text(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +25,7 @@ from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, printable
 
 SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
 
@@ -168,18 +168,23 @@ class Request:
             cameras=queries.cameras,
             gallery_cameras=None if gallery is None else gallery.cameras,
             surrogate=networks[1],
-            classes=sides.classes,
-            train_classes=self.trained_on,
+            classes=_shown(sides.classes),
+            train_classes=_shown(self.trained_on),
             name=self.name,
             data=self.data,
             origin=Origin(
-                files=queries.files,
-                gallery_files=None if gallery is None else gallery.files,
-                skipped=skipped,
+                files=_shown(queries.files),
+                gallery_files=None if gallery is None else _shown(gallery.files),
+                skipped=_shown(skipped) or (),
                 weights=self.chosen,
             ),
         )
         return Evaluation(subject, self.plan(), out, progress, report)
+
+
+def _shown(names: Sequence[str] | None) -> list[str] | None:
+    """Make names what a record can hold: text, without control characters."""
+    return None if names is None else [printable(name) for name in names]
 
 
 def device_of_share(name: str, share: int) -> torch.device:
