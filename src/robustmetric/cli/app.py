@@ -16,10 +16,10 @@ import typer
 import typer.core
 import typer.main
 import yaml
-from rich.console import Console
 from rich.markup import escape
 
 from robustmetric import __version__
+from robustmetric.cli.terminal import Terminal
 from robustmetric.usercode import own_failure
 from robustmetric.validate import UserError
 
@@ -60,6 +60,15 @@ class Commands(typer.core.TyperGroup):
             self.commands = typer.main.get_group(app).commands
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a Ctrl-C that it does not hear itself is said in a line as well."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            again = " with --resume" if ctx.invoked_subcommand == "train" else ""
+            Terminal(stderr=True).print(f"stopped; run the same command again{again}", highlight=False)
+            raise typer.Exit(exit_code("SIGINT")) from None
+
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -84,7 +93,8 @@ def run() -> None:
     except Exception as error:
         if debug:
             raise
-        Console(stderr=True).print(_told(error, arguments), highlight=False, soft_wrap=True)
+        told = _told(error, arguments)
+        Terminal(stderr=True).print(told, markup=True, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
@@ -133,31 +143,32 @@ def main(
     """Embedding networks that keep their ranking under adversarial perturbation."""
 
 
-def wide() -> Console:
-    """Make a console on which a table of all scores fits, also where the output is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
-
-
 class Terminated(KeyboardInterrupt):
     """SIGTERM, to be treated as Ctrl-C."""
 
 
 @contextmanager
-def stoppable(console: Console, advice: str) -> Iterator[None]:
-    """Let Ctrl-C or SIGTERM stop what is inside: say so with the advice, and exit with the signal's code."""
+def stoppable(console: Terminal, advice: str) -> Iterator[None]:
+    """Let Ctrl-C or SIGTERM stop what is inside: say so with the advice, and exit with the signal's code.
+
+    Another signal does not keep it from being said.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt as stopped:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
         console.print(f"stopped; {advice}")
         raise typer.Exit(exit_code("SIGTERM" if isinstance(stopped, Terminated) else "SIGINT")) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def exit_code(name: str) -> int:

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import typer
-from rich.markup import escape
 
-from robustmetric.cli.app import app, wide
+from robustmetric.cli.app import app
+from robustmetric.cli.terminal import wide
 
 DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
 
@@ -35,7 +35,7 @@ def demo(
     for name in DEFENSES:
         recipe = load_recipe("digits", {"defense": name, "epochs": epochs, "seed": seed})
         folder = out / re.sub(r"\W+", "-", name).strip("-")
-        console.print(f"train {escape(name)}, in {folder}")
+        console.print(f"train {name}, in {folder}")
         shown = Training(console)
         try:
             bar = [Teller(shown, lambda _: None, "")] if console.is_terminal else []
@@ -64,6 +64,6 @@ def demo(
     console.print()
     console.print(
         f"{len(test)} digits that were not trained on, {queries} of them attacked; ε = {recipe.eps:g}, "
-        "pixels are in \\[0, 1]"
+        "pixels are in [0, 1]"
     )
     show_scores(console, records)
