@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import typer
 import typer.core
 import typer.main
-import yaml
 from rich.console import Console
 from rich.markup import escape
 
 from robustmetric import __version__
 from robustmetric.usercode import own_failure
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, brief
 
 OWN = "or FILE.py:NAME of your own"
 """Stands in the help behind the names that an option takes."""
+
+
+TRUST = "Run the code that a run or a recipe file brings along, and trust it while it stays the same."
 
 
 class Place(NamedTuple):
@@ -175,10 +177,14 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
     >>> read_changes(["dim=64", "flip=true"])
     {'dim': 64, 'flip': True}
     """
-    changes = {}
+    from robustmetric.training.entries import read_value
+
+    changes: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
-        changes[key] = yaml.safe_load(value)
+            raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {brief(pair)}")
+        if key in changes:
+            raise UserError(f"--set {key} is given twice; leave one of them out")
+        changes[key] = read_value(value, f"--set {key}")
     return changes

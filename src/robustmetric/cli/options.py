@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from robustmetric.cli.app import OWN
+from robustmetric.cli.app import OWN, TRUST
 from robustmetric.data import DATA
 from robustmetric.evaluation import Plan
 from robustmetric.models import MODELS
@@ -54,6 +54,7 @@ class Tested:
     surrogate: Annotated[
         Path | None, typer.Option(help="For transfer: folder of the run that perturbations come from.")
     ] = None
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto"
     cache: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None
     skip_broken: Annotated[

@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from robustmetric.registry import lookup, unknown
-from robustmetric.training.code import files_beside
-from robustmetric.validate import UserError, fraction
+from robustmetric.training.code import admit_files, files_beside
+from robustmetric.training.entries import read_entries, read_file
+from robustmetric.validate import UserError, brief, fraction
 
 Level = Annotated[float, BeforeValidator(fraction)]
 
@@ -92,21 +93,27 @@ def usual_recipe(data: str) -> str:
     return usual.get(data, "images")
 
 
-def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    name: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, trust: bool = False
+) -> Recipe:
     """Read a recipe by its `name` or from a YAML file, with some of its entries changed.
 
     Python files that a YAML file names are looked for beside it; those in `changes` from the working
-    directory.
+    directory. Code that the YAML file names, and that is not known to be the user's, is refused; `trust`
+    takes it, and trusts it from now on as long as it stays the same.
 
     >>> load_recipe("28x28", {"steps": 8, "data": "mnist"}).steps
     8
     """
     entries: dict[str, Any] = {}
+    changes = changes or {}
     if name is not None:
         entries = _read(name)
         if _is_file(name):
             entries = files_beside(entries, Path(name).parent)
-    return make_recipe({**entries, **(changes or {})})
+            kept = {key: value for key, value in entries.items() if key not in changes}
+            admit_files(kept, Path(name), changes, trust=trust)
+    return make_recipe({**entries, **changes})
 
 
 def make_recipe(entries: Mapping[str, Any]) -> Recipe:
@@ -124,7 +131,8 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
         return Recipe(**entries)
     except ValidationError as error:
         problems = [
-            f"{problem['loc'][0]} is {problem['input']!r}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+            f"{problem['loc'][0]} is {brief(problem['input'])}: "
+            f"{problem['msg'][:1].lower()}{problem['msg'][1:]}"
             for problem in error.errors()
         ]
         first = str(error.errors()[0]["loc"][0])
@@ -158,23 +166,9 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def _read(name: str | Path) -> dict[str, Any]:
-    path = Path(name)
     if _is_file(name):
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no recipe file {path}")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not a text file in UTF-8: {error}") from None
-    else:
-        text = _packaged(str(name))
-    try:
-        entries = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(entries, dict):
-        raise UserError(f"{name} must hold entries such as 'epochs: 8', not {type(entries).__name__}")
-    return entries
+        return read_file(Path(name))
+    return read_entries(_packaged(str(name)), str(name))
 
 
 def _is_file(name: str | Path) -> bool:

@@ -140,7 +140,7 @@ def train(
     module.save_hyperparameters(recipe.model_dump(mode="json"))
     with _quiet(), _nothing_left(run, trainer):
         if _is_first():
-            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source)
+            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source, report)
         try:
             with _stopping(keeper), _parting():
                 trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
