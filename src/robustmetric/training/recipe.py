@@ -33,22 +33,27 @@ class Recipe(BaseModel):
     model: str = Field("c2f2", description="network: a name, timm:NAME or file.py:function")
     weights: Path | None = Field(None, description="weights to begin with")
     dim: int | None = Field(
-        None, ge=1, description="length of the embeddings, null for the network's own, 512 by name"
+        None, ge=1, le=65_536, description="length of the embeddings, null for the network's own, 512 by name"
     )
     freeze_bn: bool = Field(False, description="keep BatchNorm's statistics as they are (ResNets)")
     defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
     eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
     alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the size of a step")
-    steps: int = Field(8, ge=1, description="η, the number of steps")
+    steps: int = Field(8, ge=1, le=1_000_000, description="η, the number of steps")
     margin: float = Field(0.2, gt=0, le=2, description="γ of the triplet loss")
-    epochs: int = Field(8, ge=1, description="how often each image is an anchor")
-    batch: int = Field(112, ge=8, multiple_of=2, description="images in a batch of a worker, two a pair")
+    epochs: int = Field(8, ge=1, le=1_000_000, description="how often each image is an anchor")
+    batch: int = Field(
+        112, ge=8, le=65_536, multiple_of=2, description="images in a batch of a worker, two a pair"
+    )
     lr: float = Field(1e-3, gt=0, description="learning rate of Adam")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="the learning rate after the warm-up: constant, or cosine down to 0"
     )
     warmup: int = Field(
-        0, ge=0, description="steps in which the learning rate rises to lr, a quarter of all at most"
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="steps in which the learning rate rises to lr, a quarter of all at most",
     )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient, null for any")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
@@ -62,8 +67,8 @@ class Recipe(BaseModel):
     validation: float = Field(
         0.1, ge=0, le=0.5, description="share of the training images that choose the weights, 0 for none"
     )
-    validate_every: int = Field(1, ge=1, description="epochs between two validations")
-    save_every: int = Field(100, ge=1, description="steps between two checkpoints")
+    validate_every: int = Field(1, ge=1, le=1_000_000, description="epochs between two validations")
+    save_every: int = Field(100, ge=1, le=1_000_000_000, description="steps between two checkpoints")
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
         "32-true", description="floats"
     )
