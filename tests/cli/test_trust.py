@@ -7,6 +7,7 @@ import py_compile
 import shutil
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -368,13 +369,13 @@ def test_no_other_file_is_imported_than_the_list_shows(text: str, key: str) -> N
         except UserError as error:
             assert "--trust" in str(error)  # noqa: PT017
             return
-        make = {
-            "defense": lambda: defense(text),
-            "model": lambda: NetworkSource(text).check(),
-            "data": lambda: rm.data.load(text),
+        make: dict[str, Callable[[str], object]] = {
+            "defense": defense,
+            "model": lambda name: NetworkSource(name).check(),
+            "data": rm.data.load,
         }
         with suppress(UserError, OSError):
-            make[key]()
+            make[key](text)
     assert set(imported) <= set(listed)
 
 

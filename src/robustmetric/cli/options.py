@@ -61,6 +61,11 @@ class Tested:
         bool, typer.Option("--skip-broken", help="Leave out images that cannot be read.")
     ] = False
 
+    def __post_init__(self) -> None:
+        for name, most in (("size", 4096), ("resize", 4096), ("crop", 4096), ("dim", 65_536)):
+            if (getattr(self, name) or 0) > most:
+                raise UserError(f"{name} must be at most {most:,}, not {getattr(self, name)}", parameter=name)
+
 
 def takes(*settings: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of `Tested` and those of a plan that `settings` names.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from robustmetric.cli.app import OWN, TRUST, app, exit_code, read_changes
 from robustmetric.cli.progress import Decoding, Training
+from robustmetric.cli.terminal import Terminal
 from robustmetric.files import write_atomically
 from robustmetric.training import Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
@@ -35,7 +35,7 @@ def recipes(
     if name:
         typer.echo(recipe_text(name), nl=False)
         return
-    console = Console()
+    console = Terminal()
     names = recipe_names()
     while names:
         count = len(names)
@@ -65,7 +65,7 @@ def _entry(key: str, value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _fits(console: Console, table: Table) -> bool:
+def _fits(console: Terminal, table: Table) -> bool:
     return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
 
 
@@ -125,7 +125,7 @@ def train(
     from robustmetric.training.run import train as run_training
     from robustmetric.training.runs import RunFolder
 
-    console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
+    console = Terminal(quiet=getattr(rank_zero_only, "rank", 0) != 0)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -235,7 +235,7 @@ def describe(
     from robustmetric.data import describe as about
     from robustmetric.data import load, own_validation
 
-    console = Console()
+    console = Terminal()
     apart = own_validation(name, root)
     for images in (load(name, root, "train"), *([] if apart is None else [apart]), load(name, root, "test")):
         console.print(about.show(about.describe(images)))

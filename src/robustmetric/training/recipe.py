@@ -45,7 +45,7 @@ class Recipe(BaseModel):
     batch: int = Field(
         112, ge=8, le=65_536, multiple_of=2, description="images in a batch of a worker, two a pair"
     )
-    lr: float = Field(1e-3, gt=0, description="learning rate of Adam")
+    lr: float = Field(1e-3, gt=0, le=1e6, description="learning rate of Adam")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="the learning rate after the warm-up: constant, or cosine down to 0"
     )
@@ -55,8 +55,8 @@ class Recipe(BaseModel):
         le=1_000_000_000,
         description="steps in which the learning rate rises to lr, a quarter of all at most",
     )
-    clip: float | None = Field(None, gt=0, description="largest norm of the gradient, null for any")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
+    clip: float | None = Field(None, gt=0, le=1e30, description="largest norm of the gradient, null for any")
+    weight_decay: float = Field(0.0, ge=0, le=1e6, description="weight decay of Adam")
     resize: int | None = Field(
         None, ge=4, le=4096, description="size that images are brought to, before cropping"
     )
