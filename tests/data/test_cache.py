@@ -502,6 +502,22 @@ def test_nothing_is_copied_without_a_mark_for_each_row(
     assert decoded == files
 
 
+# Digests
+
+
+def test_a_digest_is_that_of_the_content_wherever_it_is_stored(files: list[Path], folder: Path) -> None:
+    result = cached(image_set(files), folder, size=SIZE)
+    memory = Pixels(np.array(result.pixels), result.labels, result.classes)
+    assert len(result.digest) == 64
+    assert result.digest == memory.digest == cached(image_set(files), folder, size=SIZE).digest
+    for change in range(8):
+        pixels = np.array(result.pixels)
+        pixels[change, -1, -1, -1] ^= 1
+        assert Pixels(pixels, result.labels, result.classes).digest != result.digest
+    turned = np.array(result.pixels).reshape(8, SIZE[1], SIZE[0], 3)
+    assert Pixels(turned, result.labels, result.classes).digest != result.digest
+
+
 # Boxes
 
 

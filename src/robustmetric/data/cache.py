@@ -15,6 +15,7 @@ it is complete, and is never changed after that: other processes may have it map
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from robustmetric.data.base import Columns, ImageSet
 from robustmetric.data.cache_build import Progress, broken_message, built, locked
 from robustmetric.data.cache_plan import Finished, Plan
 from robustmetric.data.decode import Channels, Size, decoded_or_reason, fit, whole_images
+from robustmetric.data.stored import block_digests, content_digest
 from robustmetric.validate import UserError
 
 
@@ -54,6 +56,11 @@ class Pixels:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+    @cached_property
+    def digest(self) -> str:
+        """A sha256 of the pixels and their shape, in hexadecimal: the same wherever they are stored."""
+        return content_digest(self.pixels.shape, block_digests(self.pixels))
 
 
 def cached(
