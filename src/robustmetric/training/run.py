@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import shutil
 import signal
 import warnings
@@ -44,6 +45,12 @@ class Machines:
     accelerator: str = "auto"
     devices: int = 1
     nodes: int = 1
+
+    def __post_init__(self) -> None:
+        most = {"devices": max(8, os.cpu_count() or 1), "nodes": 10_000}
+        for name, value in (("devices", self.devices), ("nodes", self.nodes)):
+            if not 1 <= value <= most[name]:
+                raise UserError(f"{name} must be 1 to {most[name]:,} here, not {value}", parameter=name)
 
     @property
     def workers(self) -> int:
@@ -140,7 +147,7 @@ def train(
     module.save_hyperparameters(recipe.model_dump(mode="json"))
     with _quiet(), _nothing_left(run, trainer):
         if _is_first():
-            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source)
+            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source, report)
         try:
             with _stopping(keeper), _parting():
                 trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
@@ -184,7 +191,7 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
             enable_model_summary=False,
             **options,
         )
-    except (MisconfigurationException, ValueError, ImportError) as error:
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raise UserError(
             f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
             f"{' '.join(str(error).split())}; give another accelerator, number of devices or precision",
