@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -113,6 +114,9 @@ class Request:
                     self.cache,
                     skip_broken=self.skip_broken,
                     watch=decoding,
+                    report=partial(console.print, markup=False, soft_wrap=True)
+                    if console
+                    else lambda _: None,
                 )
         finally:
             if decoding is not None:

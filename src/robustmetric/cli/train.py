@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from robustmetric.cli.app import OWN, TRUST, app, exit_code, read_changes
+from robustmetric.cli.app import OWN, TRUST, app, exit_code, read_changes, stoppable
 from robustmetric.cli.progress import Decoding, Training
 from robustmetric.cli.terminal import Terminal
 from robustmetric.files import write_atomically
-from robustmetric.training import Stopped, load_recipe, recipe_names
+from robustmetric.training import CutShortError, Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
 from robustmetric.validate import UserError
 
@@ -132,31 +132,36 @@ def train(
 
     decoding, shown = Decoding(console), Training(console)
     step = checkpoint_step(out) if resume and logger else 0
+    again = {
+        "--cache": cache, "--skip-broken": skip_broken, "--logger": logger,
+        "--after-collapse": after_collapse if after_collapse != "stop" else None,
+        "--accelerator": accelerator if accelerator != "auto" else None,
+        "--devices": devices if devices != 1 else None, "--nodes": nodes if nodes != 1 else None,
+    }  # fmt: skip
     try:
-        run_training(
-            made,
-            out,
-            resume=resume,
-            machines=Machines(accelerator=accelerator, devices=devices, nodes=nodes),
-            cache=cache,
-            skip_broken=skip_broken,
-            callbacks=[Teller(shown, say, title)],
-            loggers=[make_logger(name, out, step) for name in logger],
-            progress=False,
-            go_on_after_collapse=after_collapse == "continue",
-            watch=decoding,
-            report=say,
-        )
+        with stoppable(console, "the training had not begun: the same command starts it again"):
+            run_training(
+                made,
+                out,
+                resume=resume,
+                machines=Machines(accelerator=accelerator, devices=devices, nodes=nodes),
+                cache=cache,
+                skip_broken=skip_broken,
+                callbacks=[Teller(shown, say, title)],
+                loggers=[make_logger(name, out, step) for name in logger],
+                progress=False,
+                go_on_after_collapse=after_collapse == "continue",
+                watch=decoding,
+                report=say,
+            )
     except Stopped as stopped:
-        again = {
-            "--cache": cache, "--skip-broken": skip_broken, "--logger": logger,
-            "--after-collapse": after_collapse if after_collapse != "stop" else None,
-            "--accelerator": accelerator if accelerator != "auto" else None,
-            "--devices": devices if devices != 1 else None, "--nodes": nodes if nodes != 1 else None,
-        }  # fmt: skip
         shown.stop()
-        say(f"stopped by {stopped}; go on with: {_command(out, again)}")
+        left = f" ({stopped.left})" if stopped.left else ""
+        say(f"stopped by {stopped}{left}; go on with: {_command(out, again)}")
         raise typer.Exit(exit_code(str(stopped))) from None
+    except CutShortError as error:
+        how = f"go on with: {_command(out, again)}" if RunFolder(out).exists else "then start again"
+        raise CutShortError(f"{error}; {how}") from error
     finally:
         decoding.bar.stop()
         shown.stop()
