@@ -98,6 +98,22 @@ def shorten(items: Sequence[object]) -> str:
     return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text
 
 
+def brief(value: object, most: int = 80) -> str:
+    """Return a `value` as it is written in Python, its middle left out beyond `most` characters.
+
+    >>> brief("c2f2"), brief("9" * 10**6, most=12)
+    ("'c2f2'", "'9999 … 9999'")
+    """
+    # The repr of a long number or text is long to make, too.
+    if isinstance(value, int) and value.bit_length() > 4 * most:
+        return f"a number of about {value.bit_length() * 3 // 10} digits"
+    if isinstance(value, str) and len(value) > most:
+        value = value[:most] + value[-most:]
+    text = repr(value)
+    half = (most - 2) // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
+
+
 def parameters(lead: str = "", **given: float | None) -> str:
     """Return the parameters that are `given`, after `lead`, as they are written in a defense's name.
 

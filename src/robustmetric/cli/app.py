@@ -15,16 +15,19 @@ from typing import Any, NamedTuple
 import typer
 import typer.core
 import typer.main
-import yaml
 from rich.markup import escape
 
 from robustmetric import __version__
+from robustmetric.cli.errors import out_of_memory, told_of_files
 from robustmetric.cli.terminal import Terminal
 from robustmetric.usercode import own_failure
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, brief
 
 OWN = "or FILE.py:NAME of your own"
 """Stands in the help behind the names that an option takes."""
+
+
+TRUST = "Run the code that a run or a recipe file brings along, and trust it while it stays the same."
 
 
 class Place(NamedTuple):
@@ -61,13 +64,9 @@ class Commands(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a Ctrl-C that it does not hear itself is said in a line as well."""
-        try:
+        """Run the command; a signal that it does not hear itself is said in a line as well."""
+        with stoppable(Terminal(stderr=True), "what is finished is kept: run the same command again"):
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            again = " with --resume" if ctx.invoked_subcommand == "train" else ""
-            Terminal(stderr=True).print(f"stopped; run the same command again{again}", highlight=False)
-            raise typer.Exit(exit_code("SIGINT")) from None
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -100,10 +99,14 @@ def run() -> None:
 
 def _told(error: Exception, arguments: list[str]) -> str:
     """Say what went wrong: as something to mend, as a fault of the user's code, or as one of ours."""
-    if (own := own_failure(error)) is not None:
-        return f"[bold red]error:[/] {escape(own)}"
-    if isinstance(error, UserError | OSError):
-        flag = _flag(getattr(error, "parameter", None), arguments)
+    if (asked := out_of_memory(error)) is not None:
+        flags = [flag for name in _LOWER if (flag := _flag(name, arguments)) is not None]
+        mend = f"lower {' or '.join(flags)}, or take a smaller network"
+        return f"[bold red]error:[/] there is not enough memory{escape(asked)}: {mend}"
+    if (told := own_failure(error) or told_of_files(error)) is not None:
+        return f"[bold red]error:[/] {escape(told)}"
+    if isinstance(error, UserError):
+        flag = _flag(error.parameter, arguments)
         return f"[bold red]error:[/] {escape(str(error))}{f' ({flag})' if flag else ''}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = escape(f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}")
@@ -112,6 +115,10 @@ def _told(error: Exception, arguments: list[str]) -> str:
         "This is no mistake of yours, as far as robustmetric can tell: run the same command with --debug and "
         "report the traceback that it shows."
     )
+
+
+_LOWER = ("batch", "size", "dim", "devices")
+"""The options that ask for memory."""
 
 
 def _flag(parameter: str | None, arguments: list[str]) -> str | None:
@@ -186,10 +193,14 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
     >>> read_changes(["dim=64", "flip=true"])
     {'dim': 64, 'flip': True}
     """
-    changes = {}
+    from robustmetric.training.entries import read_value
+
+    changes: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
-        changes[key] = yaml.safe_load(value)
+            raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {brief(pair)}")
+        if key in changes:
+            raise UserError(f"--set {key} is given twice; leave one of them out")
+        changes[key] = read_value(value, f"--set {key}")
     return changes

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import typer
 
-from robustmetric.cli.app import app
+from robustmetric.cli.app import app, exit_code, stoppable
 from robustmetric.cli.terminal import wide
 
+KEPT = "what is finished is kept: the same command goes on from there"
 DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
 
 
@@ -29,6 +30,7 @@ def demo(
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
     from robustmetric.training.runs import load_run
+    from robustmetric.training.stops import Stopped
 
     console = wide()
     records = []
@@ -39,12 +41,17 @@ def demo(
         shown = Training(console)
         try:
             bar = [Teller(shown, lambda _: None, "")] if console.is_terminal else []
-            train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
+            with stoppable(console, KEPT):
+                train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
+        except Stopped as stopped:
+            shown.stop()
+            console.print(f"stopped by {stopped}; {KEPT}")
+            raise typer.Exit(exit_code(str(stopped))) from None
         finally:
             shown.stop()
         run = load_run(folder)
         test = run.inputs.pixels(load("digits", split="test"))
-        with Watch(console) as watch:
+        with stoppable(console, KEPT), Watch(console) as watch:
             record = evaluate(
                 run.network,
                 run.inputs.images(test),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -77,7 +78,7 @@ class Request:
         made = _of_run(tested, split) if tested.run is not None else _of_network(tested, split)
         request = cls(
             settings={**made.pop("usual"), **settings},
-            surrogate=_surrogate(tested.surrogate),
+            surrogate=_surrogate(tested.surrogate, tested.trust),
             device=tested.device,
             cache=tested.cache,
             skip_broken=tested.skip_broken,
@@ -113,6 +114,9 @@ class Request:
                     self.cache,
                     skip_broken=self.skip_broken,
                     watch=decoding,
+                    report=partial(console.print, markup=False, soft_wrap=True)
+                    if console
+                    else lambda _: None,
                 )
         finally:
             if decoding is not None:
@@ -201,7 +205,7 @@ def device_of_share(name: str, share: int) -> torch.device:
 
 def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
     """Take what a run trained."""
-    run = RunFolder(tested.run or "")
+    run = RunFolder(tested.run or "", trust=tested.trust)
     if tested.model is not None:
         raise UserError(
             f"a run and a model exclude each other, for a run has a network of its own: leave the model out, "
@@ -271,11 +275,11 @@ def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
     }
 
 
-def _surrogate(folder: Path | None) -> tuple[NetworkSource, Inputs] | None:
+def _surrogate(folder: Path | None, trust: bool) -> tuple[NetworkSource, Inputs] | None:
     """Take the network of another run, with what it takes."""
     if folder is None:
         return None
-    run = RunFolder(folder)
+    run = RunFolder(folder, trust=trust)
     if not run.exists:
         raise UserError(
             f"{folder} is no run: a surrogate is the folder of one, which train wrote", parameter="surrogate"
