@@ -261,8 +261,8 @@ def test_an_early_signal(
         name, *([] if name == "train" else [run]), *(["--out", tmp_path / "x"] if name != "compare" else [])
     )
     assert said.code == 130
-    assert said.err.startswith("stopped; run the same command again")
-    assert ("--resume" in said.err) == (name == "train")
+    assert said.err.startswith("stopped; ")
+    assert "run the same command again" in said.err
 
 
 ENTRY = """
