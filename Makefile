@@ -53,6 +53,7 @@ bench: setup
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/retrieval.py
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/digests.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
