@@ -17,7 +17,7 @@ from rich.text import Text
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.decode import decoded, open_image, upright_size, whole_images
-from robustmetric.validate import UserError, shorten
+from robustmetric.validate import UserError, printable, shorten
 
 Key = TypeVar("Key", str, tuple[int, int])
 
@@ -172,7 +172,7 @@ def show(description: Description) -> Table:
         if len(d.unreadable) > LISTED:
             lines.append(f"and {len(d.unreadable) - LISTED:,} more")
         # Text and not markup: a path may hold brackets.
-        table.add_row(f"not readable: {len(d.unreadable):,}{first}", Text("\n".join(lines)))
+        table.add_row(f"not readable: {len(d.unreadable):,}{first}", Text(printable("\n".join(lines))))
     return table
 
 

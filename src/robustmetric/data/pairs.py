@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robustmetric.data.stored import Pictures
+from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError
 
 
@@ -130,6 +131,7 @@ class PairLoader:
         _check_crop(pixels, crop)
         self.pixels = pixels
         self.rows = np.arange(len(pixels)) if rows is None else rows
+        check_labels(labels, len(pixels))
         self.labels = labels.numpy().astype(np.int64)[self.rows]
         self.pairs, self.seed, self.crop, self.flip = pairs, seed, crop, flip
         self.rank, self.world = rank, world
@@ -228,6 +230,7 @@ class ImageLoader:
         crop: int | None = None,
     ) -> None:
         self.images, self.batch = ImageArray(pixels, crop, rows), batch
+        check_labels(labels, len(pixels))
         self.labels = labels[torch.from_numpy(self.images.rows)]
 
     def __len__(self) -> int:
