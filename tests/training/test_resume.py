@@ -94,7 +94,7 @@ class Death(L.Callback):
             print("ready", flush=True)
             keeper = next(c for c in trainer.callbacks if isinstance(c, Keeper))  # type: ignore[attr-defined]
             for _ in range(3000):
-                if keeper.stop is not None:
+                if keeper.signals is not None and keeper.signals.stop is not None:
                     return
                 time.sleep(0.01)
 

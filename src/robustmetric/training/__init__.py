@@ -9,16 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, recipe_names
-from robustmetric.training.stops import CollapsedError, Stopped
+from robustmetric.training.stops import CollapsedError, CutShortError, Stopped
 
 if TYPE_CHECKING:
-    from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile
+    from robustmetric.training.callbacks import CollapseGuard, Keeper, MetricsFile
+    from robustmetric.training.checkpoint import AtomicCheckpointIO
     from robustmetric.training.module import MetricModule
     from robustmetric.training.run import Machines, train
     from robustmetric.training.runs import Run, RunFolder, load_run
 
 _LATER = {
-    "AtomicCheckpointIO": "callbacks",
+    "AtomicCheckpointIO": "checkpoint",
     "CollapseGuard": "callbacks",
     "Keeper": "callbacks",
     "Machines": "run",
@@ -41,6 +42,7 @@ __all__ = [
     "AtomicCheckpointIO",
     "CollapseGuard",
     "CollapsedError",
+    "CutShortError",
     "Keeper",
     "Machines",
     "MetricModule",

@@ -5,45 +5,31 @@ from __future__ import annotations
 import csv
 import io
 import math
-import signal
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
-from lightning.fabric.plugins import TorchCheckpointIO
-from torch import Tensor
+from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
 from robustmetric.training.module import SCORES, MetricModule
 from robustmetric.training.runs import RunFolder
-from robustmetric.training.stops import CollapsedError, Stopped
-
-Report = Callable[[str], None]
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to the disk under another name, and renames it when it is complete."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint; until the last moment `path` holds the previous one."""
-        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+from robustmetric.training.stops import CollapsedError, Report, Signals, Stopped, saving
+from robustmetric.training.table import kept_rows
 
 
 class Keeper(L.Callback):
     """Writes a checkpoint at intervals of steps and when told to stop, and weights at each validation.
 
-    `folder` is that of the run; `every` is the number of steps between two checkpoints.
+    `folder` is that of the run; `every` is the number of steps between two checkpoints. `signals` say when to
+    stop.
     """
 
-    def __init__(self, folder: Path, every: int) -> None:
+    def __init__(self, folder: Path, every: int, signals: Signals | None = None) -> None:
         self.run, self.every = RunFolder(folder), every
-        self.stop: str | None = None
-        self.handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
+        self.signals = signals
         self.best: dict[str, float] = {}
         self.last: dict[str, float] = {}
 
@@ -57,8 +43,8 @@ class Keeper(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the signals back, for Lightning's own handler would stop before the checkpoint is written."""
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        if self.signals is not None:
+            self.signals.take()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -73,41 +59,54 @@ class Keeper(L.Callback):
 
     def _save_or_stop(self, trainer: L.Trainer, due: bool) -> None:
         # All workers must agree, or some would wait for the others for ever.
-        stop = trainer.strategy.reduce_boolean_decision(self.stop is not None, all=False)
+        asked = None if self.signals is None else self.signals.stop
+        stop = trainer.strategy.reduce_boolean_decision(asked is not None, all=False)
         if stop or due:
-            trainer.save_checkpoint(self.run.checkpoint)
+            self._save(trainer)
         if stop:
-            raise Stopped(self.stop or "another worker was told to stop")
+            raise Stopped(asked or "another worker was told to stop")
+
+    def _save(self, trainer: L.Trainer) -> None:
+        if self.signals is not None:
+            self.signals.busy = True
+        try:
+            trainer.save_checkpoint(self.run.checkpoint)
+        finally:
+            if self.signals is not None:
+                self.signals.busy = False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the weights of this validation, and of the best one."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, MetricModule)  # noqa: S101
-        save_weights(pl_module.model, self.run.last)
+        _save_weights(pl_module.model, self.run.last)
         self.last = {"R@1": float(trainer.callback_metrics["R@1"]), "step": trainer.global_step}
         # Of equal ones the later has learned longer, and few images often give equal ones.
         if self.last["R@1"] >= self.best.get("R@1", -math.inf):
             self.best = self.last
-            save_weights(pl_module.model, self.run.best)
+            _save_weights(pl_module.model, self.run.best)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the end, so that a finished run is known as such."""
-        trainer.save_checkpoint(self.run.checkpoint)
+        self._save(trainer)
         if trainer.is_global_zero:
             assert isinstance(pl_module, MetricModule)  # noqa: S101
-            save_weights(pl_module.model, self.run.last)
+            _save_weights(pl_module.model, self.run.last)
 
 
 class CollapseGuard(L.Callback):
     """Watches the spread of embeddings, keeps the last good weights and says what happened.
 
     The network counts as collapsed when its spread (one minus the mean cosine) has been below 0.01, and below
-    a tenth of what it began with, for `patience` steps. A defense that logs no spread is not watched for
-    that. A network that has diverged to NaN is caught in any case. `good.safetensors` in the run's `folder`
-    gets the weights of the last of every `patience` steps at which all was well. With `go_on`, `report` gets
-    what would be raised, once.
+    a tenth of what it began with, for `patience` steps; below a millionth it is none at all. A defense that
+    logs no spread is not watched for that. A network that has diverged to NaN is caught in any case.
+    `good.safetensors` in the run's `folder` gets the weights of the last of every `patience` steps at which
+    all was well, if there was one. With `go_on`, `report` gets what would be raised, once.
     """
+
+    NONE = 1e-6
+    """A spread that is rounding alone."""
 
     def __init__(
         self, folder: Path, *, patience: int = 20, go_on: bool = False, report: Report = print
@@ -117,18 +116,20 @@ class CollapseGuard(L.Callback):
         self.begun: float | None = None
         self.narrow = 0
         self.told = False
+        self.well = False  # there was a step at which all was well
         self._good: tuple[int, dict[str, Tensor]] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the guard has seen."""
-        return {"begun": self.begun, "narrow": self.narrow, "told": self.told}
+        return {"begun": self.begun, "narrow": self.narrow, "told": self.told, "well": self.well}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what it had seen."""
         self.begun, self.narrow, self.told = (state_dict[key] for key in ("begun", "narrow", "told"))
+        self.well = state_dict.get("well", True)  # a checkpoint of before was written when all was well
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the weights that the training begins with as good."""
+        """Keep the weights that the training begins with, which are good if its first step is."""
         self._keep(trainer.global_step, pl_module)
 
     def on_train_batch_end(
@@ -136,19 +137,22 @@ class CollapseGuard(L.Callback):
     ) -> None:
         """Look at the loss and the spread of the step."""
         found, step = trainer.callback_metrics, trainer.global_step
-        if "loss" in found and math.isnan(float(found["loss"])):
-            self._diverged(trainer, pl_module, "the loss is NaN")
+        loss = float(found["loss"]) if "loss" in found else 0.0
+        if not math.isfinite(loss):
+            self._diverged(trainer, "the loss is " + ("NaN" if math.isnan(loss) else "infinite"))
         spread = float(found["spread"]) if "spread" in found else None
         if spread is not None:
             self.begun = spread if self.begun is None else self.begun
-            self.narrow = 0 if spread >= min(0.01, 0.1 * self.begun) else self.narrow + 1
-        if self.narrow == 0 and step % self.patience == 0:
-            self._keep(step, pl_module)
+            least = max(self.NONE, min(0.01, 0.1 * self.begun))
+            self.narrow = 0 if spread >= least else self.narrow + 1
+        if self.narrow == 0:
+            self.well = True
+            if step % self.patience == 0:
+                self._keep(step, pl_module)
         if self.narrow >= self.patience and not self.told:
             self.told = True
             self._tell(
                 trainer,
-                pl_module,
                 f"the network collapsed at about step {step - self.patience + 1}: its "
                 f"embeddings all point the same way (spread {spread:.1e}, it began with {self.begun:.1e})",
             )
@@ -156,13 +160,18 @@ class CollapseGuard(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Recognise a network that has diverged; before the first step there is nothing to go back to."""
-        if isinstance(exception, BrokenEmbeddingsError) and trainer.global_step > 0:
-            self._diverged(trainer, pl_module, str(exception))
+        """Recognise a network that has diverged."""
+        if isinstance(exception, BrokenEmbeddingsError):
+            self._diverged(trainer, str(exception))
 
-    def _diverged(self, trainer: L.Trainer, module: L.LightningModule, what: str) -> None:
+    def _diverged(self, trainer: L.Trainer, what: str) -> None:
         self.go_on = False  # there is nothing left to go on with
-        self._tell(trainer, module, f"the network diverged at step {trainer.global_step}: {what}")
+        if self.well:
+            self._tell(trainer, f"the network diverged at step {trainer.global_step}: {what}")
+        raise CollapsedError(
+            f"the training began with it, at step {trainer.global_step}: {what}. There are no good weights: "
+            "look at the weights that it begins with, at the images, and at the learning rate"
+        )
 
     def _keep(self, step: int, module: L.LightningModule) -> None:
         assert isinstance(module, MetricModule)  # noqa: S101
@@ -171,15 +180,16 @@ class CollapseGuard(L.Callback):
             {name: value.detach().cpu().clone() for name, value in module.model.state_dict().items()},
         )
 
-    def _tell(self, trainer: L.Trainer, module: L.LightningModule, what: str) -> None:
-        assert isinstance(module, MetricModule)  # noqa: S101
+    def _tell(self, trainer: L.Trainer, what: str) -> None:
         assert self._good is not None  # noqa: S101
         step, weights = self._good
-        path = self.run.good
-        if trainer.is_global_zero:
-            save_weights(weights, path)
+        kept = "They did so from the first step on: look at the network and its weights."
+        if self.well:
+            kept = f"The weights of step {step}, when all was well, are in {self.run.good}."
+            if trainer.is_global_zero:
+                _save_weights(weights, self.run.good)
         message = (
-            f"{what}. The weights of step {step}, when all was well, are in {path}. What usually helps: a "
+            f"{what}. {kept} What usually helps: a "
             "softer destination (LGA, -γ/2), fewer or smaller steps (steps, alpha, eps), the sampler S or "
             "R for the source, a lower learning rate"
         )
@@ -191,7 +201,8 @@ class CollapseGuard(L.Callback):
 class MetricsFile(L.Callback):
     """Writes `path`, a table: a row for each `every`-th step and each validation.
 
-    The columns of `FIELDS` come first; whatever else is logged gets a column behind them.
+    The columns of `FIELDS` come first; whatever else is logged gets a column behind them. `report` is told of
+    a table that cannot be gone on with.
     """
 
     FIELDS = (
@@ -200,14 +211,14 @@ class MetricsFile(L.Callback):
         "lr", *SCORES,
     )  # fmt: skip
 
-    def __init__(self, path: Path, every: int = 10) -> None:
-        self.path, self.every = path, every
+    def __init__(self, path: Path, every: int = 10, report: Report = print) -> None:
+        self.path, self.every, self.report = path, every, report
         self.fields = list(self.FIELDS)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the file, or drop the rows behind the checkpoint that the training goes on from."""
         if trainer.is_global_zero:
-            rows = kept_rows(self.path, trainer.global_step)
+            rows = kept_rows(self.path, trainer.global_step, self.report)
             self.fields = list(dict.fromkeys([*self.FIELDS, *(rows[0] if rows else ())]))
             self._rewrite(rows)
 
@@ -230,10 +241,10 @@ class MetricsFile(L.Callback):
         row = {name: f"{float(value):.6g}" for name, value in values.items()}
         row |= {"epoch": str(trainer.current_epoch), "step": str(trainer.global_step)}
         if new := [name for name in row if name not in self.fields]:
-            rows = kept_rows(self.path, trainer.global_step)
+            rows = kept_rows(self.path, trainer.global_step, self.report)
             self.fields += new
             self._rewrite(rows)
-        with self.path.open("a", newline="", encoding="utf-8") as file:
+        with saving(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self.fields).writerow(row)
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
@@ -242,19 +253,10 @@ class MetricsFile(L.Callback):
         writer = csv.DictWriter(text, self.fields)
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+        with saving(self.path):
+            write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
 
 
-def kept_rows(path: Path, step: int) -> list[dict[str, str]]:
-    """Return the rows of the table `path` up to a `step`; none where there is no table.
-
-    >>> kept_rows(Path("nowhere.csv"), 10)
-    []
-    """
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        whole = [line for line in file if line.endswith("\n")]
-    # A row that was cut short, by a full disk or the end of power, has too few fields.
-    rows = [row for row in csv.DictReader(whole) if None not in row.values()]
-    return [row for row in rows if int(row["step"]) <= step]
+def _save_weights(weights: nn.Module | dict[str, Tensor], path: Path) -> None:
+    with saving(path):
+        save_weights(weights, path)

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from robustmetric.registry import Registry, registry
-from robustmetric.training.callbacks import kept_rows
+from robustmetric.training.table import kept_rows
 from robustmetric.validate import UserError
 
 LOGGERS: Registry[Logger] = registry("logger", Logger)

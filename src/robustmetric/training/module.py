@@ -69,11 +69,11 @@ class MetricModule(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return the optimiser of the parameters that learn, with its scheduler if there is one."""
-        learning = [p for p in self.model.parameters() if p.requires_grad]
+        learn = learning(self.model)
         if self.optimizer is None:
-            optimizer: Optimizer = torch.optim.Adam(learning, lr=self.lr, weight_decay=self.weight_decay)
+            optimizer: Optimizer = torch.optim.Adam(learn, lr=self.lr, weight_decay=self.weight_decay)
         else:
-            optimizer = self.optimizer(learning)
+            optimizer = self.optimizer(learn)
         if self.scheduler is None:
             return optimizer
         scheduler = self.scheduler(optimizer)
@@ -136,6 +136,10 @@ class MetricModule(L.LightningModule):
         self._check_same(checkpoint)
         states = checkpoint.get("random_states", [])
         self._random_states = states[self.global_rank] if self.global_rank < len(states) else None
+        if self._random_states is not None:
+            now = random_states()
+            set_random_states(self._random_states)  # fails here, where it is told of the checkpoint
+            set_random_states(now)
 
     def _check_same(self, checkpoint: dict[str, Any]) -> None:
         made_with = checkpoint.get("defense", self.defense.name)
@@ -160,6 +164,24 @@ class MetricModule(L.LightningModule):
         if (states := getattr(self, "_random_states", None)) is not None:
             set_random_states(states)
             self._random_states = None
+
+
+def learning(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a `model` that learn; one without any is refused.
+
+    >>> learning(nn.Flatten())
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: the network has no parameters that learn: ...
+    """
+    found = [p for p in model.parameters() if p.requires_grad]
+    if not found:
+        raise UserError(
+            "the network has no parameters that learn: give one with layers that have weights, and leave "
+            "requires_grad on for some of them",
+            parameter="model",
+        )
+    return found
 
 
 def random_states() -> dict[str, Any]:

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import gc
 import logging
+import os
 import shutil
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
-import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from robustmetric import data
 from robustmetric.defenses import defense
-from robustmetric.models import load_weights, try_network
-from robustmetric.training.callbacks import AtomicCheckpointIO, CollapseGuard, Keeper, MetricsFile, Report
-from robustmetric.training.module import MetricModule, random_states, set_random_states
-from robustmetric.training.parts import inputs_of, source_of
+from robustmetric.files import check_writable
+from robustmetric.locks import LOCK, locked
+from robustmetric.training.callbacks import CollapseGuard, Keeper, MetricsFile
+from robustmetric.training.checkpoint import AtomicCheckpointIO, Reached, reached, unfit, while_restoring
+from robustmetric.training.module import MetricModule
+from robustmetric.training.network import make_network
+from robustmetric.training.origins import code_of, images_of
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.schedule import scheduler
 from robustmetric.training.sets import PairData, Sets, load_sets
+from robustmetric.training.stops import (
+    CollapsedError,
+    CutShortError,
+    Report,
+    Signals,
+    Stopped,
+    of_disk,
+    stopping,
+    unsaved,
+)
+from robustmetric.training.workers import is_first, together
 from robustmetric.validate import UserError
 
 
@@ -44,6 +52,12 @@ class Machines:
     accelerator: str = "auto"
     devices: int = 1
     nodes: int = 1
+
+    def __post_init__(self) -> None:
+        most = {"devices": max(8, os.cpu_count() or 1), "nodes": 10_000}
+        for name, value in (("devices", self.devices), ("nodes", self.nodes)):
+            if not 1 <= value <= most[name]:
+                raise UserError(f"{name} must be 1 to {most[name]:,} here, not {value}", parameter=name)
 
     @property
     def workers(self) -> int:
@@ -72,11 +86,13 @@ def train(
     weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps and on SIGTERM or
     Ctrl-C), `last.safetensors` and `best.safetensors` (by R@1), and `code/`, copies of the Python files that
     the recipe names. A start that fails before its first step leaves nothing in `out`; what can be refused is
-    refused before images are decoded, with the network tried on one. A stop that was asked for raises
+    refused before images are decoded, with the network tried on a few. A stop that was asked for raises
     `Stopped` when its checkpoint is written; a network that collapses raises `CollapsedError`, with the last
-    good weights in `good.safetensors`.
+    good weights in `good.safetensors`; a disk that is full, or a worker that is killed, a `CutShortError`.
+    Nobody else can train in `out` meanwhile.
 
-    - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs.
+    - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs, while
+      images, the run's copies of files and the number of workers must be those it began with.
     - `machines`: what to train on, by default one worker on the best device available.
     - `cache`: where decoded images are kept, by default ``~/.cache/robustmetric``.
     - `skip_broken`: leave out images that cannot be read.
@@ -94,13 +110,55 @@ def train(
     ...     sorted(path.name for path in Path(folder, "run").glob("*.safetensors"))
     ['best.safetensors', 'last.safetensors']
     """
-    machines = machines or Machines()
     run = RunFolder(out)
-    if _is_first():
+    hold = nullcontext()
+    if is_first():
+        check_writable(run.path)
+        hold = locked(run.path, "a training", report)  # type: ignore[assignment]
+    with hold:
+        return _train(
+            recipe,
+            run,
+            resume=resume,
+            machines=machines or Machines(),
+            cache=cache,
+            skip_broken=skip_broken,
+            callbacks=callbacks,
+            loggers=loggers,
+            progress=progress,
+            go_on_after_collapse=go_on_after_collapse,
+            watch=watch,
+            report=report,
+        )
+
+
+def _train(
+    recipe: Recipe,
+    run: RunFolder,
+    *,
+    resume: bool,
+    machines: Machines,
+    cache: Path | None,
+    skip_broken: bool,
+    callbacks: Sequence[L.Callback],
+    loggers: Sequence[Any],
+    progress: bool,
+    go_on_after_collapse: bool,
+    watch: Callable[[str, int, int], None] | None,
+    report: Report,
+) -> MetricModule:
+    """Train in a folder that is this program's own."""
+    say = report if is_first() else lambda _: None
+    if is_first():
         run.check(recipe, resume)
-    if resume and run.exists:
-        recipe = run.continued(recipe, report if _is_first() else lambda _: None)
-    go_on = run.checkpoint if resume and run.checkpoint.exists() else None
+    again = resume and run.exists
+    if again:
+        if is_first():
+            run.check_origin({"workers": machines.workers, "code": code_of(run.code)})
+        recipe = run.continued(recipe, say)
+    so_far = reached(run.checkpoint) if again else Reached(0, 0, 0)
+    _check_epochs(run, recipe.epochs, so_far, say)
+    go_on = run.checkpoint if again and run.checkpoint.exists() else None
     method = defense(
         recipe.defense,
         eps=recipe.eps,
@@ -109,22 +167,26 @@ def train(
         margin=recipe.margin,
         seed=recipe.seed,
     )
-    keeper = Keeper(out, recipe.save_every)
-    collapse = CollapseGuard(out, go_on=go_on_after_collapse, report=report)
+    signals = Signals()
+    keeper = Keeper(run.path, recipe.save_every, signals)
+    collapse = CollapseGuard(run.path, go_on=go_on_after_collapse, report=report)
     with _quiet():
         trainer = _trainer(
             recipe,
             machines,
             logger=[*loggers] or False,
-            callbacks=[MetricsFile(run.metrics), collapse, *callbacks, keeper],
+            callbacks=[MetricsFile(run.metrics, report=report), collapse, *callbacks, keeper],
             enable_progress_bar=progress,
-            default_root_dir=out,
+            default_root_dir=run.path,
         )
     L.seed_everything(recipe.seed, verbose=False)
-    model = _network(recipe, trainer.strategy.root_device, report, resumed=go_on is not None)
+    model = make_network(recipe, trainer.strategy.root_device, report, resumed=go_on is not None)
     sets = load_sets(recipe, cache, skip_broken=skip_broken, watch=watch, report=report)
     for file in sets.skipped:
         report(f"left out, not readable: {file}")
+    origin = {"workers": machines.workers, "images": images_of(sets)} if is_first() else {}
+    if again:
+        run.check_origin(origin)
     module = MetricModule(
         model,
         method,
@@ -138,31 +200,66 @@ def train(
         ),
     )
     module.save_hyperparameters(recipe.model_dump(mode="json"))
-    with _quiet(), _nothing_left(run, trainer):
-        if _is_first():
-            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source)
+    with _quiet(), _nothing_left(run, trainer), _resumable(run):
+        if is_first():
+            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source, origin, report)
         try:
-            with _stopping(keeper), _parting():
+            with stopping(signals), together(trainer, signals):
                 trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            if go_on is None or isinstance(error, UserError) or not while_restoring(error):
+                raise
+            raise unfit(go_on, error) from error
         finally:
-            if _is_first() and keeper.last:
+            if is_first() and keeper.last:
                 run.finish(_choice(sets, keeper))
     return module
 
 
 def checkpoint_step(out: Path) -> int:
-    """Return the step that a run goes on from: that of its checkpoint, 0 where there is none.
+    """Return the step that a run in `out` goes on from: that of its checkpoint, 0 where there is none.
 
     >>> checkpoint_step(Path("nowhere"))
     0
     """
-    file = RunFolder(out).checkpoint
-    return int(torch.load(file, weights_only=True, mmap=True)["global_step"]) if file.exists() else 0
+    return reached(RunFolder(out).checkpoint).step
 
 
-def _is_first() -> bool:
-    """Return whether this is the worker that writes."""
-    return getattr(rank_zero_only, "rank", 0) == 0
+def _check_epochs(run: RunFolder, epochs: int, so_far: Reached, say: Report) -> None:
+    """Refuse fewer epochs than a run has, before anything is written."""
+    if epochs < so_far.begun:
+        done = f"has done {so_far.done} epochs"
+        if so_far.done < so_far.begun:
+            done = f"is in its epoch {so_far.begun}"
+        raise UserError(
+            f"the run in {run.path} {done}, and epochs={epochs} is fewer: give at least {so_far.begun}",
+            parameter="epochs",
+        )
+    if so_far.done == epochs:
+        say(f"the run in {run.path} has done its {epochs} epochs: nothing is left to do; give more epochs")
+
+
+@contextmanager
+def _resumable(run: RunFolder) -> Iterator[None]:
+    """Add to what ended a training before its time what there is to go on from."""
+
+    def standing() -> str:
+        step = reached(run.checkpoint).step
+        return f"the checkpoint of step {step} is whole" if step else "there is no checkpoint: it begins anew"
+
+    try:
+        yield
+    except CutShortError as error:
+        raise CutShortError(f"{error}; {standing()}") from error
+    except OSError as error:  # of a logger, such as Lightning's
+        file = Path(str(error.filename or run.path)).absolute()
+        if not of_disk(error) or not file.is_relative_to(run.path.absolute()):
+            raise
+        raise CutShortError(f"{unsaved(file, error)}; {standing()}") from error
+    except Stopped as stopped:
+        if stopped.left is None:
+            raise
+        raise Stopped(str(stopped), f"{stopped.left}; {standing()}") from None
 
 
 def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
@@ -184,28 +281,12 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
             enable_model_summary=False,
             **options,
         )
-    except (MisconfigurationException, ValueError, ImportError) as error:
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raise UserError(
             f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
             f"{' '.join(str(error).split())}; give another accelerator, number of devices or precision",
             parameter="accelerator",
         ) from error
-
-
-def _network(
-    recipe: Recipe, device: torch.device, report: Report, *, resumed: bool = False
-) -> torch.nn.Module:
-    """Make the network, with its weights unless a checkpoint has later ones, and try it on an image."""
-    inputs = inputs_of(recipe)
-    image = inputs.first(data.load(recipe.data, recipe.root, "train"))
-    model = source_of(recipe).build(*inputs.shape(image))
-    begins = None if resumed else recipe.weights
-    if begins is not None and (kept := load_weights(model, begins)):
-        report(f"the last layer of {begins} does not fit; starting with a new one ({', '.join(kept)})")
-    states = random_states()
-    try_network(model.to(device), inputs.images(image)[:1])
-    set_random_states(states)  # the training draws as if nothing had been tried
-    return model
 
 
 def _steps(recipe: Recipe, images: int, workers: int) -> int:
@@ -220,52 +301,19 @@ def _choice(sets: Sets, keeper: Keeper) -> dict[str, Any]:
 
 @contextmanager
 def _nothing_left(run: RunFolder, trainer: L.Trainer) -> Iterator[None]:
-    """Empty the folder again if a new run fails before its first step is done."""
-    out = run.path
-    new, there = not run.exists, out.exists()
+    """Empty the folder again if a new run fails before its first step is done, or in it."""
+    new = not run.exists
     try:
         yield
-    except BaseException:
-        if new and _is_first() and trainer.global_step == 0:
+    except BaseException as error:
+        steps = 1 if isinstance(error, CollapsedError) and not run.good.exists() else 0
+        failed = not isinstance(error, Stopped) and trainer.global_step <= steps
+        if new and is_first() and failed:
             with suppress(OSError):  # what went wrong is to be said, not this
-                for path in out.iterdir():
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-                if not there:
-                    out.rmdir()
+                for path in run.path.iterdir():
+                    if path.name != LOCK:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
-
-
-@contextmanager
-def _parting() -> Iterator[None]:
-    """Close the connection between workers that Lightning opens inside, and leaves open.
-
-    A thread of it that ends after Python does aborts the process, when all work is done.
-    """
-    before = dist.is_available() and dist.is_initialized()
-    try:
-        yield
-    finally:
-        if not before and dist.is_available() and dist.is_initialized():
-            gc.collect()
-            dist.destroy_process_group()
-
-
-@contextmanager
-def _stopping(keeper: Keeper) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a stop at the end of the step; a second one stops at once."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if keeper.stop is not None:
-            raise KeyboardInterrupt
-        keeper.stop = signal.Signals(number).name
-
-    keeper.handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask)
-    before = {number: signal.signal(number, handler) for number, handler in keeper.handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -16,11 +16,15 @@ from torch import nn
 from robustmetric import data
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs
-from robustmetric.files import check_writable, is_draft, write_atomically
+from robustmetric.files import is_draft, write_atomically
+from robustmetric.locks import LOCK
 from robustmetric.models import NetworkSource
-from robustmetric.training.code import bare, copy_files, named_files, rename_files
+from robustmetric.training.code import bare, copy_files, named_files, remember_files, rename_files
+from robustmetric.training.origins import code_of, differences
 from robustmetric.training.parts import inputs_of, source_of
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe
+from robustmetric.training.stops import saving
+from robustmetric.trust import store
 from robustmetric.usercode import file_of
 from robustmetric.validate import UserError
 
@@ -44,12 +48,14 @@ class Weights(NamedTuple):
 class RunFolder:
     """The folder of a run, `path`: the one place that knows what its files are called.
 
+    Code that its recipe names is run only if the user trusts it, as :func:`load_recipe` has it; `trust` does.
+
     >>> RunFolder(Path("runs/digits")).metrics
     PosixPath('runs/digits/metrics.csv')
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path).expanduser()
+    def __init__(self, path: Path | str, *, trust: bool = False) -> None:
+        self.path, self.trust = Path(path).expanduser(), trust
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -111,7 +117,7 @@ class RunFolder:
         return f"{entries['model']} {entries['defense']}"
 
     def check(self, recipe: Recipe, resume: bool) -> None:
-        """Refuse a folder that holds another run or anything else, or that cannot be written to.
+        """Refuse a folder that holds another run or anything else.
 
         With `resume`, the run that it holds must be one of this `recipe`, its epochs aside; where the user's
         files are does not count.
@@ -131,12 +137,29 @@ class RunFolder:
                     parameter="out",
                 )
         elif self.path.exists() and (
-            not self.path.is_dir() or any(not is_draft(path) for path in self.path.iterdir())
+            not self.path.is_dir()
+            or any(not is_draft(path) and path.name != LOCK for path in self.path.iterdir())
         ):
             raise UserError(
                 f"{self.path} is not empty and holds no run: give another folder", parameter="out"
             )
-        check_writable(self.path)
+
+    def check_origin(self, now: Mapping[str, Any]) -> None:
+        """Refuse to go on with a run whose images, files or workers are not those it began with.
+
+        `now` has some of these, as :meth:`begin` takes them. A run of before, which did not write them down,
+        is not refused.
+        """
+        if found := differences(self._origin(), now):
+            last = f" with --weights {self.last}" if self.last.is_file() else ""
+            raise UserError(
+                f"{self.path} began with something else: {'; '.join(found)}; or begin a new run in another "
+                f"folder{last}"
+            )
+
+    def _origin(self) -> dict[str, Any]:
+        found = self.read().get("origin")
+        return found if isinstance(found, dict) else {}
 
     def continued(self, recipe: Recipe, report: Callable[[str], None] = print) -> Recipe:
         """Return the run's own recipe, whose files are its copies, with the epochs of `recipe`.
@@ -144,26 +167,39 @@ class RunFolder:
         `report` is told of files that have changed since they were copied.
         """
         kept = self.recipe({"epochs": recipe.epochs})
-        copies = {file.name: file for file in named_files(kept.model_dump())}
-        for file in named_files(recipe.model_dump()):
+        named = named_files(kept.model_dump())
+        copies = {file.name: file for file in named}
+        known = self._origin().get("files")
+        given = [Path(str(file)) for file in known] if isinstance(known, list) else []
+        for file in dict.fromkeys([*named_files(recipe.model_dump()), *given]):
             copy = copies.get(file.name)
             if copy is not None and file.is_file() and file.read_bytes() != copy.read_bytes():
                 report(f"{file} is not what the run began with: its copy counts, {copy}")
         return kept
 
     def begin(
-        self, recipe: Recipe, skipped: list[str], choice: Mapping[str, Any], images: Pixels | None = None
+        self,
+        recipe: Recipe,
+        skipped: list[str],
+        choice: Mapping[str, Any],
+        images: Pixels | None = None,
+        origin: Mapping[str, Any] | None = None,
+        report: Callable[[str], None] = print,
     ) -> None:
         """Write down what is about to happen: the user's files, the `recipe` as resolved, and `run.json`.
 
         `skipped` are the images left out, `choice` tells how weights are chosen, `images` are some of those
-        that are trained on.
+        that are trained on; `origin` has what a resumed run must have again, beside the user's files. Those
+        are trusted from now on; `report` is told if that cannot be written down.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for rest in filter(is_draft, self.path.iterdir()):
             rest.unlink()
         kept = make_recipe(self._copied(recipe.model_dump()))
-        write_atomically(self.recipe_file, lambda file: file.write(dump_recipe(kept).encode()))
+        if not remember_files(kept.model_dump(), self.path):
+            report(f"{store()} cannot be written: the code in {self.code} will need --trust to run again")
+        with saving(self.recipe_file):
+            write_atomically(self.recipe_file, lambda file: file.write(dump_recipe(kept).encode()))
         about = {"python": platform.python_version(), "platform": platform.platform()}
         for package in ("robustmetric", "torch", "lightning", "numpy", "pillow"):
             try:
@@ -172,11 +208,20 @@ class RunFolder:
                 about[package] = "not installed"
         before = self.read()
         starts, chosen = before.get("starts"), before.get("choice")
+        here = self.path.absolute()
+        given = [str(file.absolute()) for file in named_files(recipe.model_dump())]
+        files = [file for file in given if not Path(file).is_relative_to(here)]
         content = {
             "seed": recipe.seed,
             "skipped": skipped,
             "choice": {**(chosen if isinstance(chosen, dict) else {}), **choice},
             "starts": [*(starts if isinstance(starts, list) else []), {"command": sys.argv[1:], **about}],
+        }
+        content["origin"] = {
+            **self._origin(),
+            **({"files": files} if files else {}),
+            **(origin or {}),
+            "code": code_of(self.code),
         }
         if images is not None:
             content["images"] = dict(
@@ -213,7 +258,7 @@ class RunFolder:
             raise FileNotFoundError(
                 f"{self.path} is no run, it has no {self.recipe_file.name}: give the folder of a run"
             )
-        recipe = load_recipe(self.recipe_file, changes)
+        recipe = load_recipe(self.recipe_file, changes, trust=self.trust)
         file = file_of(recipe.model)
         # Runs of before copied no files, and kept this number for networks that did not know of it.
         old = file is not None and not file.file.is_relative_to(self.code.absolute()) and recipe.dim == 512
@@ -291,7 +336,8 @@ class RunFolder:
 
     def _write(self, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=1)
-        write_atomically(self.about, lambda file: file.write(text.encode()))
+        with saving(self.about):
+            write_atomically(self.about, lambda file: file.write(text.encode()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,11 +356,12 @@ class Run:
     chosen: str | None
 
 
-def load_run(folder: Path | str, weights: Path | Which | None = None) -> Run:
+def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: bool = False) -> Run:
     """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
 
     `folder` is that of a run. `weights` are "last", "best" or a file; by default the best where validation
-    images chose them, else the last.
+    images chose them, else the last. A network of a file in the run is refused unless it is known to be the
+    user's own, or `trust` says so.
 
     >>> import tempfile, robustmetric as rm
     >>> from robustmetric.training import load_recipe, train
@@ -326,7 +373,7 @@ def load_run(folder: Path | str, weights: Path | Which | None = None) -> Run:
     >>> rm.embed(run.network, run.inputs.tensor(Image.new("RGB", (8, 8)))).shape
     torch.Size([1, 512])
     """
-    run = RunFolder(folder)
+    run = RunFolder(folder, trust=trust)
     channels, size = run.shape()
     network = run.source(weights).make(channels, size).eval()
     inputs = replace(run.inputs(), channels=3 if channels == 3 else 1)

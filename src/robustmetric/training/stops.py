@@ -1,13 +1,157 @@
-"""Why a training ends before its end."""
+"""Why a training ends before its end, and the signals that end it."""
 
 from __future__ import annotations
 
+import _thread
+import errno
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
 from robustmetric.validate import UserError
+
+PATIENCE = 5.0
+"""The seconds that a step may still take after the first signal."""
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
-    """A training that stopped before its end, at a step from which it can be resumed."""
+    """A training that stopped before its end, and can be resumed.
+
+    Its text is the name of the signal. `left` says why the stop was not saved; None if it was.
+    """
+
+    def __init__(self, why: str, left: str | None = None) -> None:
+        super().__init__(why)
+        self.left = left
 
 
 class CollapsedError(UserError):
     """A network whose embeddings all point the same way, or are no numbers any more."""
+
+
+class CutShortError(UserError):
+    """A training that something outside of it ended: a full disk, a worker that was killed.
+
+    It can be resumed when that is mended.
+    """
+
+
+class Left(BaseException):
+    """Ends a training in the midst of a step, past all that catches errors."""
+
+
+_NOT_WRITTEN = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make the folder writable"),
+    errno.EIO: "look after the disk",
+}
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Tell of a `path` that could not be written inside, for want of room or of the right to.
+
+    >>> with saving(Path("last.ckpt")):
+    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    Traceback (most recent call last):
+    ...
+    robustmetric.training.stops.CutShortError: last.ckpt could not be saved (No space left on device): ...
+    """
+    try:
+        yield
+    except CutShortError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not of_disk(cause):  # torch's writer tells of its own position instead
+            cause = cause.__cause__ or cause.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise unsaved(path, cause) from error
+
+
+def of_disk(error: BaseException) -> bool:
+    """Return whether an `error` is that of a disk that takes no more.
+
+    >>> of_disk(OSError(errno.ENOSPC, "No space left on device")), of_disk(FileNotFoundError())
+    (True, False)
+    """
+    return isinstance(error, OSError) and error.errno in _NOT_WRITTEN
+
+
+def unsaved(path: Path, error: OSError) -> CutShortError:
+    """Return what to say of an `error` of the disk that keeps `path` from being written.
+
+    >>> print(unsaved(Path("run"), OSError(errno.EROFS, "Read-only file system")))
+    run could not be saved (Read-only file system): make the folder writable
+    """
+    advice = _NOT_WRITTEN[error.errno or 0]
+    return CutShortError(f"{path} could not be saved ({error.strerror or error}): {advice}")
+
+
+class Signals:
+    """SIGINT and SIGTERM during a training.
+
+    The first one asks for a stop at the end of the step; a step that takes longer than `PATIENCE` is left. A
+    second one leaves it at once. Nothing is left while `busy`, which is when a checkpoint is written.
+    """
+
+    def __init__(self) -> None:
+        self.stop: str | None = None  # the signal that asked for a stop
+        self.left: str | None = None  # why the step was left
+        self.busy = False
+        self._timer: threading.Timer | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def take(self) -> None:
+        """Let the signals come here."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, self._heard)
+            self._before.setdefault(number, before)
+
+    def give_back(self) -> None:
+        """Let the signals go where they went before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before = {}
+
+    def leave(self, why: str) -> None:
+        """Leave the step, whichever thread says so, and say `why`."""
+        self.left = why
+        _thread.interrupt_main(signal.SIGINT)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.left is not None:
+            if self.busy:
+                self._later(1.0, self.left)
+            else:
+                raise Left
+        elif self.stop is not None:
+            self.left = "stopped at once"
+            raise Left
+        else:
+            self.stop = signal.Signals(number).name
+            self._later(PATIENCE, f"the step took longer than {PATIENCE:g} s and was left")
+
+    def _later(self, seconds: float, why: str) -> None:
+        self._timer = threading.Timer(seconds, self.leave, (why,))
+        self._timer.daemon = True
+        self._timer.start()
+
+
+@contextmanager
+def stopping(signals: Signals) -> Iterator[None]:
+    """Let `signals` stop what is inside."""
+    signals.take()
+    try:
+        yield
+    finally:
+        signals.give_back()
+
+
+Report = Callable[[str], None]

@@ -1,0 +1,89 @@
+"""The network that a training begins with, tried on a few images before all are decoded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric import data
+from robustmetric.data.base import ImageSet
+from robustmetric.data.inputs import Inputs
+from robustmetric.distance import embed
+from robustmetric.models import load_weights, try_network
+from robustmetric.perturb import device_of, frozen
+from robustmetric.training.module import learning, random_states, set_random_states
+from robustmetric.training.parts import inputs_of, source_of
+from robustmetric.training.recipe import Recipe
+from robustmetric.training.stops import Report
+from robustmetric.validate import UserError
+
+_FEW = 4
+
+
+def make_network(
+    recipe: Recipe, device: torch.device, report: Report = print, *, resumed: bool = False
+) -> nn.Module:
+    """Make the network of a `recipe` on a `device`, and refuse one that cannot learn from images.
+
+    It begins with the recipe's weights unless it is `resumed`, for a checkpoint has later ones; a last layer
+    that does not fit is told to `report`.
+
+    >>> network = make_network(Recipe(data="digits", dim=4), torch.device("cpu"))
+    >>> network(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 4])
+    """
+    inputs = inputs_of(recipe)
+    images = data.load(recipe.data, recipe.root, "train")
+    first = inputs.first(images)
+    model = source_of(recipe).build(*inputs.shape(first))
+    begins = None if resumed else recipe.weights
+    if begins is not None and (kept := load_weights(model, begins)):
+        report(f"the last layer of {begins} does not fit; starting with a new one ({', '.join(kept)})")
+    learning(model)
+    states = random_states()
+    try_network(model.to(device), inputs.images(first)[:1])
+    check_apart(model, _few(inputs, images, inputs.images(first)[:1]))
+    set_random_states(states)  # the training draws as if nothing had been tried
+    return model
+
+
+def check_apart(model: nn.Module, images: Tensor) -> None:
+    """Refuse a `model` that gives all `images` (N, C, H, W) one embedding, or one that hangs on the others.
+
+    In evaluation mode, that is: in training BatchNorm does mix a batch.
+
+    >>> check_apart(nn.Sequential(nn.Flatten(), nn.Threshold(2, 1)), torch.rand(3, 1, 2, 2))
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: the network gives 3 different images the same embedding: ...
+    """
+    images = images.to(device_of(model))
+    different = bool((images != images[:1]).any())
+    with frozen(model), torch.no_grad():
+        alone = torch.cat([embed(model, image[None]) for image in images])
+        apart = float((embed(model, images) - alone).abs().max())
+    if apart > 1e-4:
+        raise UserError(
+            f"an image's embedding depends on the batch it is in, also in evaluation mode (by {apart:.2g}): "
+            "let the network treat each image by itself",
+            parameter="model",
+        )
+    if different and bool((alone == alone[:1]).all()):
+        raise UserError(
+            f"the network gives {len(images)} different images the same embedding: its output does not "
+            "depend on the image; look at its layers and at the weights that it begins with",
+            parameter="model",
+        )
+
+
+def _few(inputs: Inputs, images: ImageSet, first: Tensor) -> Tensor:
+    """Return the first image and some from all over the set, as far as they can be read."""
+    found = [first]
+    for row in torch.linspace(0, len(images) - 1, _FEW).long().tolist()[1:]:
+        try:
+            image = inputs.images(inputs.first(images.take([row])))[:1]
+        except (UserError, OSError):
+            continue
+        if image.shape == first.shape:
+            found.append(image)
+    return torch.cat(found)

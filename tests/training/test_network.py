@@ -1,0 +1,123 @@
+"""Networks that cannot learn are refused before images are decoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import robustmetric as rm
+from tests.helpers.command import refused, works
+from tests.helpers.faults import fault
+
+NETS = """
+import torch
+from torch import nn
+
+def fits():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8))
+
+class Blind(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = fits()
+
+    def forward(self, images):
+        return self.net(images * 0)
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = fits()
+
+    def forward(self, images):
+        return self.net(images - images.mean(0))[:, :] + self.net(images)
+
+class Statistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 8))
+
+    def forward(self, images):
+        return self.net(images)
+
+def untrained():
+    return nn.Flatten()
+
+def fixed():
+    return fits().requires_grad_(False)
+
+class Nan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = fits()
+
+    def forward(self, images):
+        return self.net(images) * (torch.nan if self.training else 1)
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(NETS)
+    return tmp_path / "nets.py"
+
+
+def with_network(nets: Path, name: str) -> tuple[object, ...]:
+    out = nets.parent / "run"
+    own = ("--defense", "N/A[R]", "--batch", 512, "--epochs", 1)
+    return ("train", *own, "--model", f"{nets}:{name}", "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        pytest.param(
+            "Blind",
+            "4 different images the same embedding: its output does not depend on the image",
+            marks=fault(
+                "training", "a network that does not look at the image", "refused before images are decoded"
+            ),
+        ),
+        pytest.param(
+            "Mixing",
+            "depends on the batch it is in",
+            marks=fault(
+                "training",
+                "a network that looks at the rest of its batch",
+                "refused before images are decoded",
+            ),
+        ),
+        pytest.param(
+            "untrained",
+            "no parameters that learn",
+            marks=fault("training", "a network without parameters", "refused before images are decoded"),
+        ),
+        pytest.param("fixed", "no parameters that learn", id="without parameters that learn"),
+        pytest.param(
+            "Nan",
+            "the training began with it, at step 0",
+            marks=fault(
+                "training",
+                "embeddings of NaN in the first step",
+                "told; no weights are called good, nothing is left",
+            ),
+        ),
+    ],
+)
+def test_a_network_that_cannot_learn_is_refused(nets: Path, name: str, told: str) -> None:
+    said = refused(*with_network(nets, name))
+    assert told in said
+    assert "all was well" not in said
+    assert not (nets.parent / "run").exists()
+
+
+def test_a_network_that_mixes_its_batch_in_training_alone_is_none_of_these(nets: Path) -> None:
+    works(*with_network(nets, "Statistics"))
+
+
+def test_an_optimiser_without_parameters_is_told_to_who_has_a_trainer_of_his_own() -> None:
+    module = rm.training.MetricModule(nn.Flatten(), rm.defense("N/A[R]"))
+    with pytest.raises(rm.UserError, match="no parameters that learn"):
+        module.configure_optimizers()

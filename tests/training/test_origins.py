@@ -1,0 +1,259 @@
+"""A run goes on with what it began with, alone in its folder: the same images, files and workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+from PIL import Image
+
+from robustmetric.locks import LOCK, locked
+from robustmetric.training import callbacks as training_callbacks
+from robustmetric.training import load_recipe
+from robustmetric.training.origins import differences, images_of
+from robustmetric.training.run import train
+from robustmetric.training.sets import load_sets
+from tests.helpers.command import command, refused, works
+from tests.helpers.faults import fault
+from tests.helpers.runs import make_pictures
+from tests.training.conftest import QUICK, contents, resume
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return make_pictures(tmp_path / "data", each=4)
+
+
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, WIDTH))
+
+WIDTH = 8
+"""
+
+
+@pytest.fixture
+def own(pictures: Path, tmp_path: Path) -> Path:
+    """A run on images in a folder, with a network of the user's."""
+    (tmp_path / "nets.py").write_text(NET)
+    options = ["--data", "folder", "--root", pictures, "--model", f"{tmp_path / 'nets.py'}:net"]
+    options += ["--defense", "N/A[R]", "--batch", 64, "--size", 10, "--epochs", 1]
+    works("train", *options, "--cache", tmp_path / "cache", "--out", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def noise(file: Path) -> None:
+    Image.fromarray(np.random.default_rng(7).integers(0, 256, (10, 10, 3), dtype=np.uint8)).save(file)
+
+
+def add(data: Path) -> None:
+    noise(data / "class03" / "9.png")
+
+
+def remove(data: Path) -> None:
+    (data / "class03" / "1.png").unlink()
+
+
+def change(data: Path) -> None:
+    noise(data / "class03" / "1.png")
+
+
+def move(data: Path) -> None:
+    (data / "class03" / "3.png").rename(data / "class04" / "0a.png")
+
+
+@pytest.mark.parametrize(
+    ("do", "told"),
+    [
+        pytest.param(
+            add,
+            "24 of 6 classes, are 25 of 6",
+            marks=fault("training", "images added before --resume", "refused: the counts are told"),
+        ),
+        pytest.param(
+            remove,
+            "24 of 6 classes, are 23 of 6",
+            marks=fault("training", "images removed before --resume", "refused: the counts are told"),
+        ),
+        pytest.param(
+            change,
+            "some have other pixels",
+            marks=fault("training", "images changed before --resume", "refused, and told"),
+        ),
+        pytest.param(
+            move,
+            "some are in other classes",
+            marks=fault("training", "images moved between classes before --resume", "refused, and told"),
+        ),
+    ],
+)
+def test_other_images_are_noticed(own: Path, tmp_path: Path, do: Callable[[Path], None], told: str) -> None:
+    shutil.copytree(tmp_path / "data", tmp_path / "kept", copy_function=shutil.copy2)
+    before = contents(own)
+    do(tmp_path / "data")
+    again = resume(own, 2, "--cache", tmp_path / "cache")
+    said = refused(*again)
+    assert "training images" in said
+    assert "restore them; or begin a new run" in said
+    assert f"--weights {own / 'last.safetensors'}" in said
+    assert told in said
+    assert contents(own) == before
+    # Restored, it goes on.
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(tmp_path / "kept", tmp_path / "data", copy_function=shutil.copy2)
+    works(*again)
+
+
+@fault("training", "a changed copy of the user's file before --resume", "refused, with the file to restore")
+@pytest.mark.parametrize(
+    ("do", "told"),
+    [
+        (lambda code: (code / "nets.py").write_text(NET + "#"), "its copy code/nets.py was changed"),
+        (lambda code: (code / "more.py").write_text("import os"), "code/more.py was added"),
+        (lambda code: (code / "nets.py").rename(code / "net.txt"), "its copy code/nets.py is gone"),
+    ],
+)
+def test_a_changed_copy_is_not_run(
+    own: Path, tmp_path: Path, do: Callable[[Path], object], told: str
+) -> None:
+    do(own / "code")
+    said = refused(*resume(own, 2, "--cache", tmp_path / "cache"))
+    assert told in said
+    assert "or begin a new run in another folder with --weights" in said
+
+
+@fault("training", "another number of workers at --resume", "refused, with the number to give")
+def test_another_number_of_workers_is_refused(run: Path) -> None:
+    before = contents(run)
+    said = refused(*resume(run, 3, "--devices", 2, "--accelerator", "cpu"))
+    assert "the number of workers was 1, is 2: give --devices 1" in said
+    assert contents(run) == before
+
+
+def test_a_run_of_before_is_resumed_and_gets_its_digests(run: Path) -> None:
+    about = json.loads((run / "run.json").read_text())
+    origin = about.pop("origin")
+    assert origin["workers"] == 1
+    assert origin["images"]["training images"]["count"] == 1000
+    (run / "run.json").write_text(json.dumps(about))
+    works(*resume(run))
+    assert json.loads((run / "run.json").read_text())["origin"] == origin
+
+
+@fault("training", "the user's network file changed before --resume", "told: the run's copy counts")
+@pytest.mark.parametrize("named", [False, True])
+def test_a_changed_file_of_the_user_is_told(own: Path, tmp_path: Path, named: bool) -> None:
+    (tmp_path / "nets.py").write_text(NET.replace("= 8", "= 9"))
+    more = ["--model", f"{tmp_path / 'nets.py'}:net"] if named else []
+    said = works(*resume(own, 2, "--cache", tmp_path / "cache", *more))
+    assert said.count(f"{tmp_path / 'nets.py'} is not what the run began with: its copy counts") == 1
+
+
+def test_digests_tell_sets_apart() -> None:
+    recipe = load_recipe("digits", {"validation": 0})
+    sets = load_sets(recipe)
+    found = images_of(sets)
+    assert found.keys() == {"training images", "test images"}
+    assert found == images_of(load_sets(recipe))
+    assert differences({"images": found}, {"images": found}) == []
+    other = {
+        "training images": found["training images"],
+        "test images": {**found["test images"], "pixels": "0"},
+    }
+    assert differences({"images": found}, {"images": other}) == [
+        "of the test images, 797 of 10 classes, some have other pixels: restore them"
+    ]
+
+
+# Epochs
+
+
+@fault("training", "--resume with fewer epochs than were done", "refused before anything is written")
+def test_fewer_epochs_than_were_done_are_refused(run: Path) -> None:
+    before = contents(run)
+    said = refused(*resume(run, 1))
+    assert "has done 2 epochs, and epochs=1 is fewer: give at least 2 (--epochs)" in said
+    assert contents(run) == before
+    assert "has done its 2 epochs: nothing is left to do" in works(*resume(run, 2))
+    assert "goes on from step 8" in works(*resume(run, 3))
+
+
+@fault("training", "a recipe.yaml with fewer epochs than were done", "resumed with --epochs")
+def test_a_run_that_blocked_itself_goes_on(run: Path) -> None:
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("epochs: 2 ", "epochs: 1 "))
+    assert "give at least 2 (--epochs)" in refused("train", "--out", run, "--resume")
+    assert "goes on from step 8" in works(*resume(run, 3))
+
+
+def test_an_epoch_that_was_begun_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(keeper: Any, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == 5:
+            keeper.signals.stop = "SIGTERM"
+
+    monkeypatch.setattr(training_callbacks.Keeper, "on_train_batch_start", stop)
+    assert command("train", *QUICK, "--epochs", 3, "--out", tmp_path / "run").code == 143
+    assert "is in its epoch 2, and epochs=1 is fewer: give at least 2" in refused(
+        *resume(tmp_path / "run", 1)
+    )
+
+
+# Two programs
+
+
+@fault("training", "a second training in the folder", "refused, and told who holds the folder")
+def test_a_folder_in_which_another_program_trains_is_refused(run: Path, tmp_path: Path) -> None:
+    before = contents(run)
+    for out, arguments in (
+        (run, resume(run)),
+        (tmp_path / "new", ("train", *QUICK, "--out", tmp_path / "new")),
+    ):
+        with locked(out, "a training"):
+            said = refused(*arguments)
+        assert f"{out} is in use: a training by process {os.getpid()} on {socket.gethostname()}" in said
+        assert "--out" in said
+    assert contents(run) == before
+
+
+@fault("training", "--resume beside a running training", "refused, and told who holds the folder")
+def test_a_training_holds_its_folder_until_its_end(tmp_path: Path) -> None:
+    out, said = tmp_path / "run", []
+
+    class Second(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+            if trainer.global_step == 1:
+                said.append(refused("train", "--out", out, "--resume"))
+
+    changes = {"defense": "N/A[R]", "batch": 512, "epochs": 1, "dim": 16}
+    train(load_recipe("digits", changes), out, callbacks=[Second()], progress=False)
+    assert "is in use: a training by process" in said[0]
+    assert not (out / LOCK).exists()
+
+
+@fault("training", "a training that was killed", "told, and resumed")
+def test_a_run_left_by_a_killed_program_is_told_and_resumed(run: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    owner = {"host": socket.gethostname(), "process": ended.pid, "doing": "a training", "since": "noon"}
+    (run / LOCK).write_text(json.dumps(owner))
+    said = works(*resume(run))
+    assert f"was left by a training by process {ended.pid}" in said
+    assert "goes on from step 8" in said
+    assert not (run / LOCK).exists()
+
+
+def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    refused("train", *QUICK, "--out", tmp_path / "a" / "b", "--weights", tmp_path / "gone")
+    assert not (tmp_path / "a").exists()
