@@ -16,7 +16,7 @@ SSE41 := MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE4
 # Two threads in each of two processes: one that waits must not spin while another has work.
 TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo quick test kernels lint bench clean
+.PHONY: setup demo quick test kernels lint bench mutants fuzz clean
 
 setup: .venv/.ready
 
@@ -53,6 +53,15 @@ bench: setup
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/retrieval.py
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/digests.py
+
+# MUTANTS='pgd seed' plants those bugs alone that have one of these words in their file, tests or description.
+mutants: setup
+	PYTHONPATH=src $(BIN)/python -m tests.mutants $(MUTANTS)
+
+# FUZZ='csv image' tries those readers alone.
+fuzz: setup
+	PYTHONPATH=src $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),180) --seed $(or $(FUZZ_SEED),0) $(FUZZ)
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -52,7 +52,7 @@ def by_loop(x: Tensor, y: Tensor) -> float:
 
 
 @pytest.mark.parametrize("spread", [math.inf, 1e-2, 1e-5, 1e-7])
-@pytest.mark.parametrize("dim", [1, 2, 7, 64, 100])
+@pytest.mark.parametrize("dim", [1, 2, 3, 7, 64, 100])
 def test_each_distance_is_that_of_a_loop_to_the_bit(dim: int, spread: float) -> None:
     x, y = sphere(9, dim, 1, spread), sphere(30, dim, 2, spread)
     y[10:14], y[20] = x[3], y[4]

@@ -6,7 +6,8 @@ import hashlib
 import os
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +43,22 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         publish(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path, advice: str) -> Iterator[None]:
+    """Say of a full disk, or whatever else keeps `path` from being written, what to do: the `advice`.
+
+    >>> with writing(Path("record.json"), "make room and run it again"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: record.json cannot be written (No space left on device): make room and run it ...
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}): {advice}") from None
 
 
 def write_sealed(path: Path, write: Callable[[BinaryIO], object]) -> None:

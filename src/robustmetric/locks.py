@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from robustmetric.files import writing
 from robustmetric.validate import UserError
 
 if sys.platform != "win32":
@@ -47,9 +48,10 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
     robustmetric.locks.InUseError: ... is in use: a training by process ...; wait until it has ended, ...
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    file, alone = _taken(path)
+    with writing(path, "make room, or use another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file, alone = _taken(path)
     try:
         owner = _owner(file)
         here = socket.gethostname()
@@ -66,9 +68,10 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
         if owner:
             report(f"{folder} was left by {_told(owner)}, which has ended: going on from there")
         mine = {"host": here, "process": os.getpid(), "doing": doing, "since": time.strftime("%F %T")}
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps(mine).encode())
+        with writing(path, "make room, or use another folder"):
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(mine).encode())
         try:
             yield
         finally:
@@ -119,7 +122,7 @@ def _owner(file: FileIO) -> dict[str, object]:
     file.seek(0)
     try:
         found = json.loads(file.read(10_000) or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     known = {"host", "process", "doing", "since"}
     return {key: found[key] for key in known} if isinstance(found, dict) and known <= found.keys() else {}

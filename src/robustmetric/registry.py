@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, brief
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,7 +106,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
             )
         whole = {**{k: v for k, v in (offered or {}).items() if _accepts(factory, k)}, **options, **given}
         _check_options(self.kind, text, factory, whole, {*self.passed, *fixed})
-        if (source := file_of(text)) is None:
+        if (source := file_of(text.partition("(")[0])) is None:
             made = factory(**whole)
         else:
             with neighbours(source.file.absolute().parent):
@@ -189,7 +189,7 @@ def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
     nearest = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
     original = [k for k in known if nearest and k.lower() == nearest[0]]
     hint = f" (did you mean {original[0]!r}?)" if original else ""
-    return f"unknown {kind} {name!r}{hint}; known: {', '.join(sorted(known))}"
+    return f"unknown {kind} {brief(name)}{hint}; known: {', '.join(sorted(known))}"
 
 
 def split_names(text: str, separator: str = ",") -> list[str]:
@@ -221,7 +221,7 @@ def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     if not bracket:
         return name.strip(), {}
     if not inside.rstrip().endswith(")"):
-        raise UserError(f"{kind} {text!r} has no closing bracket; write NAME(option=value, ...)")
+        raise UserError(f"{kind} {brief(text)} has no closing bracket; write NAME(option=value, ...)")
     options: dict[str, Any] = {}
     for part in split_names(inside.rstrip()[:-1]):
         key, _, value = (piece.strip() for piece in part.partition("="))
@@ -229,10 +229,10 @@ def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
             raise UserError(f"{kind} {text!r}: {key} is given already; leave it out")
         try:
             options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             raise UserError(
-                f"{kind} {text!r}: {part!r} must be option=value, a number, True, False or a quoted text; "
-                "write NAME(option=value, ...)"
+                f"{kind} {brief(text)}: {brief(part)} must be option=value, a number, True, False or a "
+                "quoted text; write NAME(option=value, ...)"
             ) from None
     return name.strip(), options
 

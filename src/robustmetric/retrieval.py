@@ -22,7 +22,7 @@ from robustmetric.squares import (
     distances,
     keys_of,
 )
-from robustmetric.triplets import check_labels
+from robustmetric.triplets import WHOLE, check_labels
 from robustmetric.validate import UserError, is_number
 
 __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
@@ -350,17 +350,18 @@ def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
     """
     if own is None:
         return torch.full((queries,), -1)
-    if own.is_floating_point() or own.shape != (queries,):
+    if own.dtype not in WHOLE or own.shape != (queries,):
         raise UserError(
             f"own is {own.dtype} of shape {tuple(own.shape)} for {queries} queries; it must be integers of "
             f"shape ({queries},): each query's position in the gallery, -1 for none"
         )
+    own = own.long()
     if own.min() < -1 or own.max() >= images:
         wrong = int(own.min() if own.min() < -1 else own.max())
         raise UserError(
             f"own holds {wrong}; positions in a gallery of {images} are 0 to {images - 1}, and -1 for none"
         )
-    return own.long()
+    return own
 
 
 def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
@@ -379,7 +380,7 @@ def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: 
         )
         raise UserError(f"{given} are given and {missing} are not: pass both, or none")
     for name, value, count in (("cameras", cameras, images), ("query_cameras", query_cameras, queries)):
-        if value is not None and (value.is_floating_point() or value.shape != (count,)):
+        if value is not None and (value.dtype not in WHOLE or value.shape != (count,)):
             raise UserError(
                 f"{name} are {value.dtype} of shape {tuple(value.shape)}; they must be integers of shape "
                 f"({count},), a camera for each image"

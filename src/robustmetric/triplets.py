@@ -179,7 +179,7 @@ def check_labels(labels: Tensor, count: int) -> None:
     ...
     robustmetric.UserError: labels have shape (3,) for 2 images; they must have shape (2,): one class for ...
     """
-    if not _is_whole(labels):
+    if not isinstance(labels, Tensor) or labels.dtype not in WHOLE:
         found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise UserError(
             f"labels must be a tensor of integers, not {found}: use torch.as_tensor(labels).long()"
@@ -193,10 +193,8 @@ def check_labels(labels: Tensor, count: int) -> None:
         raise UserError("the batch is empty; give at least two images of one class and one of another")
 
 
-def _is_whole(labels: object) -> bool:
-    if not isinstance(labels, Tensor) or labels.dtype == torch.bool:
-        return False
-    return not (labels.is_floating_point() or labels.is_complex())
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""The integers that torch computes with; uint16 and larger it can do little but store."""
 
 
 def check_classes(labels: Tensor) -> None:

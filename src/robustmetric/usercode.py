@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from robustmetric.trust import check, digest_of
 from robustmetric.validate import UserError
 
 _MODULE = "robustmetric_user"
@@ -95,7 +96,8 @@ def import_file(kind: str, file: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file} to take the {kind} from")
     content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
+    check(path, content)
+    digest = digest_of(content)
     if path in _IMPORTED and _IMPORTED[path][0] == digest:
         return _IMPORTED[path][1]
     key = hashlib.sha256(str(path).encode()).hexdigest()[:8]

@@ -35,15 +35,31 @@ UserError.__module__ = "robustmetric"  # where it is public
 def printable(text: str) -> str:
     r"""Return `text` with what would steer a terminal, or turn the direction of writing, made visible.
 
-    Ends of lines and tabs stay.
+    Bytes of a file's name that are no text are, too. Ends of lines and tabs stay.
 
     >>> print(printable("a\x1b[2J.png"))
     a\x1b[2J.png
     """
-    return _STEERING.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _STEERING.sub(_visible, text)
 
 
-_STEERING = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]")
+def _visible(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02x}"  # bytes stand behind 0xDC00
+
+
+def spreadsheet_text(text: str) -> str:
+    """Return `text` as a cell of a CSV file that no spreadsheet takes for a formula.
+
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("cat")
+    ("'=1+1", 'cat')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+
+
+_STEERING = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
 
 
 def fraction(value: object) -> object:
@@ -80,6 +96,22 @@ def shorten(items: Sequence[object]) -> str:
     """
     text = ", ".join(str(item) for item in items[:_SHOWN])
     return f"{text} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else text
+
+
+def brief(value: object, most: int = 80) -> str:
+    """Return a `value` as it is written in Python, its middle left out beyond `most` characters.
+
+    >>> brief("c2f2"), brief("9" * 10**6, most=12)
+    ("'c2f2'", "'9999 … 9999'")
+    """
+    # The repr of a long number or text is long to make, too.
+    if isinstance(value, int) and value.bit_length() > 4 * most:
+        return f"a number of about {value.bit_length() * 3 // 10} digits"
+    if isinstance(value, str) and len(value) > most:
+        value = value[:most] + value[-most:]
+    text = repr(value)
+    half = (most - 2) // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
 def parameters(lead: str = "", **given: float | None) -> str:

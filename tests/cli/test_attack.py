@@ -87,7 +87,7 @@ def seen(run: Path) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
         with torch.no_grad():
             return nn.functional.normalize(network(images).double())
 
-    everything = torch.from_numpy(test.pixels.transpose(0, 3, 1, 2).copy()).float() / 255
+    everything = torch.from_numpy(test.pixels[:].transpose(0, 3, 1, 2).copy()).float() / 255
     return embedded, embedded(everything), test.labels
 
 

@@ -100,7 +100,9 @@ def test_a_network_of_a_file_with_its_weights(mine: Path, tmp_path: Path) -> Non
     assert record.settings.eps == load_recipe("digits").eps
     # The same R@1 by a loop: the nearest other image by the product of unit vectors.
     (test,) = load_pixels("digits", None, Inputs(), ["test"])
-    colours = torch.from_numpy(np.repeat(test.pixels.transpose(0, 3, 1, 2), 3, axis=1).copy()).float() / 255
+    colours = (
+        torch.from_numpy(np.repeat(test.pixels[:].transpose(0, 3, 1, 2), 3, axis=1).copy()).float() / 255
+    )
     with torch.no_grad():
         z = nn.functional.normalize(linear(colours.flatten(1)).double())
     hits = 0

@@ -21,6 +21,10 @@ from PIL import Image, ImageFile
 from robustmetric.data import cache, cache_build, decode
 from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import Pixels, cached
+from robustmetric.data.cache_plan import LostError, opened, seal_of
+from robustmetric.data.stored import Stored
+from robustmetric.validate import UserError
+from tests.helpers.faults import fault
 
 SIZE = (6, 10)
 Array = NDArray[np.uint8]
@@ -132,11 +136,12 @@ def test_anyone_can_open_the_file(files: list[Path], folder: Path) -> None:
     assert (about["size"], about["channels"], about["skipped"]) == ([*SIZE], 3, [])
 
 
-def test_the_result_is_mapped_and_read_only(files: list[Path], folder: Path) -> None:
+def test_what_is_done_with_the_result_does_not_reach_the_file(files: list[Path], folder: Path) -> None:
     result = cached(image_set(files), folder, size=SIZE)
-    assert isinstance(result.pixels, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        result.pixels[0] = 0
+    assert isinstance(result.pixels, Stored)
+    for index in (0, slice(None), np.array([0, 3])):
+        result.pixels[index][:] = 0
+    assert same(result, files)
 
 
 GREY = np.arange(0, 240, 4, dtype=np.uint8).reshape(6, 10)
@@ -303,6 +308,7 @@ def test_pixels_that_fit_are_given_as_they_are(size: tuple[int, int] | None, fol
     result = cached(in_memory(pixels), folder, size=size)
     assert np.shares_memory(result.pixels, pixels)
     assert not folder.exists()
+    assert isinstance(result.pixels, np.ndarray)
     with pytest.raises(ValueError, match="read-only"):
         result.pixels[0] = 0
     pixels[0] = 0  # the caller's own array stays writable
@@ -315,6 +321,7 @@ def test_pixels_that_do_not_fit_are_fitted(folder: Path) -> None:
     assert np.array_equal(wide[0], np.repeat(np.asarray(small)[..., None], 3, axis=2))
     flat = cached(in_memory(colour[None]), folder, size=None, channels=1).pixels
     assert np.abs(flat[0] - grey_of(colour)).max() <= 1
+    assert isinstance(flat, np.ndarray)
     assert not flat.flags.writeable
 
 
@@ -453,53 +460,202 @@ def empty_description(pixels: Path) -> None:
     pixels.with_suffix(".json").write_text("[]")
 
 
+def other_description(pixels: Path) -> None:
+    """Take the description of a cache of other files, which is whole."""
+    about = pixels.with_suffix(".json")
+    text = json.loads(about.read_text())
+    del text["sha256"]
+    text["key"] = text["key"][::-1]
+    about.write_text(json.dumps({**text, "sha256": seal_of(text)}))
+
+
+def of_before(pixels: Path) -> None:
+    """Take away what caches did not have before they had digests."""
+    about = pixels.with_suffix(".json")
+    text = json.loads(about.read_text())
+    del text["sha256"], text["digests"]
+    about.write_text(json.dumps(text))
+
+
+def flip(file: Path, bit: int) -> None:
+    """Flip a bit, counted from the start of a file, or from its end."""
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+def report_to(said: list[str]) -> Callable[[str], object]:
+    return said.append
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "redone"),
     [
-        cut_pixels,
-        lengthen_pixels,
-        spoil_header,
-        other_array,
-        cut_description,
-        empty_description,
-        Path.unlink,
-        lambda pixels: pixels.with_suffix(".json").unlink(),
+        (cut_pixels, 8),
+        (lengthen_pixels, 0),
+        (spoil_header, 0),
+        (other_array, 8),
+        (cut_description, 8),
+        (empty_description, 8),
+        (other_description, 8),
+        pytest.param(
+            of_before, 8, marks=fault("data", "a cache without digests, of before", "said; decoded anew")
+        ),
+        (lambda pixels: pixels.with_suffix(".json").unlink(), 8),
     ],
 )
-def test_a_damaged_cache_is_built_anew(
-    damage: Callable[[Path], None], files: list[Path], folder: Path, decoded: list[Path]
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_damaged_cache_is_made_anew_of_what_is_whole_in_it(
+    damage: Callable[[Path], None],
+    redone: int,
+    changed: bool,
+    files: list[Path],
+    folder: Path,
+    decoded: list[Path],
 ) -> None:
     cached(image_set(files), folder, size=SIZE)
-    damage(next(folder.glob("*.npy")))
+    pixels = next(folder.glob("*.npy"))
+    damage(pixels)
+    if changed:
+        touch(files)
     decoded.clear()
-    assert same(cached(image_set(files), folder, size=SIZE), files)
-    assert len(decoded) == 8
+    said: list[str] = []
+    assert same(cached(image_set(files), folder, size=SIZE, report=said.append), files)
+    assert len(decoded) == max(redone, int(changed))
+    (line,) = said
+    assert line.startswith(f"the cache {pixels} ")
+    assert "decoded again" in line
+    cached(image_set(files), folder, size=SIZE, report=said.append)
+    assert len(said) == 1, "it is whole by now"
 
 
-@pytest.mark.parametrize(
-    "damage", [cut_pixels, spoil_header, other_array, cut_description, empty_description]
-)
-def test_nothing_is_copied_from_a_damaged_cache(
-    damage: Callable[[Path], None], files: list[Path], folder: Path, decoded: list[Path]
-) -> None:
-    cached(image_set(files), folder, size=SIZE)
-    damage(next(folder.glob("*.npy")))
-    touch(files)
-    decoded.clear()
-    assert same(cached(image_set(files), folder, size=SIZE), files)
-    assert decoded == files
-
-
-def test_nothing_is_copied_without_a_mark_for_each_row(
+def test_a_cache_without_pixels_is_built_without_a_word(
     files: list[Path], folder: Path, decoded: list[Path]
 ) -> None:
     cached(image_set(files), folder, size=SIZE)
-    about = next(folder.glob("*.json"))
-    text = json.loads(about.read_text())
-    about.write_text(json.dumps({**text, "marks": text["marks"][32:]}))
+    next(folder.glob("*.npy")).unlink()  # a build that is killed just before its end leaves this
+    said: list[str] = []
+    assert same(cached(image_set(files), folder, size=SIZE, report=said.append), files)
+    assert (len(decoded), said) == (16, [])
+
+
+@fault("data", "a flipped bit in the pixels of a cache", "said; its block of 16 images is decoded anew")
+@pytest.mark.parametrize("row", [0, 15, 16, 39])
+def test_a_flipped_bit_redoes_the_images_of_its_block_alone(
+    row: int, files: list[Path], folder: Path, decoded: list[Path]
+) -> None:
+    many = files * 5
+    cached(image_set(many), folder, size=SIZE)
+    pixels = next(folder.glob("*.npy"))
+    flip(pixels, 8 * (128 + 180 * row) + 1003)
+    decoded.clear()
+    said: list[str] = []
+    assert same(cached(image_set(many), folder, size=SIZE, report=said.append), many)
+    begin = row // 16 * 16
+    # A file that stands elsewhere in the cache too is copied from there.
+    assert set(decoded) <= set(many[begin : begin + 16])
+    assert said == [
+        f"the cache {pixels} is damaged: {min(16, 40 - begin)} of its 40 images are decoded again"
+    ]
+
+
+@fault("data", "a flipped bit anywhere in a cache or its .json", "noticed, or nothing depends on it")
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
+def test_no_bit_of_a_cache_is_flipped_unnoticed(suffix: str, files: list[Path], folder: Path) -> None:
+    files = files[:2]
+    expected = np.array(cached(image_set(files), folder, size=SIZE).pixels)
+    file = next(folder.glob("*.npy")).with_suffix(suffix)
+    content = file.read_bytes()
+    for bit in range(0, 8 * len(content), 37):
+        flip(file, bit)
+        try:
+            found = opened(file.with_suffix(".npy"))
+        except LostError:
+            assert suffix == ".json"
+        else:
+            assert found is not None
+            if suffix == ".npy":
+                assert found.fault is not None
+                assert (None in found.marks) == (bit >= 8 * 128)
+            else:  # white space
+                assert json.loads(file.read_bytes()) == json.loads(content)
+                assert np.array_equal(found.pixels, expected)
+        file.write_bytes(content)
+
+
+@fault("data", "a flipped bit in a cache that is half built", "its image is decoded anew")
+def test_a_bit_flipped_in_a_partial_cache_does_not_survive(
+    files: list[Path], folder: Path, decoded: list[Path]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cached(image_set(files), folder, size=SIZE, progress=press)
+    flip(next(folder.glob("*.pixels.partial")), 8 * (128 + 180 * 2) + 500)
     decoded.clear()
     assert same(cached(image_set(files), folder, size=SIZE), files)
+    assert decoded == [files[2], *files[5:]]
+
+
+@fault("data", "a disk that does not keep what a build writes", "said; the same command goes on")
+def test_pixels_that_the_disk_changed_do_not_make_a_cache(
+    files: list[Path], folder: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = cache_build._write
+
+    def wrong(file: Any, place: int, data: bytes) -> None:
+        write(file, place, bytes([data[0] ^ 1]) + data[1:] if place == 128 + 180 * 3 else data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_build, "_write", wrong)
+        with pytest.raises(UserError, match=r"pixels.partial does not hold what was written.*check the disk"):
+            cached(image_set(files), folder, size=SIZE)
+    assert finished(folder) == set()
+    decoded.clear()
+    assert same(cached(image_set(files), folder, size=SIZE), files)
+    assert decoded == [files[3]]
+
+
+@fault("data", "a cache that shrinks while it is read", "an error that names it; the same command goes on")
+def test_a_cache_that_shrinks_is_an_error_and_not_the_end(
+    files: list[Path], folder: Path, decoded: list[Path]
+) -> None:
+    result = cached(image_set(files), folder, size=SIZE)
+    pixels = next(folder.glob("*.npy"))
+    os.truncate(pixels, 128 + 180 * 3)
+    assert np.array_equal(result.pixels[:3], np.stack([plain(file) for file in files[:3]]))
+    for index in (3, slice(None), np.array([7, 0])):
+        with pytest.raises(UserError, match=rf"{pixels} became shorter.*run the same command again"):
+            result.pixels[index]
+    decoded.clear()
+    assert same(cached(image_set(files), folder, size=SIZE, report=report_to([])), files)
     assert decoded == files
+
+
+@fault("data", "a cache that is removed or replaced while it is read", "nothing: it stays open")
+def test_a_cache_that_is_removed_is_read_on(files: list[Path], folder: Path) -> None:
+    result = cached(image_set(files), folder, size=SIZE)
+    pixels = next(folder.glob("*.npy"))
+    pixels.unlink()
+    np.save(pixels, np.zeros((8, *SIZE, 3), np.uint8))
+    assert same(result, files)
+
+
+def test_nothing_of_an_old_cache_is_copied_that_shrinks_meanwhile(
+    files: list[Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(image_set(files), folder, size=SIZE)
+    pixels = next(folder.glob("*.npy"))
+    touch(files)
+    copies = cache_build._copies
+
+    def cut(*arguments: Any) -> Any:
+        os.truncate(pixels, 200)
+        return copies(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_build, "_copies", cut)
+        with pytest.raises(UserError, match=f"{pixels} became shorter"):
+            cached(image_set(files), folder, size=SIZE)
+    assert same(cached(image_set(files), folder, size=SIZE, report=report_to([])), files)
 
 
 # Digests
@@ -621,11 +777,11 @@ def broken(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
     original = Image.open
 
-    def guarded(file: Path, *rest: Any) -> Image.Image:
+    def guarded(file: Path, **options: Any) -> Image.Image:
         # The tests may run as root, who may read everything.
         if file == files[1] and file.stat().st_mode & 0o400 == 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-        return original(file, *rest)
+        return original(file, **options)
 
     files[1].chmod(0o000)
     monkeypatch.setattr(Image, "open", guarded)
@@ -634,9 +790,9 @@ def broken(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         files[2]: "image file is truncated",
         files[3]: "image file is truncated",
         files[4]: r"is empty \(0 bytes\)",
-        files[5]: "is not an image in a format that Pillow reads",
+        files[5]: "is not PNG, JPEG, WebP, BMP, GIF, TIFF or PPM",
         files[6]: "No such file or directory",
-        files[7]: "decompression bomb",
+        files[7]: "more than 4,000 pixels, .*save it smaller",
     }
 
 
@@ -1052,6 +1208,11 @@ def test_a_write_that_the_system_refuses_is_explained(
     ("options", "message"),
     [
         ({"size": (0, 5)}, r"size is \(0, 5\); expected \(height, width\)"),
+        pytest.param(
+            {"size": (100_000, 5)},
+            r"size is \(100000, 5\); .*from 1 to 16384",
+            marks=fault("data", "images to be brought to a huge size", "refused, with the limit"),
+        ),
         ({"size": (5,)}, r"size is \(5,\); expected \(height, width\)"),
         ({"size": SIZE, "channels": 4}, r"channels is 4; expected 3 \(RGB\) or 1 \(grey\)"),
         ({"size": SIZE, "workers": 0}, "workers is 0; expected at least 1"),

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,9 +210,9 @@ def test_the_typical_size_looks_at_few_files_from_the_whole_set(
     opened: list[Path] = []
     original = Image.open
 
-    def counted(file: Path) -> Image.Image:
+    def counted(file: Path, **options: Any) -> Image.Image:
         opened.append(file)
-        return original(file)
+        return original(file, **options)
 
     monkeypatch.setattr(Image, "open", counted)
     assert typical_size(image_set(files, [0] * 1000, "a")) == 50

@@ -110,6 +110,14 @@ def test_crops_and_flips_are_drawn_for_each_image() -> None:
     assert 0.3 < np.mean(mirrored) < 0.7
 
 
+def test_crops_are_others_in_each_epoch() -> None:
+    # All images are alike: only where they are cut differs.
+    pixels = np.broadcast_to(np.arange(12, dtype=np.uint8)[:, None, None], (40, 12, 12, 1))
+    loader = PairLoader(pixels, torch.arange(8).repeat(5), pairs=8, seed=5, crop=7)
+    first, second = ([batch.images[:, 0, 0, 0].tolist() for batch in loader] for _ in range(2))
+    assert first != second
+
+
 def test_goes_on_from_where_it_is_told() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), dtype=np.uint8)
     labels = torch.arange(8).repeat(5)

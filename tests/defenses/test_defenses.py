@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.defenses import Regular
-from robustmetric.defenses.base import Network
+from robustmetric.defenses.base import Network, spread
 from robustmetric.defenses.est import shift
 from robustmetric.defenses.roles import mixes_images
-from robustmetric.distance import embed
+from robustmetric.distance import cross_distance, embed
 from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
 from robustmetric.triplets import Batch, Softhard, Triplets
@@ -376,3 +376,9 @@ def test_no_gradient_flows_into_the_images(
 )
 def test_tells_which_networks_mix_their_images(module: nn.Module, mixes: bool) -> None:
     assert mixes_images(nn.Sequential(nn.Identity(), module)) == mixes
+
+
+def test_the_spread_is_one_minus_the_mean_cosine_of_two_images() -> None:
+    z = nn.functional.normalize(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double())
+    cosines = [float(z[i] @ z[j]) for i in range(5) for j in range(5) if i != j]
+    assert spread(cross_distance(z)) == pytest.approx(1 - sum(cosines) / 20, abs=1e-12)

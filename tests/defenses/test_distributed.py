@@ -4,8 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.defenses.base import mean_over_workers
 
 WORKER = """
 import copy, json, os, sys
@@ -72,3 +78,48 @@ def test_two_workers_train_one_network(name: str, tmp_path: Path) -> None:
             mean = (one["logs"][step][0] + two["logs"][step][0]) / 2
             for worker in (one, two):
                 assert worker["logs"][step + 1][1] == pytest.approx(-min(0.2, mean), abs=1e-6)
+
+
+class Wrapped(nn.parallel.DistributedDataParallel):
+    """Stands for the real one, without workers: it counts the passes, and those that are learned from."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+        self.passes, self.learned = 0, 0
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        self.passes += 1
+        self.learned += self.training and torch.is_grad_enabled()
+        return self.module(*inputs, **kwargs)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+@pytest.mark.parametrize("name", ["N/A[R]", "EST[R]", "ACT[S]", "HM[S,LGA]", "HM[S,LGA]&ICS&L(a,p,n)"])
+def test_the_loss_alone_goes_through_the_wrapper(name: str, mixes: bool) -> None:
+    """Once a step: that is where the workers' gradients meet, and perturbations take as long as they take."""
+    torch.manual_seed(0)
+    norm = [nn.BatchNorm2d(1)] if mixes else []
+    network = nn.Sequential(*norm, nn.Flatten(), nn.Linear(9, 4)).train()
+    model = Wrapped(network)
+    labels = torch.arange(4).repeat_interleave(2)
+    defense = rm.defense(name, eps=0.2, alpha=0.05, steps=3)
+    for done in (1, 2):
+        step = defense(model, torch.rand(8, 1, 3, 3), labels)
+        assert (model.passes, model.learned) == (done, done)
+        (slope,) = torch.autograd.grad(step.loss, [*network.parameters()][-2])
+        assert slope.any()
+
+
+def test_the_mean_over_workers_is_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = torch.tensor([0.25, 1.0])
+
+    def add(value: Tensor) -> None:
+        value += others.sum()
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "all_reduce", add)
+    mine = torch.tensor(0.25)
+    assert mean_over_workers(mine).item() == 0.5
+    assert mine.item() == 0.25, "the loss itself stays as it is"

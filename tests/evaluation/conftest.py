@@ -49,11 +49,12 @@ def evaluation_of(
     *,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    report: Callable[[str], None] = print,
     **given: Any,
 ) -> Evaluation:
     """Set up an evaluation from what belongs to its subject and to its plan together."""
     settings = {name: given.pop(name) for name in [*given] if name in Plan.model_fields}
-    return Evaluation(Subject(model, images, labels, **given), Plan.make(**settings), out, progress)
+    return Evaluation(Subject(model, images, labels, **given), Plan.make(**settings), out, progress, report)
 
 
 @pytest.fixture(scope="session")

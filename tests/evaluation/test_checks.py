@@ -478,6 +478,25 @@ def test_noise_and_last_judge_each_attack_by_itself(
         assert ("(QA+)" in check.says) == (beaten > 0)
 
 
+def test_noise_is_as_large_as_the_budget(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
+    seen: list[Tensor] = []
+
+    def watched(x: Tensor) -> Tensor:
+        seen.append(x.detach().clone())
+        return x
+
+    evaluation = tiny(Through(network, before=watched), attacks=["ES"], queries=40, batch=40, steps=2)
+    evaluation.run()
+    findings = evaluation.materials.findings
+    del seen[:]
+    with frozen(evaluation.subject.model):
+        run_check("noise", findings)
+    change = (seen[-1] - images).abs()
+    # Pixels near black and white cannot go all of the way.
+    assert change.max() == pytest.approx(findings.budget.eps, abs=1e-6)
+    assert change.median() == pytest.approx(findings.budget.eps, abs=1e-6)
+
+
 def test_noise_says_nothing_of_perturbations_from_elsewhere(ask: Ask, network: nn.Module) -> None:
     check = ask("noise", search=Transfer(surrogate=network, search=Own(way=still)))
     assert (check.status, check.says) == ("not run", "the perturbations come from another network")

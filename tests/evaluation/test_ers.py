@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from robustmetric.attacks import ATTACKS, Protocol
@@ -113,6 +113,7 @@ values_with_gaps = st.lists(st.one_of(st.floats(-100, 100), st.just(math.nan)), 
 
 
 @given(values=values_with_gaps, group=st.one_of(st.none(), st.integers(1, 50)))
+@example(values=[1.0, math.nan, 3.0, 5.0], group=1)
 @settings(deadline=None, max_examples=150)
 def test_means_are_those_of_a_loop(values: list[float], group: int | None) -> None:
     batches = []

@@ -25,6 +25,12 @@ from robustmetric.evaluation.identity import (
 from robustmetric.registry import registry
 
 
+def test_a_digest_tells_shapes_apart() -> None:
+    wide, tall = nn.Linear(2, 3, bias=False), nn.Linear(3, 2, bias=False)
+    tall.load_state_dict({"weight": wide.weight.detach().reshape(2, 3)})
+    assert digest_of(wide) != digest_of(tall)
+
+
 def test_a_digest_is_of_parameters_and_buffers_in_any_order() -> None:
     class Net(nn.Module):
         def __init__(self, names: str, constant: float) -> None:

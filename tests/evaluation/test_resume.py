@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import sys
 import threading
@@ -21,7 +20,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Gallery, Queries, Search, Target, Transfer
@@ -112,7 +110,7 @@ def attempt(out: Path, plan: Ending) -> tuple[str, int]:
 
     code, text = forked(act)
     parts = len(list((out / "parts").glob("[a-z]*")))
-    return "killed" if code == -signal.SIGKILL else text.strip(), parts
+    return "killed" if code == -signal.SIGKILL else text.strip().rpartition("\n")[2], parts
 
 
 def program(folder: Path) -> dict[str, list[tuple[str, int]]]:
@@ -460,42 +458,6 @@ def test_a_folder_with_other_things_is_refused_and_left_alone(tiny: Tiny, tmp_pa
     deep = tmp_path / "a" / "b" / "c"
     tiny(out=deep, **FEW).run()
     assert (deep / "record.json").is_file()
-
-
-@pytest.mark.parametrize("name", ["retrieval", "attack-01-00001", "check-noise"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise"])
-def test_a_damaged_piece_is_named(tiny: Tiny, tmp_path: Path, name: str, damage: str) -> None:
-    settings = {**FEW, "checks": "quick", "steps": 1, "queries": 5}
-    whole = WHOLE.setdefault("folder", tmp_path / "whole")
-    if not whole.exists():
-        tiny(out=whole, **settings).work(0, 1)
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    file = next((out / "parts").glob(f"{name}.*"))
-    content = file.read_bytes()
-    broken = {"cut": content[: len(content) // 2], "empty": b"", "noise": b"\xff" * len(content)}[damage]
-    file.write_bytes(broken)
-    with pytest.raises(
-        ValueError, match=r"is damaged .*; remove it and start again: only it is made anew"
-    ) as e:
-        tiny(out=out, **settings).run()
-    assert str(file) in str(e.value)
-    assert not (out / "record.json").exists()
-    file.unlink()
-    tiny(out=out, **settings).run()
-    assert (out / "record.json").exists()
-
-
-WHOLE: dict[str, Path] = {}
-
-
-def test_a_piece_of_something_else_is_an_error_and_no_score(tiny: Tiny, tmp_path: Path) -> None:
-    tiny(out=tmp_path, **FEW).work(0, 1)
-    file = tmp_path / "parts" / "attack-01-00001.safetensors"
-    save_file({"something": torch.zeros(3)}, file)
-    with pytest.raises((ValueError, KeyError)):
-        tiny(out=tmp_path, **FEW).run()
-    assert not (tmp_path / "record.json").exists()
 
 
 def test_a_plan_that_is_damaged_is_named(tiny: Tiny, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from robustmetric.evaluation.store import PARTS, PLAN, RECORD, Store, check_folder
+from robustmetric.files import DamagedError, read_sealed, write_sealed
 from robustmetric.validate import UserError
 
 
@@ -63,7 +64,7 @@ def test_pieces_are_files_that_appear_whole(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / PLAN).read_text()) == {"settings": {"eps": 0.1}}
     store.keep(Word(), "yes")
     assert [file.name for file in (tmp_path / "out" / PARTS).iterdir()] == ["word.txt"]
-    assert (tmp_path / "out" / PARTS / "word.txt").read_bytes() == b"yes"
+    assert read_sealed(tmp_path / "out" / PARTS / "word.txt") == b"yes"
     assert Store(tmp_path / "out").get(Word()) == "yes"
 
 
@@ -79,18 +80,21 @@ def test_a_piece_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
     assert not store.has(Broken())
 
 
-def test_a_damaged_piece_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_damaged_piece_is_not_read(tmp_path: Path) -> None:
     store = Store(tmp_path / "out")
     store.begin({})
     store.keep(Word(), "yes")
     file = tmp_path / "out" / PARTS / "word.txt"
-    file.write_bytes(b"\xff")
-    with pytest.raises(UserError) as refused:
+    for content in (b"yes", b"", file.read_bytes()[:-1], b"x" + file.read_bytes()):
+        file.write_bytes(content)
+        with pytest.raises(DamagedError, match="is damaged"):
+            store.get(Word())
+    write_sealed(file, lambda draft: draft.write(b"\xff"))
+    with pytest.raises(DamagedError, match=r"is damaged: .*utf-8"):
         store.get(Word())
-    assert str(refused.value).startswith(f"{file} is damaged (")
-    assert "remove it and start again" in str(refused.value)
     file.unlink()
-    assert not store.has(Word())
+    with pytest.raises(DamagedError, match="is gone"):
+        store.get(Word())
 
 
 def test_waiting_ends_with_the_piece_or_with_the_record(tmp_path: Path) -> None:

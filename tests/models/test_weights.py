@@ -12,6 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from robustmetric.models import C2F2, load_weights, resnet18, save_weights
+from robustmetric.models.weights import digest_of
+from tests.helpers.command import refused
+from tests.helpers.faults import fault
+from tests.helpers.runs import make_run
 
 
 def small() -> C2F2:
@@ -317,3 +321,69 @@ def test_a_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:
     save_weights(small(), tmp_path / "net.safetensors")
     (tmp_path / "plain").touch()
     assert (tmp_path / "net.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_two_saves_are_equal(tmp_path: Path) -> None:
+    net = small()
+    for number in range(8):
+        save_weights(net, tmp_path / f"{number}.safetensors")
+    assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
+
+
+@fault("weights", "a flipped bit in a file of weights", "refused, with the file and the ways on")
+def test_no_bit_of_weights_is_flipped_unnoticed(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    path = tmp_path / "best.safetensors"
+    save_weights(net, path)
+    content = path.read_bytes()
+    tensors = 8 + int.from_bytes(content[:8], "little")
+    loaded = []
+    for bit in range(0, 8 * len(content), 5):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        if bit >= 8 * tensors:
+            refuses(net, path, "is damaged", "--resume")
+            continue
+        before = state(net)
+        try:
+            load_weights(net, path)
+        except ValueError as error:
+            assert str(path) in str(error)  # noqa: PT017
+        else:
+            loaded.append(bit)
+        assert equal(before, state(net)), "what loads is what was saved"
+    # Such as white space, or the name of the digest itself.
+    assert len(loaded) < tensors // 4
+
+
+def test_weights_of_others_need_no_digest(tmp_path: Path) -> None:
+    net = small()
+    for metadata in (None, {"format": "pt"}, {"made": "elsewhere"}):
+        save_file(state(net), tmp_path / "net.safetensors", metadata=metadata)
+        assert load_weights(small(), tmp_path / "net.safetensors") == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
+def test_tensors_of_every_type_have_digests(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.ones(2, 3).to(dtype),
+        "b": torch.zeros(()).to(dtype),
+        "c": torch.zeros(0, 2).to(dtype),
+    }
+    save_weights(tensors, tmp_path / "net.safetensors")
+    assert equal(load_file(tmp_path / "net.safetensors"), tensors)
+    other = {**tensors, "a": torch.zeros(2, 3).to(dtype)}
+    assert digest_of(other) != digest_of(tensors) == digest_of(load_file(tmp_path / "net.safetensors"))
+
+
+@fault("weights", "a flipped bit in the best weights of a run", "evaluate refuses them and says how to go on")
+def test_an_evaluation_of_damaged_weights_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "best")
+    file = run / "best.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 1
+    file.write_bytes(content)
+    said = refused("evaluate", run, "--queries", 2, "--steps", 1, "--checks", "none")
+    assert f"{file} is damaged" in said
+    assert "last.ckpt" in said

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from robustmetric.training.code import bare, files_beside, named_files, neighbours, rename_files
+from robustmetric.training.code import bare, files_beside, named_files, rename_files
 from robustmetric.training.recipe import load_recipe
+from robustmetric.trust import neighbours
 
 
 @pytest.mark.parametrize(

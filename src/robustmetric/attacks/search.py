@@ -53,6 +53,10 @@ class Search(ABC):
         """Return whether gradients of this network, `model`, are needed."""
         return self.follows_gradient
 
+    def asks(self, budget: Budget) -> int:
+        """Return how often it will ask for the objective within a `budget`, as far as can be said."""
+        return budget.steps
+
     @property
     def network(self) -> nn.Module | None:
         """The network that perturbations are searched on, if it is not the one under attack."""
@@ -108,6 +112,10 @@ class PGD(Search):
         """Whether what it returns is the end of one descent, and not the best of several points."""
         return self.restarts == 1 and not self.best
 
+    def asks(self, budget: Budget) -> int:
+        """Return how often it will ask within a `budget`: at each step, and at the end of some descents."""
+        return self.restarts * (budget.steps + (not self.keeps_last))
+
     def __call__(
         self,
         images: Tensor,
@@ -158,6 +166,10 @@ class _ByTrial(Search):
             raise UserError(
                 f"sigma must be in (0, 1], not {self.sigma!r}: it is a distance in pixels of [0, 1]"
             )
+
+    def asks(self, budget: Budget) -> int:
+        """Return how often it will ask within a `budget`: two points for each direction, at each step."""
+        return 2 * self.samples * budget.steps
 
     def __call__(
         self,
@@ -250,6 +262,10 @@ class Transfer(Search):
     def differentiates(self, model: nn.Module) -> bool:
         """Return whether gradients of `model` are needed: of the surrogate, by what searches on it."""
         return model is self.surrogate and self.search.differentiates(model)
+
+    def asks(self, budget: Budget) -> int:
+        """Return how often it will ask within a `budget`: as often as what searches on the surrogate."""
+        return self.search.asks(budget)
 
     def __call__(
         self,

@@ -15,16 +15,19 @@ from typing import Any, NamedTuple
 import typer
 import typer.core
 import typer.main
-import yaml
-from rich.console import Console
 from rich.markup import escape
 
 from robustmetric import __version__
+from robustmetric.cli.errors import out_of_memory, told_of_files
+from robustmetric.cli.terminal import Terminal
 from robustmetric.usercode import own_failure
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, brief
 
 OWN = "or FILE.py:NAME of your own"
 """Stands in the help behind the names that an option takes."""
+
+
+TRUST = "Run the code that a run or a recipe file brings along, and trust it while it stays the same."
 
 
 class Place(NamedTuple):
@@ -60,6 +63,11 @@ class Commands(typer.core.TyperGroup):
             self.commands = typer.main.get_group(app).commands
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a signal that it does not hear itself is said in a line as well."""
+        with stoppable(Terminal(stderr=True), "what is finished is kept: run the same command again"):
+            return super().invoke(ctx)
+
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -84,16 +92,21 @@ def run() -> None:
     except Exception as error:
         if debug:
             raise
-        Console(stderr=True).print(_told(error, arguments), highlight=False, soft_wrap=True)
+        told = _told(error, arguments)
+        Terminal(stderr=True).print(told, markup=True, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
 def _told(error: Exception, arguments: list[str]) -> str:
     """Say what went wrong: as something to mend, as a fault of the user's code, or as one of ours."""
-    if (own := own_failure(error)) is not None:
-        return f"[bold red]error:[/] {escape(own)}"
-    if isinstance(error, UserError | OSError):
-        flag = _flag(getattr(error, "parameter", None), arguments)
+    if (asked := out_of_memory(error)) is not None:
+        flags = [flag for name in _LOWER if (flag := _flag(name, arguments)) is not None]
+        mend = f"lower {' or '.join(flags)}, or take a smaller network"
+        return f"[bold red]error:[/] there is not enough memory{escape(asked)}: {mend}"
+    if (told := own_failure(error) or told_of_files(error)) is not None:
+        return f"[bold red]error:[/] {escape(told)}"
+    if isinstance(error, UserError):
+        flag = _flag(error.parameter, arguments)
         return f"[bold red]error:[/] {escape(str(error))}{f' ({flag})' if flag else ''}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = escape(f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}")
@@ -102,6 +115,10 @@ def _told(error: Exception, arguments: list[str]) -> str:
         "This is no mistake of yours, as far as robustmetric can tell: run the same command with --debug and "
         "report the traceback that it shows."
     )
+
+
+_LOWER = ("batch", "size", "dim", "devices")
+"""The options that ask for memory."""
 
 
 def _flag(parameter: str | None, arguments: list[str]) -> str | None:
@@ -133,31 +150,32 @@ def main(
     """Embedding networks that keep their ranking under adversarial perturbation."""
 
 
-def wide() -> Console:
-    """Make a console on which a table of all scores fits, also where the output is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
-
-
 class Terminated(KeyboardInterrupt):
     """SIGTERM, to be treated as Ctrl-C."""
 
 
 @contextmanager
-def stoppable(console: Console, advice: str) -> Iterator[None]:
-    """Let Ctrl-C or SIGTERM stop what is inside: say so with the advice, and exit with the signal's code."""
+def stoppable(console: Terminal, advice: str) -> Iterator[None]:
+    """Let Ctrl-C or SIGTERM stop what is inside: say so with the advice, and exit with the signal's code.
+
+    Another signal does not keep it from being said.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt as stopped:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
         console.print(f"stopped; {advice}")
         raise typer.Exit(exit_code("SIGTERM" if isinstance(stopped, Terminated) else "SIGINT")) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def exit_code(name: str) -> int:
@@ -175,10 +193,14 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
     >>> read_changes(["dim=64", "flip=true"])
     {'dim': 64, 'flip': True}
     """
-    changes = {}
+    from robustmetric.training.entries import read_value
+
+    changes: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {pair!r}")
-        changes[key] = yaml.safe_load(value)
+            raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {brief(pair)}")
+        if key in changes:
+            raise UserError(f"--set {key} is given twice; leave one of them out")
+        changes[key] = read_value(value, f"--set {key}")
     return changes

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import typer
 from PIL import Image
-from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import save
 from torch import Tensor
 
 from robustmetric.attacks import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.gallery import count_mates
-from robustmetric.cli.app import OWN, app, stoppable, wide
+from robustmetric.cli.app import OWN, app, stoppable
 from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
+from robustmetric.cli.terminal import wide
 from robustmetric.evaluation import Evaluation, Outcome, Plan, Scene, run_attack
 from robustmetric.evaluation.evaluate import Progress, Ticks
-from robustmetric.files import check_writable, write_atomically
+from robustmetric.files import check_writable, is_draft, write_atomically, writing
+from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, printable, spreadsheet_text
+
+ARRAYS, RANKS = "images.safetensors", "ranks.csv"
+UNFINISHED = ".attack"  # is there until all files are
+AGAIN = "make room and run the same command again, or give another folder"
+TEXTS = ("file", "class", "target's class")  # columns of text; all others are numbers
+_IMAGE = re.compile(r"\d{6,}-(before|after)\.png")
 
 
 @app.command()
@@ -44,10 +52,13 @@ def attack(
     if len(split_names(name)) > 1:
         raise UserError(f"one attack is run, not {name!r}: evaluate takes several", parameter="name")
     request = Request.of(tested, {**settings, "attacks": [name], "checks": "none"})
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty: give another folder", parameter="out")
+    _check_free(out)
     check_writable(out)
-    with stoppable(console, "nothing was written: run the same command again"):
+    with (
+        stoppable(console, "nothing was written: run the same command again"),
+        locked(out, "an attack", console.print),
+    ):
+        _check_free(out)  # now that nobody else can use it
         networks = request.networks()
         sides, skipped = request.images(console)
         with Watch(console) as watch:
@@ -57,15 +68,47 @@ def attack(
                 evaluation.embed()
                 done = _attacked(evaluation, watch)
         (goal,), scene = evaluation.plan.goals, evaluation.materials.scene
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            numbers = evaluation.materials.numbers
+        numbers = evaluation.materials.numbers
+        with _all_or_nothing(out):
             table = _write_attack(out, scene, goal, numbers, done, sides.classes, sides.queries.files)
-        except BaseException:
-            shutil.rmtree(out, ignore_errors=True)  # it was empty
-            raise
     console.print(table)
-    console.print(f"images, arrays and ranks of {len(numbers)} queries are in {out}", markup=False)
+    console.print(f"images, arrays and ranks of {len(numbers)} queries are in {out}")
+
+
+def _check_free(out: Path) -> None:
+    """Refuse a folder that holds anything but what an attack that was killed had written."""
+    begun = (out / UNFINISHED).exists()
+    if out.exists() and (
+        not out.is_dir()
+        or any(path.name != LOCK and not (begun and _is_ours(path)) for path in out.iterdir())
+    ):
+        raise UserError(f"{out} is not empty: give another folder", parameter="out")
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name in (UNFINISHED, ARRAYS, RANKS) or is_draft(path) or bool(_IMAGE.fullmatch(path.name))
+
+
+@contextmanager
+def _all_or_nothing(out: Path) -> Iterator[None]:
+    """Mark a folder until all is written to it; what was written by one that failed is removed."""
+    mark = out / UNFINISHED
+    with writing(mark, AGAIN):
+        mark.touch()
+        _clear(out)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            _clear(out)
+            mark.unlink()
+        raise
+    mark.unlink()
+
+
+def _clear(out: Path) -> None:
+    for path in [path for path in out.iterdir() if _is_ours(path) and path.name != UNFINISHED]:
+        path.unlink(missing_ok=True)
 
 
 def _attacked(evaluation: Evaluation, watch: Progress) -> list[Outcome]:
@@ -88,7 +131,7 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Outcome]:
             materials.search,
             seed=plan.seed,
             surrogate=materials.surrogate,
-            tick=Ticks(tell, plan.steps),
+            tick=Ticks(tell, materials.search.asks(plan.budget)),
         )
         done.append(replace(outcome, target=Target(outcome.target.index)))
     tell(0)
@@ -114,15 +157,18 @@ def _write_attack(
             _write_png(out / f"{number:06d}-{what}.png", image)
     arrays = {"number": numbers, "target": target, "before": before, "after": after}
     content = save({name: value.contiguous() for name, value in arrays.items()})
-    write_atomically(out / "images.safetensors", lambda file: file.write(content))
+    _write(out / ARRAYS, content)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(out / "ranks.csv", lambda file: file.write(text.getvalue().encode()))
-    table = Table(*(escape(key) for key in rows[0]))
+    writer = csv.writer(text)
+    writer.writerow([spreadsheet_text(printable(key)) for key in rows[0]])
+    writer.writerows(
+        [spreadsheet_text(printable(str(value))) if key in TEXTS else value for key, value in row.items()]
+        for row in rows
+    )
+    _write(out / RANKS, text.getvalue().encode())
+    table = Table(*rows[0])
     for row in rows[:10]:
-        table.add_row(*(escape(str(value)) for value in row.values()))
+        table.add_row(*map(str, row.values()))
     return table
 
 
@@ -168,4 +214,9 @@ def _write_png(path: Path, image: Tensor) -> None:
     pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
     Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
-    write_atomically(path, lambda file: file.write(buffer.getvalue()))
+    _write(path, buffer.getvalue())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with writing(path, AGAIN):
+        write_atomically(path, lambda file: file.write(content))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from robustmetric.cli.app import app, wide
+from robustmetric.cli.app import app
 from robustmetric.cli.show import data_of, show_scores
+from robustmetric.cli.terminal import styled, wide
 from robustmetric.evaluation import Record, load_record
 from robustmetric.validate import UserError
 
@@ -20,7 +20,7 @@ def compare(
 ) -> None:
     """Put records side by side."""
     console = wide()
-    loaded = [load_record(path) for path in records]
+    loaded = [_loaded(path) for path in records]
     named = {str(path): record for path, record in zip(records, loaded, strict=True)}
     protocols = {name: record.settings.protocol for name, record in named.items()}
     if len(set(protocols.values())) > 1:
@@ -30,15 +30,22 @@ def compare(
     for what in _conditions(loaded[0]):
         if len({c[what] for c in conditions.values()}) > 1:
             told = ", ".join(f"{name}: {c[what]}" for name, c in conditions.items())
-            console.print(f"[yellow]careful:[/] they differ in {what}: {escape(told)}", highlight=False)
+            console.print(styled(("careful:", "yellow"), f" they differ in {what}: {told}"))
     show_scores(console, loaded, _row_names(records, loaded))
     table = Table("", "check", "", "what was found", box=None)
     for name, record in named.items():
         for check in record.checks:
             if check.status in ("warn", "fail"):
-                table.add_row(escape(name), check.name, check.status, escape(check.says))
+                table.add_row(name, check.name, check.status, check.says)
     if table.row_count:
         console.print(table)
+
+
+def _loaded(path: Path) -> Record:
+    try:
+        return load_record(path)
+    except UserError as error:
+        raise UserError(f"{error}; evaluate again, or leave {path} out") from None
 
 
 def _row_names(paths: list[Path], records: list[Record]) -> list[str]:

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import typer
-from rich.markup import escape
 
-from robustmetric.cli.app import app, wide
+from robustmetric.cli.app import app, exit_code, stoppable
+from robustmetric.cli.terminal import wide
 
+KEPT = "what is finished is kept: the same command goes on from there"
 DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
 
 
@@ -29,22 +30,28 @@ def demo(
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
     from robustmetric.training.runs import load_run
+    from robustmetric.training.stops import Stopped
 
     console = wide()
     records = []
     for name in DEFENSES:
         recipe = load_recipe("digits", {"defense": name, "epochs": epochs, "seed": seed})
         folder = out / re.sub(r"\W+", "-", name).strip("-")
-        console.print(f"train {escape(name)}, in {folder}")
+        console.print(f"train {name}, in {folder}")
         shown = Training(console)
         try:
             bar = [Teller(shown, lambda _: None, "")] if console.is_terminal else []
-            train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
+            with stoppable(console, KEPT):
+                train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
+        except Stopped as stopped:
+            shown.stop()
+            console.print(f"stopped by {stopped}; {KEPT}")
+            raise typer.Exit(exit_code(str(stopped))) from None
         finally:
             shown.stop()
         run = load_run(folder)
         test = run.inputs.pixels(load("digits", split="test"))
-        with Watch(console) as watch:
+        with stoppable(console, KEPT), Watch(console) as watch:
             record = evaluate(
                 run.network,
                 run.inputs.images(test),
@@ -64,6 +71,6 @@ def demo(
     console.print()
     console.print(
         f"{len(test)} digits that were not trained on, {queries} of them attacked; ε = {recipe.eps:g}, "
-        "pixels are in \\[0, 1]"
+        "pixels are in [0, 1]"
     )
     show_scores(console, records)

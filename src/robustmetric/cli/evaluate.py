@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 import typer
 
-from robustmetric.cli.app import app, stoppable, wide
+from robustmetric.cli.app import app, stoppable
 from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch, show_checks, show_scores
+from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.evaluation import Plan
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
@@ -51,19 +52,21 @@ def evaluate(
         if request.source.weights is None:
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
-            evaluation = request.evaluation(networks, images, out, watch)
-            if devices > 1 and evaluation.begin() is None:
+            evaluation = request.evaluation(networks, images, out, watch, watch.say)
+
+            def help_out() -> None:
                 run_workers(work, (request, out), devices, evaluation.tell)
-            record = evaluation.run()
+
+            record = evaluation.run(help_out if devices > 1 else None)
     show_checks(console, record)
     show_scores(console, [record])
     if failed := [check.name for check in record.checks if check.status == "fail"]:
-        console.print(f"[bold red]do not trust these scores:[/] {', '.join(failed)} failed", highlight=False)
-    console.print(f"the record is in {out}", markup=False)
+        console.print(styled(("do not trust these scores:", "bold red"), f" {', '.join(failed)} failed"))
+    console.print(f"the record is in {out}")
 
 
 def work(request: Request, out: Path, share: int, shares: int) -> None:
     """Do a worker's share of an evaluation."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // shares))
     networks = request.networks(share, tried=True)
-    request.evaluation(networks, request.images(), out).work(share, shares)
+    request.evaluation(networks, request.images(), out, report=Terminal().print).work(share, shares)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from robustmetric.cli.app import OWN
+from robustmetric.cli.app import OWN, TRUST
 from robustmetric.data import DATA
 from robustmetric.evaluation import Plan
 from robustmetric.models import MODELS
@@ -54,11 +54,17 @@ class Tested:
     surrogate: Annotated[
         Path | None, typer.Option(help="For transfer: folder of the run that perturbations come from.")
     ] = None
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto"
     cache: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Leave out images that cannot be read.")
     ] = False
+
+    def __post_init__(self) -> None:
+        for name, most in (("size", 4096), ("resize", 4096), ("crop", 4096), ("dim", 65_536)):
+            if (getattr(self, name) or 0) > most:
+                raise UserError(f"{name} must be at most {most:,}, not {getattr(self, name)}", parameter=name)
 
 
 def takes(*settings: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

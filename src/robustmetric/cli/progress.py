@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from robustmetric.validate import printable
 
 if TYPE_CHECKING:
     from robustmetric.training.progress import Status
@@ -28,9 +38,9 @@ class Training:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.clock = console, clock
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[told]}", markup=False),
             console=console,
             expand=True,
             disable=not console.is_terminal,
@@ -85,7 +95,10 @@ class Decoding:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.clock = console, clock
         self.bar = Progress(
-            *Progress.get_default_columns(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
             MofNCompleteColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -97,7 +110,7 @@ class Decoding:
         """Show how far a split is."""
         if split not in self.tasks:
             self.bar.start()
-            self.tasks[split] = self.bar.add_task(f"decode {split} images", total=total)
+            self.tasks[split] = self.bar.add_task(printable(f"decode {split} images"), total=total)
             self._say(f"decode {total:,} {split} images")
         elif done == total or self.clock() - self.spoke >= SILENCE:
             self._say(f"decode {split} images: {done:,} of {total:,}")

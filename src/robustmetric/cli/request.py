@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, printable
 
 SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
 
@@ -77,7 +78,7 @@ class Request:
         made = _of_run(tested, split) if tested.run is not None else _of_network(tested, split)
         request = cls(
             settings={**made.pop("usual"), **settings},
-            surrogate=_surrogate(tested.surrogate),
+            surrogate=_surrogate(tested.surrogate, tested.trust),
             device=tested.device,
             cache=tested.cache,
             skip_broken=tested.skip_broken,
@@ -113,6 +114,9 @@ class Request:
                     self.cache,
                     skip_broken=self.skip_broken,
                     watch=decoding,
+                    report=partial(console.print, markup=False, soft_wrap=True)
+                    if console
+                    else lambda _: None,
                 )
         finally:
             if decoding is not None:
@@ -120,7 +124,7 @@ class Request:
         files = [relative_files(pixels, images.root) for images, pixels in zip(named, found, strict=True)]
         skipped = [str(file) for pixels in found for file in pixels.skipped]
         for file in skipped if console is not None else ():
-            console.print(f"left out, not readable: {file}", markup=False)  # type: ignore[union-attr]
+            console.print(f"left out, not readable: {file}")  # type: ignore[union-attr]
         if len(found) == 1:
             return by_marks(found[0], self.inputs.crop, files[0]), skipped
         return of_two(found[0], found[1], self.inputs.crop, files[0], files[1]), skipped
@@ -154,6 +158,7 @@ class Request:
         images: tuple[Sides, list[str]],
         out: Path | None = None,
         progress: Progress | None = None,
+        report: Callable[[str], None] = print,
     ) -> Evaluation:
         """Put the evaluation together of networks and images that were made."""
         sides, skipped = images
@@ -167,18 +172,23 @@ class Request:
             cameras=queries.cameras,
             gallery_cameras=None if gallery is None else gallery.cameras,
             surrogate=networks[1],
-            classes=sides.classes,
-            train_classes=self.trained_on,
+            classes=_shown(sides.classes),
+            train_classes=_shown(self.trained_on),
             name=self.name,
             data=self.data,
             origin=Origin(
-                files=queries.files,
-                gallery_files=None if gallery is None else gallery.files,
-                skipped=skipped,
+                files=_shown(queries.files),
+                gallery_files=None if gallery is None else _shown(gallery.files),
+                skipped=_shown(skipped) or (),
                 weights=self.chosen,
             ),
         )
-        return Evaluation(subject, self.plan(), out, progress)
+        return Evaluation(subject, self.plan(), out, progress, report)
+
+
+def _shown(names: Sequence[str] | None) -> list[str] | None:
+    """Make names what a record can hold: text, without control characters."""
+    return None if names is None else [printable(name) for name in names]
 
 
 def device_of_share(name: str, share: int) -> torch.device:
@@ -195,7 +205,7 @@ def device_of_share(name: str, share: int) -> torch.device:
 
 def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
     """Take what a run trained."""
-    run = RunFolder(tested.run or "")
+    run = RunFolder(tested.run or "", trust=tested.trust)
     if tested.model is not None:
         raise UserError(
             f"a run and a model exclude each other, for a run has a network of its own: leave the model out, "
@@ -265,11 +275,11 @@ def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
     }
 
 
-def _surrogate(folder: Path | None) -> tuple[NetworkSource, Inputs] | None:
+def _surrogate(folder: Path | None, trust: bool) -> tuple[NetworkSource, Inputs] | None:
     """Take the network of another run, with what it takes."""
     if folder is None:
         return None
-    run = RunFolder(folder)
+    run = RunFolder(folder, trust=trust)
     if not run.exists:
         raise UserError(
             f"{folder} is no run: a surrogate is the folder of one, which train wrote", parameter="surrogate"

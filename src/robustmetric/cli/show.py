@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from robustmetric.attacks import Column
 from robustmetric.cli.progress import SILENCE, duration
+from robustmetric.cli.terminal import styled
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.plan import STAGES
+from robustmetric.validate import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _FIRST_STAGES = STAGES[:-1]  # before the attacks
@@ -50,13 +52,12 @@ def show_checks(console: Console, record: Record) -> None:
         return
     table = Table("check", "", "figure", "what was found", "allowed", box=None, title_justify="left")
     for check in record.checks:
-        colour = _COLOURS[check.status]
         table.add_row(
             check.name,
-            f"[{colour}]{check.status}[/]",
+            styled((check.status, _COLOURS[check.status])),
             "" if check.figure is None else f"{check.figure:.3g}",
-            escape(check.says),
-            f"[dim]{escape(check.limit)}[/]",
+            check.says,
+            styled((check.limit, "dim")),
         )
     console.print(table)
 
@@ -74,22 +75,24 @@ class Watch:
     """Progress of an evaluation: a bar for each stage on a terminal, else a line at least every minute.
 
     Tell it of all stages before they begin: then it says how long all attacks together will take, from the
-    time that their blocks took so far. Blocks that were done when a stage was first told do not count.
+    time that what is done of them took so far, and before that how long the embedding will. What was done
+    when a stage was first told does not count.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.clock = console, clock
         self.bar = Progress(
-            TextColumn("{task.description:<10}"),
+            TextColumn("{task.description:<10}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[left]}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
         self.tasks: dict[str, TaskID] = {}
         self.counts: dict[str, tuple[float, float, int]] = {}  # done at first, done now, total
-        self.begun: tuple[float, float] | None = None  # when attacks began, and the blocks done by then
+        # When the embedding began, and when the attacks (True), with what was done by then.
+        self.begun: dict[bool, tuple[float, float]] = {}
         self.spoke = clock()
 
     def __enter__(self) -> Watch:
@@ -106,7 +109,7 @@ class Watch:
         if total == 0:
             return
         if stage not in self.tasks:
-            self.tasks[stage] = self.bar.add_task(stage, total=total, left="")
+            self.tasks[stage] = self.bar.add_task(printable(stage), total=total, left="")
         first, before, _ = self.counts.get(stage, (done, -1, total))
         self.counts[stage] = (first, done, total)
         left = self._left()
@@ -123,25 +126,33 @@ class Watch:
             self.spoke = self.clock()
             self.console.print(", ".join(filter(None, (told, left))), highlight=False)
 
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
     def _left(self) -> str:
-        """Say how long the attacks will take, as soon as that is known."""
-        attacks = [count for stage, count in self.counts.items() if stage not in STAGES]
-        made = sum(done - first for first, done, _ in attacks)
-        missing = sum(total - done for _, done, total in attacks)
-        if self.begun is None:
-            ready = all(self.counts[s][1] == self.counts[s][2] for s in _FIRST_STAGES if s in self.counts)
-            self.begun = (self.clock(), made) if ready and attacks else None
+        """Say how long the attacks will take, or the embedding before them, as soon as that is known."""
+        attacks = all(self.counts[s][1] == self.counts[s][2] for s in _FIRST_STAGES if s in self.counts)
+        counts = [self.counts[s] for s in self._stages(attacks)]
+        if not counts:
             return ""
-        blocks = made - self.begun[1]
-        if blocks == 0 or missing == 0:
+        made = sum(done - first for first, done, _ in counts)
+        missing = sum(total - done for _, done, total in counts)
+        if attacks not in self.begun:
+            self.begun[attacks] = (self.clock(), made)
+        when, before = self.begun[attacks]
+        if made <= before or missing == 0:
             return ""
-        return f"about {duration((self.clock() - self.begun[0]) / blocks * missing)} left"
+        return f"about {duration((self.clock() - when) / (made - before) * missing)} left"
+
+    def _stages(self, attacks: bool) -> list[str]:
+        return [s for s in self.counts if (s not in STAGES if attacks else s == STAGES[0])]
 
     def _show_left(self, left: str) -> None:
-        """Write the time left behind the first attack that is not done."""
-        open_ = [s for s, (_, done, total) in self.counts.items() if s not in STAGES and done < total]
+        """Write the time left behind the first stage of those that is not done."""
+        shown = [s for s in self._stages(True in self.begun) if self.counts[s][1] < self.counts[s][2]]
         for stage, task in self.tasks.items():
-            self.bar.update(task, left=left if open_ and stage == open_[0] else "")
+            self.bar.update(task, left=left if stage in shown[:1] else "")
 
 
 def data_of(record: Record) -> str:
@@ -158,21 +169,21 @@ def _table(rows: Sequence[str], records: Sequence[Record], names: Sequence[str])
     columns = [next((r for r in records if n in r.columns()), records[0]).column(n) for n in names]
     table = Table("", *(heading(column) for column in columns))
     for row, record in zip(rows, records, strict=True):
-        table.add_row(escape(row), *(_cell(record, n) for n in names))
+        table.add_row(row, *(_cell(record, n) for n in names))
     if len(records) == 1 and any(n in records[0].scores for n in names):
         # Of the queries that were attacked, which need not be all.
         before = {n: s.before for n, s in records[0].scores.items()}
-        cells = ("" if before.get(c.name) is None else f"[dim]{c.show(before[c.name])}[/]" for c in columns)
-        table.add_row("[dim]before the attack[/]", *cells)
+        cells = ("" if before.get(c.name) is None else c.show(before[c.name]) for c in columns)
+        table.add_row("before the attack", *cells, style="dim")
     return table
 
 
-def _cell(record: Record, name: str) -> str:
+def _cell(record: Record, name: str) -> Text:
     invalid = name == "ERS" and record.ers is not None and not record.ers.valid
-    return record.show(name) + (" [bold red]invalid[/]" if invalid else "")
+    return styled(record.show(name), (" invalid" if invalid else "", "bold red"))
 
 
-def _summary(row: str, record: Record) -> str:
+def _summary(row: str, record: Record) -> Text:
     asked = f"{record.queries.count} of {record.queries.of} images of {record.data.classes} classes attacked"
     how = (
         f"{record.settings.protocol} protocol, ε = {255 * record.settings.eps:.3g}/255, "
@@ -181,8 +192,8 @@ def _summary(row: str, record: Record) -> str:
     told = ""
     if record.ers is not None:
         interval = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
-        told = f"ERS {record.show('ERS')} ({interval}) at R@1 {record['R@1']:.1f}; "
-    text = f"{escape(row)}: {told}{asked}; {escape(data_of(record))}; {how}"
+        told = f"ERS {record.show('ERS')} ({interval}) at R@1 {record.show('R@1')}; "
+    text = f"{row}: {told}{asked}; {data_of(record)}; {how}"
     if record.data.gallery is not None:
         text += f"; searched in {record.data.gallery} images"
     if record.queries.left_out:
@@ -193,11 +204,13 @@ def _summary(row: str, record: Record) -> str:
         text += f"; weights {weights}" if weights.startswith("chosen") else f"; {weights}"
     if record.data.cameras:
         text += "; images of a query's class and camera do not count"
+    parts: list[str | tuple[str, str]] = [text]
     if record.network.weights == "chosen on test images":
-        text += "\n  [yellow]careful:[/] these images chose the weights, so R@1 is better than on others"
+        careful = " these images chose the weights, so R@1 is better than on others"
+        parts += ["\n  ", ("careful:", "yellow"), careful]
     if record.ers is not None and not record.ers.valid:
-        text += f"\n  [bold red]the ERS is not valid:[/] {escape(record.ers.why)}"
-    return text
+        parts += ["\n  ", ("the ERS is not valid:", "bold red"), f" {record.ers.why}"]
+    return styled(*parts)
 
 
 def _others(records: Sequence[Record]) -> list[str]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from robustmetric.cli.app import OWN, app, exit_code, read_changes, stoppable
+from robustmetric.cli.app import OWN, TRUST, app, exit_code, read_changes, stoppable
 from robustmetric.cli.progress import Decoding, Training
+from robustmetric.cli.terminal import Terminal
 from robustmetric.files import write_atomically
 from robustmetric.training import CutShortError, Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
@@ -35,7 +35,7 @@ def recipes(
     if name:
         typer.echo(recipe_text(name), nl=False)
         return
-    console = Console()
+    console = Terminal()
     names = recipe_names()
     while names:
         count = len(names)
@@ -65,7 +65,7 @@ def _entry(key: str, value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _fits(console: Console, table: Table) -> bool:
+def _fits(console: Terminal, table: Table) -> bool:
     return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
 
 
@@ -90,6 +90,7 @@ def train(
     precision: str = typer.Option(None, help="32-true, bf16-mixed, 16-mixed or 64-true."),
     recipe: str = typer.Option("", help="A recipe's name or a YAML file; by default the data set's."),
     change: list[str] = typer.Option([], "--set", help="KEY=VALUE: change any other entry of the recipe."),
+    trust: bool = typer.Option(False, "--trust", help=TRUST),
     out: Path = typer.Option(..., help="Folder of the run."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in this folder."),
     cache: Path = typer.Option(None, help="Where decoded images are kept."),
@@ -114,7 +115,7 @@ def train(
         # A run is not tied to the folder that it was started in.
         if changes.get(key) is not None:
             changes[key] = Path(str(changes[key])).expanduser().absolute()
-    title, made = _resumed(out, recipe, changes) if resume else _recipe(recipe, changes)
+    title, made = _resumed(out, recipe, changes, trust) if resume else _recipe(recipe, changes, trust)
 
     from lightning.pytorch.utilities import rank_zero_only
 
@@ -124,7 +125,7 @@ def train(
     from robustmetric.training.run import train as run_training
     from robustmetric.training.runs import RunFolder
 
-    console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
+    console = Terminal(quiet=getattr(rank_zero_only, "rank", 0) != 0)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -170,22 +171,22 @@ def train(
         say(line)
 
 
-def _resumed(out: Path, name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
+def _resumed(out: Path, name: str, changes: dict[str, Any], trust: bool) -> tuple[str, Recipe]:
     """Take the recipe of the run in a folder, or that of a new run where there is none."""
     from robustmetric.training.runs import RunFolder
 
-    run = RunFolder(out)
+    run = RunFolder(out, trust=trust)
     if run.exists:
         return f"the recipe of {out}", run.recipe(changes)
     if not changes and not name:
         raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
-    return _recipe(name, changes)
+    return _recipe(name, changes, trust)
 
 
-def _recipe(name: str, changes: dict[str, Any]) -> tuple[str, Recipe]:
+def _recipe(name: str, changes: dict[str, Any], trust: bool) -> tuple[str, Recipe]:
     """Make the recipe of a new run: one by name or file, or the data set's, which looks at the images."""
     if name:
-        return f"recipe {name}", load_recipe(name, changes)
+        return f"recipe {name}", load_recipe(name, changes, trust=trust)
     from robustmetric.training.parts import suited_recipe
 
     return f"recipe {usual_recipe(str(changes.get('data', 'digits')))}", suited_recipe(changes)
@@ -241,7 +242,7 @@ def describe(
     from robustmetric.data import describe as about
     from robustmetric.data import load, own_validation
 
-    console = Console()
+    console = Terminal()
     apart = own_validation(name, root)
     for images in (load(name, root, "train"), *([] if apart is None else [apart]), load(name, root, "test")):
         console.print(about.show(about.describe(images)))

@@ -1,19 +1,23 @@
-"""Images decoded and resized once, into one memory-mapped file that every later run opens at once.
+"""Images decoded and resized once, into one file that every later run opens at once.
 
-A cache is two files: `<data set>-<split>-<size>-<key>.npy`, which `numpy.load(…, mmap_mode="r")` opens,
-and a `.json` of the same name that says what is in it. The key is a digest of what the cache was made from:
-data set, split, size, channels, and each file's path, length and modification time, with its box. A file
-replaced by another of the same length and time is the one change that it cannot see.
+A cache is two files: `<data set>-<split>-<size>-<key>.npy`, which `numpy.load` opens, and a `.json` of the
+same name that says what is in it, with digests of itself and of the pixels, block by block. They are checked
+whenever a cache is opened; the images of a damaged block are decoded anew. The key is a digest of what the
+cache was made from: data set, split, size, channels, and each file's path, length and modification time, with
+its box. A file replaced by another of the same length and time is the one change that it cannot see.
 
 How a build survives: each image is written at its final place in a `.partial` file, and marked in a journal
-with a digest of its file once its pixels are on disk. Whatever ends a build (Ctrl-C, a kill, a full disk,
-broken images), the next one decodes only the images without a valid mark. Images that have the same mark in a
-finished cache are copied from there, so that a changed file redoes itself alone. A cache gets its name when
-it is complete, and is never changed after that: other processes may have it mapped.
+with a digest of its file and its pixels once they are on disk. Whatever ends a build (Ctrl-C, a kill, a full
+disk, broken images), the next one decodes only the images without a valid mark. Images that have the same
+mark in a finished cache are copied from there, so that a changed file redoes itself alone. A cache gets its
+name when it is complete, and is never changed after that: other processes may have it open.
 """
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +30,14 @@ from torch import Tensor
 from robustmetric.data.base import Columns, ImageSet
 from robustmetric.data.cache_build import Progress, broken_message, built, locked
 from robustmetric.data.cache_plan import Finished, Plan
-from robustmetric.data.decode import Channels, Size, decoded_or_reason, fit, whole_images
-from robustmetric.data.stored import block_digests, content_digest
+from robustmetric.data.decode import LONGEST, Channels, Size, decoded_or_reason, fit, whole_images
+from robustmetric.data.stored import Pictures, block_digests, content_digest
 from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """N decoded images: `pixels` (N, H, W, C) uint8, read-only; `labels` (N,) into `classes`.
+    """N decoded images: `pixels` (N, H, W, C) uint8, in memory or in a file; `labels` (N,) into `classes`.
 
     `skipped` are the files that were left out because they could not be read. The others tell, as in an
     ImageSet, what is known of the images that are kept.
@@ -44,7 +48,7 @@ class Pixels:
     2
     """
 
-    pixels: NDArray[np.uint8]
+    pixels: Pictures
     labels: Tensor
     classes: tuple[str, ...]
     skipped: tuple[Path, ...] = ()
@@ -72,6 +76,7 @@ def cached(
     workers: int = 1,
     skip_broken: bool = False,
     progress: Progress | None = None,
+    report: Callable[[str], object] = print,
 ) -> Pixels:
     """Return the N images as 8-bit pixels (N, H, W, C), decoded into `folder` unless they are there already.
 
@@ -82,12 +87,12 @@ def cached(
     holds pixels is fitted in memory and never written to `folder`.
 
     Decoding uses `workers` threads, at most one a core. `progress` is called with (done, total) while a cache
-    is built, and not when one is reused. Images that cannot be decoded raise one ValueError that lists them,
-    after all others have been decoded and kept; with `skip_broken` they are left out and given in
-    `Pixels.skipped`. Caches of the same data set, split, size and channels made from other files give the
-    images that have not changed, and are removed once the new one is complete. A second process that asks for
-    the same cache waits for the first one and takes its result; on Windows nothing is locked, so build from
-    one process there.
+    is built, and not when one is reused; `report` gets a sentence if one is found damaged. Images that cannot
+    be decoded raise one ValueError that lists them, after all others have been decoded and kept; with
+    `skip_broken` they are left out and given in `Pixels.skipped`. Caches of the same data set, split, size
+    and channels made from other files give the images that have not changed, and are removed once the new one
+    is complete. A second process that asks for the same cache waits for the first one and takes its result;
+    on Windows nothing is locked, so build from one process there.
 
     >>> import torch
     >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
@@ -97,6 +102,7 @@ def cached(
     """
     _check(images, size, channels, workers)
     if images.pixels is not None:
+        _check_memory(images, size, channels)
         return _known(_fitted(images.pixels, size, channels), images)
     plan = Plan.of(images, folder, size, channels)
     with whole_images():
@@ -104,7 +110,7 @@ def cached(
         if result is None:
             with locked(plan):
                 # Another process may have built it while this one waited.
-                result = _reused(plan, skip_broken) or built(plan, workers, skip_broken, progress)
+                result = _reused(plan, skip_broken) or built(plan, workers, skip_broken, progress, report)
     if not result.skipped:
         return _known(result.pixels, images)
     kept = images.take([row for row in range(len(images)) if row not in result.skipped])
@@ -136,7 +142,7 @@ def first_readable(images: ImageSet, *, size: Size | None, channels: Channels = 
     )
 
 
-def _known(pixels: NDArray[np.uint8], images: ImageSet, skipped: tuple[Path, ...] = ()) -> Pixels:
+def _known(pixels: Pictures, images: ImageSet, skipped: tuple[Path, ...] = ()) -> Pixels:
     """Return the pixels of these images with all that is known of them."""
     return Pixels(
         pixels,
@@ -154,12 +160,29 @@ def _known(pixels: NDArray[np.uint8], images: ImageSet, skipped: tuple[Path, ...
 def _check(images: ImageSet, size: Size | None, channels: int, workers: int) -> None:
     if len(images) == 0:
         raise UserError(f"the {images.split} split of {images.name} has no images; check its root and split")
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        raise UserError(f"size is {size!r}; expected (height, width), both at least 1, or None")
+    if size is not None and (len(size) != 2 or min(size) < 1 or max(size) > LONGEST):
+        raise UserError(
+            f"size is {size!r}; expected (height, width), both from 1 to {LONGEST}, or None", parameter="size"
+        )
     if channels not in (1, 3):
         raise UserError(f"channels is {channels!r}; expected 3 (RGB) or 1 (grey)")
     if workers < 1:
         raise UserError(f"workers is {workers!r}; expected at least 1")
+
+
+def _check_memory(images: ImageSet, size: Size | None, channels: Channels) -> None:
+    """Refuse to bring images that are in memory to a size that this machine has no memory for."""
+    if size is None or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return
+    needed = len(images) * math.prod(size) * channels
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise UserError(
+            f"the {len(images):,} images of {images.name} ({images.split}) are held in memory: at "
+            f"{size[0]} x {size[1]} pixels they take {needed / 2**30:,.1f} GiB, and this machine has "
+            f"{memory / 2**30:,.1f}; choose a smaller size",
+            parameter="size",
+        )
 
 
 def _fitted(pixels: NDArray[np.uint8], size: Size | None, channels: Channels) -> NDArray[np.uint8]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -19,8 +21,9 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from robustmetric.data.cache_plan import MARK, Finished, Plan, Row, opened, start_of_file
-from robustmetric.data.decode import Size, decoded_or_reason, one_size
+from robustmetric.data.cache_plan import MARK, Finished, LostError, Plan, Row, opened, seal_of, start_of_file
+from robustmetric.data.decode import decoded_or_reason, one_size
+from robustmetric.data.stored import BLOCK, Stored, cores
 from robustmetric.files import publish, write_atomically
 from robustmetric.validate import UserError
 
@@ -30,31 +33,46 @@ if sys.platform != "win32":
 JOURNAL_SECONDS = 2.0  # the most work that a kill can cost
 LISTED = 20  # broken files that a message names
 
-_AHEAD = 256  # images decoded ahead of the writer: bounds the memory
+_AHEAD, _AHEAD_BYTES = 256, 1 << 28  # images decoded ahead of the writer: bounds the memory
 _UNMARKED = bytes(MARK)
 
 Progress = Callable[[int, int], None]
 Broken = dict[int, str]  # rows whose files cannot be decoded, and why
 
 
-def built(plan: Plan, workers: int, skip_broken: bool, progress: Progress | None) -> Finished:
-    """Build the cache from where the last build stopped, and open it."""
+def built(
+    plan: Plan, workers: int, skip_broken: bool, progress: Progress | None, report: Callable[[str], object]
+) -> Finished:
+    """Build the cache from where the last build stopped, and open it; `report` is told of damaged ones."""
+    before = []
+    for path in plan.finished():
+        if path.suffix != ".npy":
+            continue
+        try:
+            found = opened(path)
+        except LostError as error:
+            report(f"the cache {path} {error}: its images are decoded again")
+            continue
+        if found is not None:
+            before.append(found)
+            if found.fault is not None:
+                report(f"the cache {path} {found.fault}")
     row = (*(plan.size or one_size((source.file, source.box) for source in plan.sources)), plan.channels)
     total = len(plan.sources)
-    needed = total * int(np.prod(row)) + len(start_of_file((0, *row))) + total * MARK
+    needed = total * math.prod(row) + len(start_of_file((0, *row))) + total * MARK
     with _full_disk_explained(plan, needed):
         _check_space(plan, needed)
         with _Partial(plan, row) as cache:
-            broken = _fill(plan, cache, row[:2], workers, progress)
+            broken = _fill(plan, cache, before, row, workers, progress)
             kept = [index for index in range(total) if index not in broken]
             if broken and not (skip_broken and kept):
                 told = f"{broken_message(plan, broken)} The others are decoded and kept."
                 raise UserError(told, parameter="skip_broken")
             if broken:
                 cache.close_gaps(kept)
-            cache.finish(len(kept))
+            blocks = cache.finish(kept)
         # The description goes first: a cache without its pixels is no cache, and its rows are still marked.
-        _describe(plan, row, kept, broken)
+        _describe(plan, row, kept, broken, blocks)
         publish(plan.working("pixels"), plan.pixels)
     _remove([plan.working("marks"), *plan.stale()])
     result = plan.opened()
@@ -65,9 +83,16 @@ def built(plan: Plan, workers: int, skip_broken: bool, progress: Progress | None
     return result
 
 
-def _fill(plan: Plan, cache: _Partial, size: Size, workers: int, progress: Progress | None) -> Broken:
+def _fill(
+    plan: Plan,
+    cache: _Partial,
+    finished: Sequence[Finished],
+    row: Row,
+    workers: int,
+    progress: Progress | None,
+) -> Broken:
     """Copy or decode what is not marked yet; return what cannot be decoded."""
-    copies = _copies(plan, cache)
+    copies = _copies(cache, finished)
     missing = [index for index in cache.missing if index not in copies]
     broken: Broken = {}
     total, before = len(plan.sources), len(plan.sources) - len(cache.missing)
@@ -75,10 +100,10 @@ def _fill(plan: Plan, cache: _Partial, size: Size, workers: int, progress: Progr
     if progress:
         progress(before, total)
     # Threads do: Pillow lets go of Python's lock in nine tenths of the work, and they start at once.
-    with ThreadPoolExecutor(min(workers, _cores())) as pool:
+    with ThreadPoolExecutor(min(workers, cores())) as pool:
         try:
-            copied = ((index, pixels[row]) for index, (pixels, row) in copies.items())
-            results = chain(copied, _decode(plan, missing, size, pool))
+            copied = ((index, pixels[place]) for index, (pixels, place) in copies.items())
+            results = chain(copied, _decode(plan, missing, row, pool))
             for done, (index, result) in enumerate(results, before + 1):
                 if isinstance(result, str):
                     broken[index] = result
@@ -95,34 +120,24 @@ def _fill(plan: Plan, cache: _Partial, size: Size, workers: int, progress: Progr
     return broken
 
 
-def _copies(plan: Plan, cache: _Partial) -> dict[int, tuple[NDArray[np.uint8], int]]:
+def _copies(cache: _Partial, finished: Sequence[Finished]) -> dict[int, tuple[Stored, int]]:
     """Find missing rows in finished caches: for each, the pixels of one and the row there."""
-    found = [opened(path) for path in plan.finished() if path.suffix == ".npy"] if cache.missing else []
-    place = {
-        mark: (finished.pixels, row)
-        for finished in found
-        if finished is not None
-        for row, mark in enumerate(finished.marks)
-    }
+    place = {mark: (found.pixels, row) for found in finished for row, mark in enumerate(found.marks) if mark}
     return {index: place[cache.marks[index]] for index in cache.missing if cache.marks[index] in place}
 
 
 def _decode(
-    plan: Plan, missing: Sequence[int], size: Size, pool: ThreadPoolExecutor
+    plan: Plan, missing: Sequence[int], row: Row, pool: ThreadPoolExecutor
 ) -> Iterator[tuple[int, NDArray[np.uint8] | str]]:
     """Return each row with its pixels, or with the reason why there are none."""
 
     def work(index: int) -> NDArray[np.uint8] | str:
-        return decoded_or_reason(*plan.sources[index][:2], size, plan.channels)
+        return decoded_or_reason(*plan.sources[index][:2], row[:2], plan.channels)
 
-    for start in range(0, len(missing), _AHEAD):
-        part = missing[start : start + _AHEAD]
+    ahead = max(1, min(_AHEAD, _AHEAD_BYTES // math.prod(row)))
+    for start in range(0, len(missing), ahead):
+        part = missing[start : start + ahead]
         yield from zip(part, pool.map(work, part), strict=True)
-
-
-def _cores() -> int:
-    # Fewer than the machine has, where a scheduler or container gives this process a part of them.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def broken_message(plan: Plan, broken: Broken) -> str:
@@ -141,88 +156,117 @@ def broken_message(plan: Plan, broken: Broken) -> str:
     )
 
 
-def _describe(plan: Plan, row: Row, kept: Sequence[int], broken: Broken) -> None:
+def _describe(plan: Plan, row: Row, kept: Sequence[int], broken: Broken, blocks: Sequence[bytes]) -> None:
     marks = plan.marks(row)
     about = {
         **plan.description,
         "key": plan.key,
         "dtype": "uint8",
-        "shape": (len(kept), *row),
+        "shape": [len(kept), *row],
         "files": [str(plan.sources[index].file) for index in kept],
         "marks": b"".join(marks[index] for index in kept).hex(),
         "skipped": [
             {"row": index, "file": str(plan.sources[index].file), "reason": reason}
             for index, reason in broken.items()
         ],
+        "digests": {"rows": BLOCK, "sha256": [digest.hex() for digest in blocks]},
         "pillow": PIL.__version__,
     }
-    text = json.dumps(about, indent=1)
+    text = json.dumps({**about, "sha256": seal_of(about)}, indent=1)
     write_atomically(plan.about, lambda file: file.write(text.encode()))
 
 
 class _Partial:
-    """The pixels of a cache in the making, each row at its place, and a mark for each row safely on disk."""
+    """The pixels of a cache in the making, each row at its place, and a seal for each row safely on disk.
+
+    A seal is a digest of the row's mark and its pixels.
+    """
 
     def __init__(self, plan: Plan, row: Row) -> None:
-        pixels, marks = plan.working("pixels"), plan.working("marks")
-        self._row = row
+        pixels, seals = plan.working("pixels"), plan.working("marks")
+        self.path, self._row = pixels, row
         self._start = len(start_of_file((0, *row)))
-        self._bytes = int(np.prod(row))
+        self._bytes = math.prod(row)
         self.marks = plan.marks(row)
         self._waiting: list[int] = []
         pixels.touch()
-        marks.touch()
-        length, found = pixels.stat().st_size, marks.read_bytes()
-        valid = [
-            mark if length >= self._place(index + 1) and found.startswith(mark, index * MARK) else _UNMARKED
-            for index, mark in enumerate(self.marks)
-        ]
-        self.missing = [index for index, mark in enumerate(valid) if mark == _UNMARKED]
+        seals.touch()
         # Unbuffered and not memory-mapped: on a full disk, writing to a mapping kills the process.
         self._pixels = pixels.open("r+b", buffering=0)
-        self._marks = marks.open("r+b", buffering=0)
-        # A row about to be overwritten must not be found under its old mark.
-        _write(self._marks, 0, b"".join(valid))
-        os.fsync(self._marks.fileno())
+        self._journal = seals.open("r+b", buffering=0)
+        found = seals.read_bytes()
+        self._seals = [found[k * MARK : (k + 1) * MARK] for k in range(len(self.marks))]
+        self.missing = [k for k, seal in enumerate(self._seals) if not (any(seal) and self._holds(k))]
+        for index in self.missing:
+            self._seals[index] = _UNMARKED
+        # A row about to be overwritten must not be found under its old seal.
+        _write(self._journal, 0, b"".join(self._seals))
+        os.fsync(self._journal.fileno())
 
     def __enter__(self) -> _Partial:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pixels.close()
-        self._marks.close()
+        self._journal.close()
 
     def _place(self, index: int) -> int:
         return self._start + index * self._bytes
 
+    def _holds(self, index: int) -> bool:
+        """Return whether a row has the mark and the pixels that its seal was made for."""
+        return _seal(self.marks[index], self._read(index)) == self._seals[index]
+
+    def _read(self, place: int) -> bytes:
+        self._pixels.seek(self._place(place))
+        data = b""
+        while len(data) < self._bytes and (part := self._pixels.read(self._bytes - len(data))):
+            data += part
+        return data
+
     def write(self, index: int, pixels: NDArray[np.uint8]) -> None:
-        _write(self._pixels, self._place(index), pixels.tobytes())
+        data = pixels.tobytes()
+        _write(self._pixels, self._place(index), data)
+        self._seals[index] = _seal(self.marks[index], data)
         self._waiting.append(index)
 
     def mark(self) -> None:
-        """Bring the pixels written so far to the disk, then their marks."""
+        """Bring the pixels written so far to the disk, then their seals."""
         # Forgotten first: after a failed fsync the pixels may be lost, and the next one would not say so.
         written, self._waiting = self._waiting, []
         os.fsync(self._pixels.fileno())
         for index in written:
-            _write(self._marks, index * MARK, self.marks[index])
-        os.fsync(self._marks.fileno())
+            _write(self._journal, index * MARK, self._seals[index])
+        os.fsync(self._journal.fileno())
 
     def close_gaps(self, kept: Sequence[int]) -> None:
         """Move the kept rows together, in order."""
         first = next((place for place, index in enumerate(kept) if place != index), len(kept))
-        # From here on rows are not where their marks say: a build that dies now decodes them again.
-        self._marks.truncate(first * MARK)
-        os.fsync(self._marks.fileno())
+        # From here on rows are not where their seals say: a build that dies now decodes them again.
+        self._journal.truncate(first * MARK)
+        os.fsync(self._journal.fileno())
         for place in range(first, len(kept)):
-            self._pixels.seek(self._place(kept[place]))
-            _write(self._pixels, self._place(place), _read(self._pixels, self._bytes))
+            _write(self._pixels, self._place(place), self._read(kept[place]))
 
-    def finish(self, rows: int) -> None:
-        """Make it a whole .npy file of so many rows."""
-        _write(self._pixels, 0, start_of_file((rows, *self._row)))
-        self._pixels.truncate(self._place(rows))
+    def finish(self, kept: Sequence[int]) -> list[bytes]:
+        """Make it a whole .npy file of the kept rows, and return the digests of its blocks."""
+        _write(self._pixels, 0, start_of_file((len(kept), *self._row)))
+        self._pixels.truncate(self._place(len(kept)))
         os.fsync(self._pixels.fileno())
+        blocks = [hashlib.sha256() for _ in range(0, len(kept), BLOCK)]
+        for place, index in enumerate(kept):
+            data = self._read(place)
+            if _seal(self.marks[index], data) != self._seals[index]:
+                raise UserError(
+                    f"{self.path} does not hold what was written to it: check the disk, or choose another "
+                    "folder; the same command decodes anew what is lost"
+                )
+            blocks[place // BLOCK].update(data)
+        return [block.digest() for block in blocks]
+
+
+def _seal(mark: bytes, pixels: bytes) -> bytes:
+    return hashlib.blake2b(pixels, digest_size=MARK, key=mark).digest()
 
 
 def _write(file: io.FileIO, place: int, data: bytes) -> None:
@@ -231,13 +275,6 @@ def _write(file: io.FileIO, place: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
-
-
-def _read(file: io.FileIO, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        data += file.read(length - len(data))
-    return data
 
 
 # The folder

@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from robustmetric.data.base import Box, ImageSet
 from robustmetric.data.decode import Channels, Size
+from robustmetric.data.stored import BLOCK, Stored
 
 FORMAT = 1  # of the cache: raised when the same files would give other pixels
 MARK = 16  # bytes of a mark, which stands for an image's file, its box and the shape of its row
@@ -35,11 +34,15 @@ class Source(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A cache that is complete: its pixels, mapped, the marks of its rows, and what was left out and why."""
+    """A cache that was completed: its pixels, the marks of its rows, and what was left out and why.
 
-    pixels: NDArray[np.uint8]
-    marks: list[bytes]
+    `fault` says what is wrong with it by now, if anything; rows that are damaged have no mark.
+    """
+
+    pixels: Stored
+    marks: list[bytes | None]
     skipped: dict[int, str]
+    fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,24 +108,61 @@ class Plan:
 
     def opened(self) -> Finished | None:
         """Open the cache if it is there and whole."""
-        found = opened(self.pixels)
-        return found if found and len(found.pixels) + len(found.skipped) == len(self.sources) else None
+        try:
+            found = opened(self.pixels)
+        except LostError:
+            return None
+        if found is None or found.fault is not None:
+            return None
+        return found if len(found.pixels) + len(found.skipped) == len(self.sources) else None
+
+
+class LostError(Exception):
+    """Says of a finished cache why nothing of it can be used."""
 
 
 def opened(pixels: Path) -> Finished | None:
-    """Open a finished cache by the file of its pixels; None if it is not there, or damaged."""
+    """Open a finished cache by the file of its pixels, and check all of it; None if it is not there."""
+    if not pixels.exists():
+        return None
     try:
-        about = json.loads(pixels.with_suffix(".json").read_text(encoding="utf-8"))
+        about = _about(pixels)
+        count, *row = (int(length) for length in about["shape"])
         skipped = {int(entry["row"]): str(entry["reason"]) for entry in about["skipped"]}
         marks = bytes.fromhex(about["marks"])
-        mapped: NDArray[np.uint8] = npy.open_memmap(pixels, mode="r")
-        whole = pixels.stat().st_size == len(start_of_file(mapped.shape)) + mapped.nbytes
-        if whole and mapped.dtype == np.uint8 and list(mapped.shape) == about["shape"]:
-            rows = [marks[place : place + MARK] for place in range(0, len(marks), MARK)]
-            return Finished(mapped, rows, skipped) if len(rows) == len(mapped) else None
-    except (OSError, ValueError, KeyError, TypeError):  # either way it is built anew
-        pass
-    return None
+        blocks = [bytes.fromhex(text) for text in about["digests"]["sha256"]]
+        start = start_of_file((count, *row))
+        found = Stored(pixels, (count, *row), len(start), blocks)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "its .json is damaged"
+        raise LostError(f"cannot be used ({reason})") from None
+    damaged = found.damaged(blocks)
+    lost = {row for block in damaged for row in range(block * BLOCK, min((block + 1) * BLOCK, count))}
+    whole = not damaged and found.is_all_behind(start)
+    return Finished(
+        found,
+        [None if k in lost else marks[k * MARK : (k + 1) * MARK] for k in range(count)],
+        skipped,
+        None if whole else f"is damaged: {len(lost):,} of its {count:,} images are decoded again",
+    )
+
+
+def _about(pixels: Path) -> dict[str, Any]:
+    """Read what is said of a cache, if it can be vouched for."""
+    about: dict[str, Any] = json.loads(pixels.with_suffix(".json").read_text(encoding="utf-8"))
+    seal = about.pop("sha256", None)
+    if seal is None and "digests" not in about:
+        raise LostError("was made before there were digests in caches")
+    if seal != seal_of(about):
+        raise LostError("cannot be used (its .json is damaged)")
+    if about["key"] != pixels.stem[-2 * MARK :] or about["digests"]["rows"] != BLOCK:
+        raise LostError("cannot be used (its .json is that of another)")
+    return about
+
+
+def seal_of(about: dict[str, Any]) -> str:
+    """Return the digest that stands in the description of a cache, of all else in it."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def start_of_file(shape: tuple[int, ...]) -> bytes:

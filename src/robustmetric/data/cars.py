@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
-from robustmetric.data.listing import check_distinct, find_root, half, listed
+from robustmetric.data.listing import check_distinct, find_root, half, listed, read_bytes
 from robustmetric.validate import UserError, shorten
 
 PUBLISHED = (
@@ -24,7 +24,8 @@ MATRIX, COMPRESSED = 14, 15
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 TEXTS = {1: "utf-8", 2: "utf-8", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 CELL, STRUCT, CHAR, NUMERIC = 1, 2, 4, range(6, 16)
-LIMIT = 1 << 28  # bytes of an unpacked variable; the published ones have about ten million
+MOST = 1 << 19  # elements of an array; the published ones have about a hundred thousand
+LIMIT = 1 << 25  # bytes of all unpacked variables; the published ones have about ten million
 
 
 def read_cars(root: Path | None, split: Half) -> ImageSet:
@@ -75,7 +76,7 @@ def read_mat(file: Path) -> dict[str, Any]:
     ...     read_mat(Path(folder, "a.mat"))
     {'name': 'Audi', 'doors': [3, 5]}
     """
-    data = file.read_bytes()
+    data = read_bytes(file, LIMIT)
     version = data[124:128]
     if version in (b"\x00\x02IM", b"\x02\x00MI"):
         raise UserError(f"{file} is a MATLAB 7.3 file; save it with -v7 in MATLAB, or fetch the original")
@@ -85,20 +86,22 @@ def read_mat(file: Path) -> dict[str, Any]:
         )
     order = "<" if version.endswith(b"IM") else ">"
     try:
-        return dict(_variables(memoryview(data)[128:], order))
+        return dict(_variables(memoryview(data)[128:], order, LIMIT))
     except Exception as error:  # a damaged file may break any step
-        reason = f"{type(error).__name__}: {error}"
+        reason = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         raise UserError(f"{file} is damaged or truncated ({reason}); fetch it again. {PUBLISHED}") from error
 
 
-def _variables(data: memoryview, order: str) -> Iterator[tuple[str, Any]]:
+def _variables(data: memoryview, order: str, room: int) -> Iterator[tuple[str, Any]]:
+    """Return name and value of each variable; all that are packed unpack to less than `room` bytes."""
     for kind, content in _elements(data, order):
         if kind == COMPRESSED:
             unpacker = zlib.decompressobj()
-            unpacked = unpacker.decompress(content, LIMIT)
-            if not unpacker.eof:
+            unpacked = unpacker.decompress(content, room)
+            room -= len(unpacked)
+            if not unpacker.eof or room <= 0:
                 raise UserError("a packed variable is cut off or too large")
-            yield from _variables(memoryview(unpacked), order)
+            yield from _variables(memoryview(unpacked), order, room)
         elif kind == MATRIX:
             yield _array(content, order)
         else:
@@ -107,8 +110,11 @@ def _variables(data: memoryview, order: str) -> Iterator[tuple[str, Any]]:
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
     """Return type and content of each element."""
-    position = 0
+    position = count = 0
     while position < len(data):
+        count += 1
+        if count > MOST:
+            raise UserError(f"more than {MOST:,} elements in an array")
         kind, size = struct.unpack_from(f"{order}II", data, position)
         position += 8
         if kind >> 16:  # a small element: length and type share four bytes, the content has the other four

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,11 @@ from robustmetric.validate import UserError
 Size = tuple[int, int]  # height, width
 Channels = Literal[1, 3]
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What images may be, by content: others of Pillow's readers start programs or open further files."""
+
+LONGEST = 16384  # pixels of a side that images may be brought to
+
 _ORIENTATION = 0x0112  # EXIF's number for the way up
 
 
@@ -29,8 +35,22 @@ def decoded(file: Path, box: Box | None, size: Size | None, channels: Channels) 
     ...     decoded(Path(folder, "red.png"), (0, 0, 5, 10), None, 3).shape
     (10, 5, 3)
     """
-    with Image.open(file) as image:
+    with open_image(file) as image:
         return prepared(image, box, size, channels)
+
+
+def open_image(file: Path) -> Image.Image:
+    """Open an image `file` of one of the formats that are read; its content decides, not its name.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0")
+    ...     open_image(Path(folder, "a.png"))
+    Traceback (most recent call last):
+    ...
+    PIL.UnidentifiedImageError: cannot identify image file ...
+    """
+    return Image.open(file, formats=FORMATS)
 
 
 def prepared(image: Image.Image, box: Box | None, size: Size | None, channels: Channels) -> NDArray[np.uint8]:
@@ -116,6 +136,8 @@ def one_size(images: Iterable[tuple[Path, Box | None]]) -> Size:
 def whole_images() -> Iterator[None]:
     """Refuse truncated images, even where another library has told Pillow to fill them with grey.
 
+    What Pillow would warn of names no file, and is left out: images are read, or told with a reason.
+
     >>> with whole_images():
     ...     ImageFile.LOAD_TRUNCATED_IMAGES
     False
@@ -123,7 +145,10 @@ def whole_images() -> Iterator[None]:
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            yield
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
 
@@ -159,7 +184,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _reason(file: Path, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         empty = file.stat().st_size == 0
-        return "is empty (0 bytes)" if empty else "is not an image in a format that Pillow reads"
+        return "is empty (0 bytes)" if empty else "is not PNG, JPEG, WebP, BMP, GIF, TIFF or PPM, or damaged"
+    if isinstance(error, Image.DecompressionBombError):
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        return f"unpacks to more than {limit:,} pixels, as files do that fill the memory; save it smaller"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
@@ -170,6 +198,6 @@ def _box_size(box: Box) -> Size:
 
 
 def _file_size(file: Path) -> Size:
-    with Image.open(file) as image:
+    with open_image(file) as image:
         width, height = upright_size(image)
         return height, width

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from robustmetric.data.base import ImageSet, Split
-from robustmetric.data.decode import decoded, upright_size, whole_images
-from robustmetric.validate import UserError, shorten
+from robustmetric.data.decode import decoded, open_image, upright_size, whole_images
+from robustmetric.validate import UserError, printable, shorten
 
 Key = TypeVar("Key", str, tuple[int, int])
 
@@ -83,14 +83,15 @@ def describe(images: ImageSet, *, headers: int | None = HEADERS) -> Description:
     else:
         files = (images.files or ())[:headers]
         looked_at = len(files)
-        for index, file in enumerate(files):
-            try:
-                size, mode = _header(file)
-            except Exception:  # damaged files make Pillow's readers raise nearly anything
-                unreadable.append(file)
-            else:
-                sizes[_cut(images, index) or size] += 1
-                modes[mode] += 1
+        with whole_images():
+            for index, file in enumerate(files):
+                try:
+                    size, mode = _header(file)
+                except Exception:  # damaged files make Pillow's readers raise nearly anything
+                    unreadable.append(file)
+                else:
+                    sizes[_cut(images, index) or size] += 1
+                    modes[mode] += 1
     counts = np.bincount(images.labels.numpy(), minlength=len(images.classes))
     return Description(
         name=images.name,
@@ -126,12 +127,13 @@ def typical_size(images: ImageSet) -> int:
     files = images.files or ()
     sample = np.linspace(0, len(files) - 1, min(len(files), SAMPLE)).round().astype(int).tolist()
     found: list[float] = []
-    for index in sample:
-        try:
-            size = _cut(images, index) or _header(files[index])[0]
-        except Exception:  # noqa: S112  damaged files make Pillow's readers raise nearly anything
-            continue
-        found.append(math.sqrt(math.prod(size)))
+    with whole_images():
+        for index in sample:
+            try:
+                size = _cut(images, index) or _header(files[index])[0]
+            except Exception:  # noqa: S112  damaged files make Pillow's readers raise nearly anything
+                continue
+            found.append(math.sqrt(math.prod(size)))
     if not found:
         raise UserError(
             f"none of {len(sample)} images of {images.name} ({images.split}) can be opened, so their size is "
@@ -170,7 +172,7 @@ def show(description: Description) -> Table:
         if len(d.unreadable) > LISTED:
             lines.append(f"and {len(d.unreadable) - LISTED:,} more")
         # Text and not markup: a path may hold brackets.
-        table.add_row(f"not readable: {len(d.unreadable):,}{first}", Text("\n".join(lines)))
+        table.add_row(f"not readable: {len(d.unreadable):,}{first}", Text(printable("\n".join(lines))))
     return table
 
 
@@ -214,7 +216,7 @@ def contact_sheet(
 
 def _header(file: Path) -> tuple[tuple[int, int], str]:
     """Read the size of the upright image, and its mode."""
-    with Image.open(file) as image:
+    with open_image(file) as image:
         # Pillow would decode a PNG to look for EXIF behind the pixels.
         has_exif = image.format != "PNG" or "exif" in image.info
         return upright_size(image) if has_exif else image.size, image.mode

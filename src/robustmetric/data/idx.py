@@ -41,6 +41,7 @@ FASHION_PUBLISHED = (
 )
 PREFIX = {"train": "train", "test": "t10k"}
 CHUNK = 1 << 20
+LIMIT = 1 << 31  # bytes of all images, more than any such file has: a small gzip file may unpack to anything
 
 
 def read_mnist(root: Path | None, split: Half) -> ImageSet:
@@ -81,6 +82,11 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             header = stream.read(4 + 4 * dimensions)
             shape = _shape(path, header, dimensions)
             size = math.prod(shape)
+            if size > LIMIT:
+                raise UserError(
+                    f"{path} is damaged: its header promises {_times(shape)} = {size:,} bytes, more than "
+                    f"{LIMIT:,}; fetch it again"
+                )
             data = _read(stream, size + 1)  # one more, to see whether the file goes on
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path} is a damaged or truncated gzip file ({error}); fetch it again") from None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.cache import Pixels, cached, first_readable
-from robustmetric.data.decode import Channels, Size, decoded_or_reason, prepared, whole_images
+from robustmetric.data.decode import LONGEST, Channels, Size, decoded_or_reason, prepared, whole_images
 from robustmetric.data.describe import typical_size
 from robustmetric.data.load import load
 from robustmetric.data.pairs import ImageArray
@@ -50,8 +50,11 @@ class Inputs:
     def __post_init__(self) -> None:
         for name in ("resize", "crop"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1, or None", parameter="size")
+            if value is not None and not 1 <= value <= LONGEST:
+                gib = f": such an image takes {3 * value**2 / 2**30:,.1f} GiB" if value > 1 else ""
+                raise UserError(
+                    f"{name} is {value}; it must be from 1 to {LONGEST}, or None{gib}", parameter="size"
+                )
         if self.channels not in (None, 1, 3):
             raise UserError(f"channels is {self.channels}; it must be 1, 3 or None")
 
@@ -62,18 +65,20 @@ class Inputs:
         *,
         skip_broken: bool = False,
         watch: Watch | None = None,
+        report: Callable[[str], object] = print,
     ) -> Pixels:
         """Return the `images` as pixels (N, H, W, C), resized and not cropped, decoded once.
 
         They are kept in `cache`, by default ``~/.cache/robustmetric``. Images that cannot be read raise an
         error that lists them; with `skip_broken` they are left out. `watch` is told, while images are
-        decoded, the split, how many are done and how many there are.
+        decoded, the split, how many are done and how many there are; `report` gets a sentence if what was
+        kept is damaged.
 
         >>> Inputs().pixels(load("digits")).pixels.shape
         (1000, 8, 8, 1)
         """
         root = images.root and images.root.resolve()
-        key = hashlib.sha256(str(root).encode()).hexdigest()[:12]
+        key = hashlib.sha256(os.fsencode(str(root))).hexdigest()[:12]
         name = re.sub(r"[^\w.-]", "_", images.name)
         return cached(
             images,
@@ -83,6 +88,7 @@ class Inputs:
             workers=os.cpu_count() or 1,
             skip_broken=skip_broken,
             progress=None if watch is None else partial(watch, images.split),
+            report=report,
         )
 
     def first(self, images: ImageSet) -> Pixels:
@@ -152,13 +158,14 @@ def load_pixels(
     *,
     skip_broken: bool = False,
     watch: Watch | None = None,
+    report: Callable[[str], object] = print,
 ) -> list[Pixels]:
     """Load the `splits` of a data set as pixels, in their order, decoded once and kept in `cache`.
 
     `data` and `root` are those of :func:`robustmetric.data.load`, `inputs` has the size and the channels.
     Images that cannot be read are listed for all splits together before anything is raised; with
     `skip_broken` they are left out. `watch` is told, while images are decoded, the split, how many are done
-    and how many there are.
+    and how many there are; `report` gets a sentence if what was kept is damaged.
 
     >>> train, test = load_pixels("digits", None, Inputs(), ["train", "test"])
     >>> train.pixels.shape, len(test)
@@ -169,7 +176,7 @@ def load_pixels(
     # All are listed before any is decoded.
     for images in [load(data, root, split) for split in splits]:
         try:
-            found.append(inputs.pixels(images, cache, skip_broken=skip_broken, watch=watch))
+            found.append(inputs.pixels(images, cache, skip_broken=skip_broken, watch=watch, report=report))
         except UserError as error:
             broken.append(error)
     if broken:

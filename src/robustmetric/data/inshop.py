@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 
 from robustmetric.data.base import Half, ImageSet
@@ -10,6 +11,7 @@ from robustmetric.data.listing import (
     check_root,
     integer,
     listed,
+    quoted,
     read_table,
     read_text,
     with_queries,
@@ -59,7 +61,7 @@ def _read(file: Path) -> list[tuple[str, str, str]]:
     for line, (image, item, status) in read_table(file, *HEADER, skip=1):
         if status not in STATUS:
             raise UserError(
-                f"{file}, line {line}: evaluation_status is {status!r}; expected {', '.join(STATUS)}"
+                f"{file}, line {line}: evaluation_status is {quoted(status)}; expected {', '.join(STATUS)}"
             )
         rows.append((image, item, status))
     if len(rows) != promised:
@@ -72,5 +74,5 @@ def _read(file: Path) -> list[tuple[str, str, str]]:
 
 def _images(root: Path, image: str) -> Path:
     """Return the directory that the list's paths are relative to."""
-    top = PurePosixPath(image).parts[0]
-    return root / "Img" if (root / "Img" / top).is_dir() else root
+    top = PurePosixPath(image).parts[:1]
+    return root / "Img" if os.path.isdir(root.joinpath("Img", *top)) else root  # noqa: PTH112 (of any length)

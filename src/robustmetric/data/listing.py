@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +17,9 @@ from robustmetric.data.base import Half, ImageSet, Part
 from robustmetric.validate import UserError, shorten
 
 Key = TypeVar("Key", int, str)
+
+LONGEST = 1 << 30  # bytes of a list of images; that of fourteen million has about half of this
+_SHOWN = 100  # characters of a text that a message shows
 
 
 def find_root(
@@ -65,10 +70,10 @@ def listed(
     """
     labels, classes = count_classes([key for _, key in rows])
     files = tuple(path for path, _ in rows)
-    if missing := [str(path) for path in files if not path.is_file()]:
+    if missing := [path for path in files if not _is_file(path)]:
         raise FileNotFoundError(
             f"{len(missing)} of {len(files)} image files of the {split} split of {name} are missing: "
-            f"{shorten(missing)}; {hint}"
+            f"{shorten([_clipped(str(path)) for path in missing])}; {hint}"
         )
     return ImageSet(name, split, labels, tuple(names[key] for key in classes), files=files)
 
@@ -138,10 +143,63 @@ def read_text(path: Path) -> str:
     ...     read_text(Path(folder, "a.csv"))
     'path'
     """
+    data = read_bytes(path, LONGEST)
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{path} is not UTF-8 text (it is UTF-16); save it as UTF-8")
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} is not UTF-8 text (line {line}: {error.reason}); save it as UTF-8") from None
+    if (place := text.find("\0")) >= 0:
+        line = text.count("\n", 0, place) + 1
+        raise UserError(
+            f"{path}, line {line}: there is a zero byte, which no text has: the file is damaged, or UTF-16; "
+            "save it as UTF-8, or fetch it again"
+        )
+    return text
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    r"""Read a file of at most `limit` bytes.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.csv").write_bytes(b"path,label")
+    ...     read_bytes(Path(folder, "a.csv"), 1000)
+    b'path,label'
+    """
+    if not path.is_file():  # a pipe might never end
+        raise UserError(f"{path} is not a file; give one")
+    if (length := path.stat().st_size) > limit:
+        raise UserError(f"{path} has {length:,} bytes; expected at most {limit:,}: is it the right file?")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"{path} cannot be read ({reason}); make it readable, or give another") from None
+
+
+def quoted(text: str) -> str:
+    """Return a `text` in quotes, cut where it is too long for a message.
+
+    >>> quoted("cat"), len(quoted("c" * 1_000_000))
+    ("'cat'", 126)
+    """
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}… ({len(text):,} characters)"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= 3 * _SHOWN else f"{text[: 3 * _SHOWN]}…"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def read_fields(path: Path, *columns: str, skip: int = 0) -> list[tuple[int, list[str]]]:
@@ -159,7 +217,7 @@ def read_fields(path: Path, *columns: str, skip: int = 0) -> list[tuple[int, lis
     for number, line in enumerate(read_text(path).split("\n")[skip:], start=skip + 1):
         fields = line.strip().split(maxsplit=len(columns) - 1)
         if fields and len(fields) != len(columns):
-            raise UserError(f"{path}, line {number}: {line.strip()!r} is not '{' '.join(columns)}'")
+            raise UserError(f"{path}, line {number}: {quoted(line.strip())} is not '{' '.join(columns)}'")
         if fields:
             rows.append((number, fields))
     return rows
@@ -177,7 +235,7 @@ def read_table(path: Path, *columns: str, skip: int = 0) -> list[tuple[int, list
     lines = read_fields(path, *columns, skip=skip)
     header = lines[0][1] if lines else []
     if header != list(columns):
-        raise UserError(f"{path}: the header is {' '.join(header)!r}; expected {' '.join(columns)!r}")
+        raise UserError(f"{path}: the header is {quoted(' '.join(header))}; expected {' '.join(columns)!r}")
     return lines[1:]
 
 
@@ -192,7 +250,7 @@ def integer(text: str, where: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"{where} is {text!r}; expected a whole number") from None
+        raise UserError(f"{where} is {quoted(text)}; expected a whole number") from None
 
 
 def check_distinct(source: Path, paths: Iterable[str]) -> None:
@@ -204,4 +262,5 @@ def check_distinct(source: Path, paths: Iterable[str]) -> None:
     robustmetric.UserError: images.txt lists images more than once: a.jpg; list each image once
     """
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
-        raise UserError(f"{source} lists images more than once: {shorten(twice)}; list each image once")
+        names = shorten([_clipped(path) for path in twice])
+        raise UserError(f"{source} lists images more than once: {names}; list each image once")

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robustmetric.data.stored import Pictures
+from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError
 
 
@@ -111,7 +113,7 @@ class PairLoader:
 
     def __init__(
         self,
-        pixels: NDArray[np.uint8],
+        pixels: Pictures,
         labels: Tensor,
         *,
         pairs: int,
@@ -129,6 +131,7 @@ class PairLoader:
         _check_crop(pixels, crop)
         self.pixels = pixels
         self.rows = np.arange(len(pixels)) if rows is None else rows
+        check_labels(labels, len(pixels))
         self.labels = labels.numpy().astype(np.int64)[self.rows]
         self.pairs, self.seed, self.crop, self.flip = pairs, seed, crop, flip
         self.rank, self.world = rank, world
@@ -170,8 +173,9 @@ class PairLoader:
         index, views = order.pairs[slots].reshape(-1), look[slots].reshape(-1, 3)
         height, width = (self.crop or s for s in self.pixels.shape[1:3])
         images = np.empty((len(index), height, width, self.pixels.shape[3]), np.uint8)
-        for image, i, (top, left, mirrored) in zip(images, self.rows[index], views, strict=True):
-            part = self.pixels[i, top : top + height, left : left + width]
+        whole = self.pixels[self.rows[index]]
+        for image, row, (top, left, mirrored) in zip(images, whole, views, strict=True):
+            part = row[top : top + height, left : left + width]
             image[:] = part[:, ::-1] if mirrored else part
         return Batch(_floats(images), torch.from_numpy(self.labels[index]))
 
@@ -188,20 +192,22 @@ class ImageArray:
     """
 
     def __init__(
-        self, pixels: NDArray[np.uint8], crop: int | None = None, rows: NDArray[np.int64] | None = None
+        self, pixels: Pictures, crop: int | None = None, rows: NDArray[np.int64] | None = None
     ) -> None:
         _check_crop(pixels, crop)
+        self.pixels = pixels
         self.rows = np.arange(len(pixels)) if rows is None else rows
         height, width = pixels.shape[1:3]
         size = (crop or height, crop or width)
         top, left = ((whole - part) // 2 for whole, part in zip((height, width), size, strict=True))
-        self.pixels = pixels[:, top : top + size[0], left : left + size[1]]
+        self._middle = np.s_[:, top : top + size[0], left : left + size[1]]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
-        return _floats(self.pixels[self.rows[index if isinstance(index, slice) else index.numpy()]])
+        rows = self.rows[index if isinstance(index, slice) else index.numpy()]
+        return _floats(self.pixels[rows][self._middle])
 
 
 class ImageLoader:
@@ -216,7 +222,7 @@ class ImageLoader:
 
     def __init__(
         self,
-        pixels: NDArray[np.uint8],
+        pixels: Pictures,
         labels: Tensor,
         *,
         batch: int,
@@ -224,6 +230,7 @@ class ImageLoader:
         crop: int | None = None,
     ) -> None:
         self.images, self.batch = ImageArray(pixels, crop, rows), batch
+        check_labels(labels, len(pixels))
         self.labels = labels[torch.from_numpy(self.images.rows)]
 
     def __len__(self) -> int:
@@ -235,7 +242,7 @@ class ImageLoader:
             yield Batch(self.images[part], self.labels[part])
 
 
-def _check_crop(pixels: NDArray[np.uint8], crop: int | None) -> None:
+def _check_crop(pixels: Pictures, crop: int | None) -> None:
     height, width = pixels.shape[1:3]
     if crop is not None and not 1 <= crop <= min(height, width):
         raise UserError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.data.base import Box, ImageSet, Part, sets_apart
-from robustmetric.data.listing import half, listed, read_text
+from robustmetric.data.listing import half, listed, quoted, read_text
 from robustmetric.validate import UserError, shorten
 
 NEEDED = ("path", "label")
@@ -27,6 +27,7 @@ TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0"
 EMPTY = ("", "none", "nan")  # how programs write that there is no value
 WHOLE: Box = (0, 0, 0, 0)
 LONGEST = 1 << 31  # pixels of a side, more than any image has
+COLUMNS = 1000  # far more than any table of images has
 NEAR = 0.75  # how alike a column and a known one are for it to be a slip of the pen
 HINT = "correct the paths, which are relative to the CSV file"
 
@@ -131,26 +132,32 @@ def _read(file: Path) -> tuple[list[str], list[_Row]]:
     """Return the names of the columns that are not known, and the rows."""
     text = read_text(file)
     first = text.partition("\n")[0].partition("\r")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_delimiter(first))
     rows: list[_Row] = []
     lines: dict[tuple[Path, Box], int] = {}
+    number = 0
     try:
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_delimiter(first))
         header = _header(file, first, next(reader, []))
+        number = reader.line_num
         further = [k for k, name in enumerate(header) if name and name not in KNOWN]
         for fields in reader:
+            number = reader.line_num
             if not fields:
                 continue
-            row = _row(file, reader.line_num, header, further, fields)
+            row = _row(file, number, header, further, fields)
             before = lines.setdefault((row.path, row.box), row.line)
             if before != row.line:
                 name = fields[header.index("path")].strip()
                 raise UserError(
-                    f"{file}, line {row.line}: {name!r} is already in line {before}; list each image "
+                    f"{file}, line {row.line}: {quoted(name)} is already in line {before}; list each image "
                     "once, or each box of it"
                 )
             rows.append(row)
     except csv.Error as error:
-        raise UserError(f"{file}, line {reader.line_num}: this is not CSV ({error})") from None
+        # A quote that is not closed takes in all that follows, up to csv's limit for a field.
+        raise UserError(
+            f"{file}, line {number + 1}: this is not CSV ({error}); close quotes, and give each row a line"
+        ) from None
     return [header[k] for k in further], rows
 
 
@@ -158,7 +165,10 @@ def _delimiter(line: str) -> str:
     """Choose the delimiter that makes a header of the first line, or else the most fields."""
 
     def fit(delimiter: str) -> tuple[bool, int]:
-        names = [field.strip().lower() for field in next(csv.reader([line], delimiter=delimiter), [])]
+        try:
+            names = [field.strip().lower() for field in next(csv.reader([line], delimiter=delimiter), [])]
+        except csv.Error:  # a field that is too long, at least with this one
+            names = []
         return set(NEEDED) <= set(names), len(names)
 
     return max(DELIMITERS, key=fit)
@@ -169,21 +179,27 @@ def _header(file: Path, line: str, fields: Sequence[str]) -> list[str]:
     names = [field.strip() for field in fields]
     header = [name.lower() if name.lower() in KNOWN else name for name in names]
     where = f"{file}, line 1:"
+    if len(names) > COLUMNS:
+        raise UserError(
+            f"{where} {len(names):,} columns; expected at most {COLUMNS:,}: is it a table of images?"
+        )
     missing = [name for name in KNOWN if name not in header]
     for name in header:
         # A misspelt `split` would change the split without a word.
         if name not in KNOWN and (near := difflib.get_close_matches(name.lower(), missing, 1, NEAR)):
             raise UserError(
-                f"{where} unknown column {name!r} (did you mean {near[0]!r}?); correct it, or give it a name "
-                "that is less alike if it is something else"
+                f"{where} unknown column {quoted(name)} (did you mean {near[0]!r}?); correct it, or give it "
+                "a name that is less alike if it is something else"
             )
     if lacks := [name for name in NEEDED if name in missing]:
         raise UserError(
-            f"{where} the header is {line!r} and lacks {' and '.join(lacks)}; expected the columns path and "
-            "label, and others if you like, separated by commas, semicolons or tabs"
+            f"{where} the header is {quoted(line)} and lacks {' and '.join(lacks)}; expected the columns "
+            "path and label, and others if you like, separated by commas, semicolons or tabs"
         )
     if twice := [name for k, name in enumerate(header) if name and name in header[:k]]:
-        raise UserError(f"{where} the column {twice[0]!r} is there twice; give each column a name of its own")
+        raise UserError(
+            f"{where} the column {quoted(twice[0])} is there twice; give each column a name of its own"
+        )
     if any(name in header for name in BOX) and (lacks := [name for name in BOX if name in missing]):
         raise UserError(f"{where} a box takes {', '.join(BOX)}; {' and '.join(lacks)} lacks")
     return header
@@ -193,7 +209,7 @@ def _row(file: Path, line: int, header: Sequence[str], further: Sequence[int], f
     where = f"{file}, line {line}:"
     if len(fields) != len(header):
         raise UserError(
-            f"{where} {len(fields)} fields; expected {len(header)} ({','.join(header)}), "
+            f"{where} {len(fields)} fields; expected {len(header)} ({shorten(header)}), "
             "with quotes around text that holds the delimiter"
         )
     texts = [field.strip() for field in fields]
@@ -217,14 +233,14 @@ def _row(file: Path, line: int, header: Sequence[str], further: Sequence[int], f
 def _split(where: str, text: str) -> Part:
     split = SPLITS.get(text.lower())
     if split is None:
-        raise UserError(f"{where} the split is {text!r}; expected train, test or validation")
+        raise UserError(f"{where} the split is {quoted(text)}; expected train, test or validation")
     return split
 
 
 def _mark(where: str, name: str, row: Mapping[str, str]) -> bool | None:
     text = row.get(name, "").lower()
     if text not in TRUTH and text not in EMPTY:
-        raise UserError(f"{where} {name} is {row[name]!r}; expected true or false")
+        raise UserError(f"{where} {name} is {quoted(row[name])}; expected true or false")
     return TRUTH.get(text)
 
 
@@ -249,4 +265,4 @@ def _pixel(where: str, name: str, text: str) -> int:
     try:
         return round(float(text))
     except (ValueError, OverflowError):
-        raise UserError(f"{where} {name} is {text!r}; expected a number of pixels") from None
+        raise UserError(f"{where} {name} is {quoted(text)}; expected a number of pixels") from None

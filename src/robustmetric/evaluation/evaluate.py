@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.pieces import Materials, Stage
 from robustmetric.evaluation.plan import Plan
-from robustmetric.evaluation.record import Record, build_record, load_record
-from robustmetric.evaluation.store import Store, check_folder
+from robustmetric.evaluation.record import Record, build_record, load_arrays, load_record
+from robustmetric.evaluation.store import RECORD, Store, check_folder
 from robustmetric.evaluation.subject import Subject
+from robustmetric.locks import LOCK, locked
 from robustmetric.validate import UserError
 
 Progress = Callable[[str, float, int], None]
@@ -46,6 +49,7 @@ def evaluate(
     surrogate: nn.Module | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    report: Callable[[str], None] = print,
     plan: Plan | None = None,
     **settings: Any,
 ) -> Record:
@@ -72,8 +76,11 @@ def evaluate(
         data: What the record calls the images.
         surrogate: The network that perturbations come from, for the search ``"transfer"``.
         out: A folder. The record is written there as `record.json` with its per-query values, and whatever is
-            finished stays on disk: the same call goes on where an interrupted one stopped.
+            finished stays on disk: the same call goes on where an interrupted one stopped. Nobody else can
+            use the folder meanwhile.
         progress: Told the stage, how many of its pieces are done, and how many there are.
+        report: Told in a line what was found in the folder: a damaged file that is made anew, or the lock of
+            a process that was killed.
         plan: How to attack and to judge; made of the `settings` unless it is given.
         settings: The fields of a `Plan`: protocol, eps, alpha, steps, search, attacks, queries, seed, batch
             and checks.
@@ -105,7 +112,7 @@ def evaluate(
         data=data,
         surrogate=surrogate,
     )
-    return Evaluation(subject, plan, out, progress).run()
+    return Evaluation(subject, plan, out, progress, report).run()
 
 
 class Evaluation:
@@ -114,7 +121,7 @@ class Evaluation:
     The network and images of `subject` are evaluated as `plan` says. Each finished piece is a file in
     `out/parts`, or stays in memory if `out` is None. `work(k, n)` does the k-th of n shares of all pieces;
     `run` does what is left and puts the record together. `progress` is told the stage, how many of its
-    pieces are done, and how many there are.
+    pieces are done, and how many there are; `report` is told in a line what was found damaged in the folder.
 
     >>> import torch
     >>> subject = Subject(nn.Flatten(), torch.rand(20, 1, 8, 8), torch.arange(20) % 4)
@@ -129,6 +136,7 @@ class Evaluation:
         plan: Plan,
         out: str | Path | None = None,
         progress: Progress | None = None,
+        report: Callable[[str], None] = print,
     ) -> None:
         # A search that is given as an object brings its own network.
         network = plan.search_on(subject.surrogate).network
@@ -136,20 +144,36 @@ class Evaluation:
             subject = replace(subject, surrogate=network)
         subject.check(plan)
         self.subject, self.plan = subject, plan
-        self.store = Store(None if out is None else Path(out))
+        self.store = Store(None if out is None else Path(out), report)
         self.materials = Materials(subject, plan, self.store)
         self.progress = progress
 
-    def run(self) -> Record:
-        """Do all that is not done yet, and put the record together."""
-        if (finished := self.begin()) is not None:
+    def run(self, help_out: Callable[[], None] | None = None) -> Record:
+        """Do all that is not done yet, and put the record together; nobody else can in the same folder.
+
+        `help_out` is called before, if there is anything to do: it may let workers do their shares.
+        """
+        folder = self.store.folder
+        if folder is None:
+            self.probe()
+            return self._run(help_out)
+        if (finished := self._finished()) is not None:
+            if (folder / LOCK).exists():  # of a process that was killed, unless it tidies up
+                with suppress(UserError), locked(folder, "tidying up", lambda _: None):
+                    pass
             return finished
+        with locked(folder, "an evaluation", self.store.report):
+            finished = self.begin()
+            return self._run(help_out) if finished is None else finished
+
+    def _run(self, help_out: Callable[[], None] | None) -> Record:
+        self.store.drop_damaged(piece for stage in self.materials.stages for piece in stage.pieces)
         self.tell()  # what there is to do, before anything is done
+        if help_out is not None:
+            help_out()
         with self.subject.frozen():
-            if self._share(0, 1):
-                return build_record(self.materials)
-        # Another process has finished it meanwhile.
-        return load_record(self.store.folder or "")
+            self._share(0, 1)
+            return build_record(self.materials)
 
     def work(self, share: int, shares: int) -> None:
         """Do one `share`, counted from 0, of `shares` of the pieces; `run` puts them together."""
@@ -159,19 +183,39 @@ class Evaluation:
 
     def begin(self) -> Record | None:
         """Check data and network, write down what is to be done; return the record if it is finished."""
-        folder = self.store.folder
-        if folder is None:
+        if self.store.folder is None:
             self.probe()
-            return None
-        identity = {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
-        if check_folder(folder, identity):
-            if self.store.finished:
-                self.store.tidy()
-                return load_record(folder)
-        else:
+        elif (finished := self._finished()) is not None:
+            return finished
+        elif not self._begun:
             self.probe()
-            self.store.begin(identity)
+            self.store.begin(self._identity)
         return None
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
+
+    @property
+    def _begun(self) -> bool:
+        """Whether this evaluation, and no other, has begun in its folder."""
+        return self.store.folder is not None and check_folder(self.store.folder, self._identity)
+
+    def _finished(self) -> Record | None:
+        """Return the record in the folder, if it is there."""
+        folder = self.store.folder
+        if folder is None or not self._begun or not self.store.finished:
+            return None
+        try:
+            record = load_record(folder)
+            if (folder / record.arrays.file).exists():
+                load_arrays(folder)
+        except UserError as error:
+            raise UserError(
+                f"{error}; remove {folder / RECORD} and run the same command again: it is made anew"
+            ) from None
+        self.store.tidy()
+        return record
 
     def probe(self) -> None:
         """Try the networks on a batch: one that fails leaves no trace."""
@@ -190,13 +234,13 @@ class Evaluation:
         for stage in self.materials.stages:
             self._tell(stage)
 
-    def _share(self, share: int, shares: int) -> bool:
-        """Make every `shares`-th missing piece and wait for the others; False if a record took them."""
+    def _share(self, share: int, shares: int) -> None:
+        """Make every `shares`-th missing piece and wait for the others, unless a record took them."""
         turn = 0
         for phase in sorted({stage.phase for stage in self.materials.stages}):
             stages = [stage for stage in self.materials.stages if stage.phase == phase]
             for stage in stages:
-                expected = self.plan.steps  # calls of the objective; the last piece tells better
+                expected = self.materials.search.asks(self.plan.budget)  # the last piece tells better
                 for piece in stage.pieces:
                     if turn % shares == share and not self.store.has(piece):
                         ticks = Ticks(lambda part: self._tell(stage, part), expected)  # noqa: B023
@@ -204,9 +248,8 @@ class Evaluation:
                         expected = ticks.asked or expected
                         self._tell(stage)
                     turn += 1
-            if not self.store.wait([piece for stage in stages for piece in stage.pieces]):
-                return False
-        return True
+            if shares > 1 and not self.store.wait([piece for stage in stages for piece in stage.pieces]):
+                return
 
     def _tell(self, stage: Stage, part: float = 0.0) -> None:
         if self.progress is not None:

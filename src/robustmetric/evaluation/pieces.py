@@ -24,6 +24,7 @@ from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, embed_all, run_attack
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
+from robustmetric.files import DamagedError
 from robustmetric.retrieval import nmi, rank
 
 T = TypeVar("T")
@@ -70,22 +71,32 @@ class Materials:
         network = self.subject.surrogate
         return None if network is None else self._scene(network, "surrogate")
 
+    def get(self, piece: Piece[T]) -> T:
+        """Return what was made of a finished piece; one that was damaged since then is made anew."""
+        try:
+            return self.store.get(piece)
+        except DamagedError as error:
+            self.store.report(f"{error}; it is made anew")
+        value = piece.make(self)
+        self.store.keep(piece, value)
+        return value
+
     def found(self, attack: RankingAttack) -> Found:
         """Return what an attack found for all queries."""
         (stage,) = (stage for stage in self.stages if stage.name == attack.name)
         columns = [column.name for column in attack.columns]
-        kept: list[Tensors] = [self.store.get(piece) for piece in stage.pieces]
+        kept: list[Tensors] = [self.get(piece) for piece in stage.pieces]
         return Found.join([Found.from_tensors(tensors, columns) for tensors in kept])
 
     @property
     def retrieval(self) -> Tensors:
         """The values of the ranking without attacks, per query."""
-        return self.store.get(RetrievalPiece())
+        return self.get(RetrievalPiece())
 
     @property
     def checks(self) -> list[Check]:
         """What the checks found."""
-        return [self.store.get(CheckPiece(name)) for name in self.plan.check_names]
+        return [self.get(CheckPiece(name)) for name in self.plan.check_names]
 
     @cached_property
     def findings(self) -> Findings:
@@ -102,7 +113,7 @@ class Materials:
         )
 
     def _scene(self, model: nn.Module, kind: str) -> Scene:
-        z = [self.store.get(piece)["z"] for piece in _embeddings(self.subject, kind)]
+        z = [self.get(piece)["z"] for piece in _embeddings(self.subject, kind)]
         return self.subject.scene(model, torch.cat(z))
 
 

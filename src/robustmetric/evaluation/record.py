@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -20,8 +21,8 @@ from robustmetric.evaluation.identity import code_of, digest_of, versions
 from robustmetric.evaluation.pieces import PER_QUERY, Materials
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.store import ARRAYS, RECORD
-from robustmetric.files import write_atomically
+from robustmetric.evaluation.store import ARRAYS, GO_ON, RECORD
+from robustmetric.files import DamagedError, write_atomically, writing
 from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
@@ -44,7 +45,7 @@ class Data(Part):
     images: int = Field(description="images that query, and are ranked unless a gallery is")
     gallery: int | None = Field(None, description="images of a gallery of its own")
     classes: int
-    shape: list[int] = Field(description="channels, height, width")
+    shape: list[int] = Field(min_length=3, max_length=3, description="channels, height, width")
     sha256: str = Field(description="of all labels and of the pixels in single precision")
     cameras: bool = Field(False, description="whether images of a query's class and camera do not count")
     skipped: list[str] = Field([], description="files that were left out because they could not be read")
@@ -105,7 +106,8 @@ class Record(Part):
     `schema` names the format. `network` and `data` say what was evaluated, `settings` are the plan, and
     `queries` counts the images that were perturbed. `retrieval` has the scores without attacks, `scores`
     those under attack and `ers` their summary, if all its columns were measured. `checks` say how far to
-    trust them, `versions` what computed them, and `arrays` names the file of per-query values.
+    trust them, `versions` what computed them, and `arrays` names the file of per-query values. `sha256` is
+    the digest of all the rest: a record that was damaged, or changed by hand, is not read.
 
     >>> sorted(Record.model_json_schema()["properties"])[:4]
     ['arrays', 'checks', 'data', 'ers']
@@ -122,6 +124,7 @@ class Record(Part):
     checks: list[Check]
     versions: dict[str, str]
     arrays: Arrays
+    sha256: str | None = Field(None, description="of all the other entries; null in records of before")
 
     def __getitem__(self, name: str) -> float:
         if name == "ERS" and self.ers is not None:
@@ -253,19 +256,31 @@ def write_record(folder: Path, made: dict[str, Any], arrays: dict[str, Tensor]) 
     """Write `record.json` and `queries.safetensors` into a folder and return the record."""
     content = save({name: value.contiguous() for name, value in arrays.items()})
     record = make_record(made, content)
-    write_atomically(folder / ARRAYS, lambda file: file.write(content))
-    text = json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False) + "\n"
-    write_atomically(folder / RECORD, lambda file: file.write(text.encode()))
+    text = json.dumps(_dumped(record), indent=1, ensure_ascii=False) + "\n"
+    for file, written in ((folder / ARRAYS, content), (folder / RECORD, text.encode())):
+        with writing(file, GO_ON):
+            write_atomically(file, lambda draft: draft.write(written))  # noqa: B023
     return record
 
 
 def make_record(made: dict[str, Any], arrays: bytes) -> Record:
-    """Put a record together with the digest of its arrays."""
-    return Record(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made)
+    """Put a record together with the digest of its arrays, and its own."""
+    record = Record(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made)
+    return record.model_copy(update={"sha256": _digest(_dumped(record))})
+
+
+def _dumped(record: Record) -> dict[str, Any]:
+    return record.model_dump(mode="json", by_alias=True)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of a record's entries but this one, however they are laid out in the file."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def load_record(path: str | Path) -> Record:
-    """Read a record from `path`: its JSON file or the folder that it is in.
+    """Read a record from `path`: its JSON file or the folder that it is in; a damaged one is refused.
 
     >>> load_record("nowhere")
     Traceback (most recent call last):
@@ -281,17 +296,22 @@ def load_record(path: str | Path) -> Record:
         raise FileNotFoundError(f"there is no record {path}; give a {RECORD}, or a folder that holds one")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a record: it is not JSON ({error})") from None
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
-        raise UserError(f"{path} is not a record of this version: its schema is {found!r}, not {SCHEMA!r}")
+        raise UserError(
+            f"{path} is not a record of this version: its schema is {repr(found)[:80]}, not {SCHEMA!r}"
+        )
     try:
-        return Record(**content)
+        record = Record(**content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{path} is not a whole record: {place}: {first['msg']}") from None
+    if record.sha256 not in (None, _digest(content)):
+        raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
+    return record
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:
@@ -303,11 +323,16 @@ def load_arrays(path: str | Path) -> dict[str, Tensor]:
     FileNotFoundError: there is no record nowhere; give a record.json, or a folder that holds one
     """
     record, folder = load_record(path), Path(path)
+    if Path(record.arrays.file).name != record.arrays.file:
+        raise UserError(f"the record {path} names the arrays {record.arrays.file!r}; they stand beside it")
     for candidate in (folder, folder / "evaluation", folder.parent):
         file = candidate / record.arrays.file
         if file.is_file():
             content = file.read_bytes()
             if hashlib.sha256(content).hexdigest() != record.arrays.sha256:
-                raise UserError(f"{file} is not what its record was written with: its digest differs")
-            return load(content)
+                raise DamagedError(f"{file} is not what its record was written with: its digest differs")
+            try:
+                return load(content)
+            except SafetensorError as error:
+                raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
     raise FileNotFoundError(f"there is no {record.arrays.file} beside the record {path}")

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from robustmetric.evaluation.identity import differences
-from robustmetric.files import is_draft, write_atomically
+from robustmetric.files import (
+    DamagedError,
+    is_draft,
+    read_sealed,
+    write_atomically,
+    write_sealed,
+    writing,
+)
+from robustmetric.locks import LOCK
 from robustmetric.validate import UserError
 
 PLAN, RECORD, ARRAYS, PARTS = "plan.json", "record.json", "queries.safetensors", "parts"
+GO_ON = "make room; what is finished is kept, and the same command goes on from there"
+"""What to do when a file cannot be written."""
 
 T = TypeVar("T")
 
@@ -33,10 +43,13 @@ class Storable(Protocol[T]):
 
 
 class Store:
-    """Finished pieces: files in `folder/parts`, or in memory without a folder."""
+    """Finished pieces: files in `folder/parts`, or in memory without a folder.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    `report` is told in a line of what was found damaged.
+    """
+
+    def __init__(self, folder: Path | None = None, report: Callable[[str], None] = print) -> None:
+        self.folder, self.report = folder, report
         self._memory: dict[str, Any] = {}
 
     def has(self, piece: Storable[Any]) -> bool:
@@ -48,21 +61,34 @@ class Store:
         if self.folder is None:
             self._memory[piece.file] = value
             return
-        self._path(piece).parent.mkdir(exist_ok=True)
         content = piece.encode(value)
-        write_atomically(self._path(piece), lambda file: file.write(content))
+        with writing(self._path(piece), GO_ON):
+            self._path(piece).parent.mkdir(exist_ok=True)
+            write_sealed(self._path(piece), lambda file: file.write(content))
 
     def get(self, piece: Storable[T]) -> T:
-        """Return what was made of a finished piece."""
+        """Return what was made of a finished piece; one that is not what was kept raises a `DamagedError`."""
         if self.folder is None:
             value: T = self._memory[piece.file]
             return value
+        path = self._path(piece)
         try:
-            return piece.decode(self._path(piece).read_bytes())
+            return piece.decode(read_sealed(path))
+        except FileNotFoundError:
+            raise DamagedError(f"{path} is gone") from None
+        except DamagedError:
+            raise
         except ValueError as error:
-            raise UserError(
-                f"{self._path(piece)} is damaged ({error}); remove it and start again: only it is made anew"
-            ) from None
+            raise DamagedError(f"{path} is damaged: {error}") from None
+
+    def drop_damaged(self, pieces: Iterable[Storable[Any]]) -> None:
+        """Remove those of the `pieces` that are there and damaged, and say so: they will be made anew."""
+        for piece in filter(self.has, pieces):
+            try:
+                self.get(piece)
+            except DamagedError as error:
+                self.report(f"{error}; it is made anew")
+                self._path(piece).unlink(missing_ok=True)
 
     def wait(self, pieces: Sequence[Storable[Any]]) -> bool:
         """Wait for pieces of other workers; tell that they are there, and not gone into a record."""
@@ -81,20 +107,22 @@ class Store:
     def begin(self, identity: dict[str, Any]) -> None:
         """Write down what is to be done."""
         assert self.folder is not None  # noqa: S101
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(identity, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(self.folder / PLAN, lambda file: file.write(text.encode()))
+        with writing(self.folder / PLAN, GO_ON):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / PLAN, lambda file: file.write(text.encode()))
 
     def tidy(self) -> None:
         """Remove the pieces of a finished record, and what was left of unfinished files."""
         if self.folder is None:
             return
         parts = self.folder / PARTS
-        pieces = list(parts.iterdir()) if parts.is_dir() else []
-        for file in [*filter(is_draft, self.folder.iterdir()), *pieces]:
-            file.unlink(missing_ok=True)
-        if parts.is_dir():
-            with suppress(OSError):  # a worker that has not heard yet may be writing
+        # The record is there, whether these can be removed or not: a worker may not have heard yet.
+        with suppress(OSError):
+            pieces = list(parts.iterdir()) if parts.is_dir() else []
+            for file in [*filter(is_draft, self.folder.iterdir()), *pieces]:
+                file.unlink(missing_ok=True)
+            if parts.is_dir():
                 parts.rmdir()
 
     def _path(self, piece: Storable[Any]) -> Path:
@@ -114,20 +142,15 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
         raise UserError(f"{folder} is a file: give a folder for the record", parameter="out")
     file = folder / PLAN
     if not file.exists():
-        others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())
+        others = folder.exists() and any(
+            not is_draft(path) and path.name != LOCK for path in folder.iterdir()
+        )
         if others and not file.exists():
             raise UserError(
                 f"{folder} is not empty and holds no evaluation: give another folder", parameter="out"
             )
         return False
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(before, dict):
-            raise TypeError(f"it holds a {type(before).__name__}")
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{file} is damaged ({error}): give another folder, or remove this one", parameter="out"
-        ) from None
+    before = _planned(file)
     now = json.loads(json.dumps(identity))
     before = {key: before.get(key) for key in now}
     # Options that no name tells are said only if the names are the same.
@@ -139,3 +162,20 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
             parameter="out",
         )
     return True
+
+
+def _planned(file: Path) -> dict[str, Any]:
+    """Read what an evaluation was planned as."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError(f"it holds a {type(found).__name__}")
+        if not isinstance(found.get("settings"), dict):
+            raise TypeError("it holds no settings")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{file} is damaged ({error}): remove {file.parent} and run the same command again, or give "
+            "another folder",
+            parameter="out",
+        ) from None
+    return found

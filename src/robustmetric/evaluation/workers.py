@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import Any
 
+from robustmetric.trust import Known, known
 from robustmetric.usercode import own_failure
 from robustmetric.validate import UserError
 
@@ -35,7 +36,7 @@ def run_workers(
     context = multiprocessing.get_context("spawn")
     errors: Queue[tuple[Exception, str]] = context.Queue()
     workers = [
-        context.Process(target=_worker, args=(work, arguments, k, count, errors), daemon=True)
+        context.Process(target=_worker, args=(work, arguments, k, count, errors, known), daemon=True)
         for k in range(count)
     ]
     try:
@@ -94,7 +95,9 @@ def _worker(
     share: int,
     shares: int,
     errors: Queue[tuple[Exception, str]],
+    trusted: Known,
 ) -> None:
+    trusted.share()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

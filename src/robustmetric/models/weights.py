@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pickle
 import warnings
@@ -11,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from robustmetric.files import write_atomically
+from robustmetric.files import DamagedError, write_atomically
 from robustmetric.validate import UserError
+
+_DIGEST = "sha256"  # of the tensors, in a file's metadata
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
@@ -72,6 +77,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Write the state dict of a `model`, or one, to `path` as ``.safetensors``, complete or not at all.
 
+    A digest of the tensors stands in the file's metadata, and is checked when it is loaded.
+
     >>> save_weights(nn.Linear(2, 2), "model.pt")
     Traceback (most recent call last):
     ...
@@ -89,9 +96,47 @@ def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | os.PathLik
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in (model.state_dict() if isinstance(model, nn.Module) else model).items()
     }
-    content = save(tensors, metadata={"format": "pt"})
+    content = _with_digest(save(tensors, metadata={"format": "pt"}), digest_of(tensors))
     # Not save_file, which makes the file readable for its owner only.
     write_atomically(path, lambda file: file.write(content))
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return a sha256, in hexadecimal, of names, shapes, types and bytes of `tensors`, whatever their order.
+
+    >>> one, other = torch.zeros(2), torch.ones(3)
+    >>> digest_of({"a": one, "b": other}) == digest_of({"b": other, "a": one}) != digest_of({"a": one})
+    True
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _with_digest(content: bytes, digest: str) -> bytes:
+    """Put a digest into the metadata of a file of tensors."""
+    # By hand: safetensors writes several entries of metadata in an order of chance.
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"][_DIGEST] = digest
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of tensors; one that has a digest must match it."""
+    with safe_open(path, framework="pt") as file:
+        digest = (file.metadata() or {}).get(_DIGEST)
+    tensors = load_file(path)
+    if digest is not None and digest != digest_of(tensors):
+        raise DamagedError(
+            f"{path} is damaged: its tensors do not match the digest in it; give other weights or a copy of "
+            "them, or train on from last.ckpt (--resume), which writes them anew"
+        )
+    return tensors
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -115,10 +160,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def _read(path: Path) -> object:
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _safetensors(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about odd pickles before it refuses them
             return torch.load(path, map_location="cpu", weights_only=True)
+    except DamagedError:
+        raise
     except pickle.UnpicklingError:
         # `from None`: torch's own text recommends loading the file unsafely.
         raise UserError(

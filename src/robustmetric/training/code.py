@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from robustmetric.files import write_atomically
+from robustmetric.trust import admit, digests_of, neighbours, own, remember
+from robustmetric.usercode import file_of
+from robustmetric.validate import UserError, brief, printable
 
 _ONE = re.compile(r"(\s*)(.+\.py)(?=:\w+\s*(?:\(.*\))?\s*$)", re.DOTALL)
 _SEVERAL = re.compile(r"(\s*)([^\[\],&()\s][^\[\],&()]*?\.py)(?=:\w)")
+
+_CERTAIN = re.compile(r"""(?:^|[\[,&(])\s*([^\[\],&()'":\s][^\[\],&()'":\n]*\.py)(?=:\w)""")
 
 _NAMED = {"model": _ONE, "data": _ONE, "defense": _SEVERAL}
 """The entries of a recipe that may name files: a network and a data set one, a defense one for each part."""
@@ -74,6 +77,51 @@ def named_files(entries: Mapping[str, Any]) -> list[Path]:
     return list(found)
 
 
+def admit_files(
+    entries: Mapping[str, Any], source: Path, given: Mapping[str, Any], *, trust: bool = False
+) -> None:
+    """Refuse `entries` that were read from a file `source` if they name code that the user does not trust.
+
+    What is `given` comes from the user, and so do the files that it names. With `trust` the files of the
+    entries are trusted from now on.
+
+    >>> admit_files({"model": "c2f2"}, Path("recipe.yaml"), {"model": "mine.py:Net"})
+    """
+    own(named_files(given))
+    if not trust:
+        _check_readable(entries, source)
+    admit(source, named_files(entries), trust=trust)
+
+
+def _check_readable(entries: Mapping[str, Any], source: Path) -> None:
+    """Refuse texts of which it is not certain that the files found in them are all that they name."""
+    for key, pattern in _NAMED.items():
+        text = str(entries.get(key, ""))
+        if pattern is _ONE:
+            found = file_of(text.partition("(")[0])
+            certain = [] if found is None else [found.file]
+        else:
+            certain = [Path(path).expanduser() for path in _CERTAIN.findall(text)]
+            certain = certain if len(certain) == text.count(".py:") else []
+        if list(dict.fromkeys(certain)) != named_files({key: text}):
+            raise UserError(
+                f"{printable(str(source))}: it cannot be told which files the {key} {printable(brief(text))} "
+                "names; write paths without brackets, quotes, commas, colons and &, or read all of its code "
+                "and run the same command with --trust (in Python, trust=True)"
+            )
+
+
+def remember_files(entries: Mapping[str, Any], folder: Path) -> bool:
+    """Trust from now on the files in a `folder` that the `entries` of a recipe name.
+
+    Return whether that could be written down.
+
+    >>> remember_files({"model": "c2f2"}, Path.cwd())
+    True
+    """
+    return remember(digests_of(folder / file for file in named_files(entries)).values())
+
+
 def copy_files(entries: Mapping[str, Any], folder: Path, code: str) -> dict[str, Any]:
     """Copy the files that a recipe names into ``folder/code``, with what they import from beside them.
 
@@ -91,38 +139,6 @@ def copy_files(entries: Mapping[str, Any], folder: Path, code: str) -> dict[str,
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy(part, target)
     return rename_files(entries, lambda file: copies[file])
-
-
-def neighbours(file: Path) -> list[Path]:
-    """Return a Python file and all that it imports from its own directory, directly or through others.
-
-    A package is taken whole. What is installed, or comes with Python, is not beside the file.
-    """
-    home, found, ahead = file.parent, dict[Path, None](), [file]
-    while ahead:
-        path = ahead.pop()
-        if path in found:
-            continue
-        found[path] = None
-        for name in sorted(set(_imported(path)) - sys.stdlib_module_names - {"robustmetric"}):
-            if (module := home / f"{name}.py").is_file():
-                ahead.append(module)
-            elif (home / name).is_dir():
-                ahead += sorted((home / name).rglob("*.py"))
-    return list(found)
-
-
-def _imported(file: Path) -> Iterator[str]:
-    """Name the packages and modules that a file imports, wherever in it."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except SyntaxError:  # importing it will say so, if it ever is
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module.partition(".")[0]
 
 
 def _copy(file: Path, target: Path) -> None:

@@ -121,7 +121,7 @@ def start_lines(title: str, trainer: L.Trainer, module: L.LightningModule) -> li
     images: Any = trainer.datamodule  # type: ignore[attr-defined]
     assert isinstance(images, PairData)  # noqa: S101
     recipe, sets = images.recipe, images.sets
-    height, width = ImageArray(sets.learn.source.pixels[:1], recipe.crop).pixels.shape[1:3]
+    height, width = ImageArray(sets.learn.source.pixels[:1], recipe.crop)[:].shape[2:]
     workers = f"{trainer.world_size} workers on {module.device.type}" if trainer.world_size > 1 else ""
     count = sum(p.numel() for p in module.parameters() if p.requires_grad)
     named = bare(recipe.model_dump())

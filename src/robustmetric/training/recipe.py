@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from robustmetric.registry import lookup, unknown
-from robustmetric.training.code import files_beside
-from robustmetric.validate import UserError, fraction
+from robustmetric.training.code import admit_files, files_beside
+from robustmetric.training.entries import read_entries, read_file
+from robustmetric.validate import UserError, brief, fraction
 
 Level = Annotated[float, BeforeValidator(fraction)]
 
@@ -32,25 +33,30 @@ class Recipe(BaseModel):
     model: str = Field("c2f2", description="network: a name, timm:NAME or file.py:function")
     weights: Path | None = Field(None, description="weights to begin with")
     dim: int | None = Field(
-        None, ge=1, description="length of the embeddings, null for the network's own, 512 by name"
+        None, ge=1, le=65_536, description="length of the embeddings, null for the network's own, 512 by name"
     )
     freeze_bn: bool = Field(False, description="keep BatchNorm's statistics as they are (ResNets)")
     defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
     eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
     alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the size of a step")
-    steps: int = Field(8, ge=1, description="η, the number of steps")
+    steps: int = Field(8, ge=1, le=1_000_000, description="η, the number of steps")
     margin: float = Field(0.2, gt=0, le=2, description="γ of the triplet loss")
-    epochs: int = Field(8, ge=1, description="how often each image is an anchor")
-    batch: int = Field(112, ge=8, multiple_of=2, description="images in a batch of a worker, two a pair")
-    lr: float = Field(1e-3, gt=0, description="learning rate of Adam")
+    epochs: int = Field(8, ge=1, le=1_000_000, description="how often each image is an anchor")
+    batch: int = Field(
+        112, ge=8, le=65_536, multiple_of=2, description="images in a batch of a worker, two a pair"
+    )
+    lr: float = Field(1e-3, gt=0, le=1e6, description="learning rate of Adam")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="the learning rate after the warm-up: constant, or cosine down to 0"
     )
     warmup: int = Field(
-        0, ge=0, description="steps in which the learning rate rises to lr, a quarter of all at most"
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="steps in which the learning rate rises to lr, a quarter of all at most",
     )
-    clip: float | None = Field(None, gt=0, description="largest norm of the gradient, null for any")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
+    clip: float | None = Field(None, gt=0, le=1e30, description="largest norm of the gradient, null for any")
+    weight_decay: float = Field(0.0, ge=0, le=1e6, description="weight decay of Adam")
     resize: int | None = Field(
         None, ge=4, le=4096, description="size that images are brought to, before cropping"
     )
@@ -61,8 +67,8 @@ class Recipe(BaseModel):
     validation: float = Field(
         0.1, ge=0, le=0.5, description="share of the training images that choose the weights, 0 for none"
     )
-    validate_every: int = Field(1, ge=1, description="epochs between two validations")
-    save_every: int = Field(100, ge=1, description="steps between two checkpoints")
+    validate_every: int = Field(1, ge=1, le=1_000_000, description="epochs between two validations")
+    save_every: int = Field(100, ge=1, le=1_000_000_000, description="steps between two checkpoints")
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
         "32-true", description="floats"
     )
@@ -92,21 +98,27 @@ def usual_recipe(data: str) -> str:
     return usual.get(data, "images")
 
 
-def load_recipe(name: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    name: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, trust: bool = False
+) -> Recipe:
     """Read a recipe by its `name` or from a YAML file, with some of its entries changed.
 
     Python files that a YAML file names are looked for beside it; those in `changes` from the working
-    directory.
+    directory. Code that the YAML file names, and that is not known to be the user's, is refused; `trust`
+    takes it, and trusts it from now on as long as it stays the same.
 
     >>> load_recipe("28x28", {"steps": 8, "data": "mnist"}).steps
     8
     """
     entries: dict[str, Any] = {}
+    changes = changes or {}
     if name is not None:
         entries = _read(name)
         if _is_file(name):
             entries = files_beside(entries, Path(name).parent)
-    return make_recipe({**entries, **(changes or {})})
+            kept = {key: value for key, value in entries.items() if key not in changes}
+            admit_files(kept, Path(name), changes, trust=trust)
+    return make_recipe({**entries, **changes})
 
 
 def make_recipe(entries: Mapping[str, Any]) -> Recipe:
@@ -124,7 +136,8 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
         return Recipe(**entries)
     except ValidationError as error:
         problems = [
-            f"{problem['loc'][0]} is {problem['input']!r}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+            f"{problem['loc'][0]} is {brief(problem['input'])}: "
+            f"{problem['msg'][:1].lower()}{problem['msg'][1:]}"
             for problem in error.errors()
         ]
         first = str(error.errors()[0]["loc"][0])
@@ -158,23 +171,9 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def _read(name: str | Path) -> dict[str, Any]:
-    path = Path(name)
     if _is_file(name):
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no recipe file {path}")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not a text file in UTF-8: {error}") from None
-    else:
-        text = _packaged(str(name))
-    try:
-        entries = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(entries, dict):
-        raise UserError(f"{name} must hold entries such as 'epochs: 8', not {type(entries).__name__}")
-    return entries
+        return read_file(Path(name))
+    return read_entries(_packaged(str(name)), str(name))
 
 
 def _is_file(name: str | Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,12 @@ class Machines:
     accelerator: str = "auto"
     devices: int = 1
     nodes: int = 1
+
+    def __post_init__(self) -> None:
+        most = {"devices": max(8, os.cpu_count() or 1), "nodes": 10_000}
+        for name, value in (("devices", self.devices), ("nodes", self.nodes)):
+            if not 1 <= value <= most[name]:
+                raise UserError(f"{name} must be 1 to {most[name]:,} here, not {value}", parameter=name)
 
     @property
     def workers(self) -> int:
@@ -195,7 +202,7 @@ def _train(
     module.save_hyperparameters(recipe.model_dump(mode="json"))
     with _quiet(), _nothing_left(run, trainer), _resumable(run):
         if is_first():
-            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source, origin)
+            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source, origin, report)
         try:
             with stopping(signals), together(trainer, signals):
                 trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
@@ -275,7 +282,7 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
             enable_model_summary=False,
             **options,
         )
-    except (MisconfigurationException, ValueError, ImportError) as error:
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raise UserError(
             f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
             f"{' '.join(str(error).split())}; give another accelerator, number of devices or precision",

@@ -19,11 +19,12 @@ from robustmetric.data.inputs import Inputs
 from robustmetric.files import is_draft, write_atomically
 from robustmetric.locks import LOCK
 from robustmetric.models import NetworkSource
-from robustmetric.training.code import bare, copy_files, named_files, rename_files
+from robustmetric.training.code import bare, copy_files, named_files, remember_files, rename_files
 from robustmetric.training.origins import code_of, differences
 from robustmetric.training.parts import inputs_of, source_of
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe
 from robustmetric.training.stops import saving
+from robustmetric.trust import store
 from robustmetric.usercode import file_of
 from robustmetric.validate import UserError
 
@@ -47,12 +48,14 @@ class Weights(NamedTuple):
 class RunFolder:
     """The folder of a run, `path`: the one place that knows what its files are called.
 
+    Code that its recipe names is run only if the user trusts it, as :func:`load_recipe` has it; `trust` does.
+
     >>> RunFolder(Path("runs/digits")).metrics
     PosixPath('runs/digits/metrics.csv')
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path).expanduser()
+    def __init__(self, path: Path | str, *, trust: bool = False) -> None:
+        self.path, self.trust = Path(path).expanduser(), trust
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -181,16 +184,20 @@ class RunFolder:
         choice: Mapping[str, Any],
         images: Pixels | None = None,
         origin: Mapping[str, Any] | None = None,
+        report: Callable[[str], None] = print,
     ) -> None:
         """Write down what is about to happen: the user's files, the `recipe` as resolved, and `run.json`.
 
         `skipped` are the images left out, `choice` tells how weights are chosen, `images` are some of those
-        that are trained on; `origin` has what a resumed run must have again, beside the user's files.
+        that are trained on; `origin` has what a resumed run must have again, beside the user's files. Those
+        are trusted from now on; `report` is told if that cannot be written down.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for rest in filter(is_draft, self.path.iterdir()):
             rest.unlink()
         kept = make_recipe(self._copied(recipe.model_dump()))
+        if not remember_files(kept.model_dump(), self.path):
+            report(f"{store()} cannot be written: the code in {self.code} will need --trust to run again")
         with saving(self.recipe_file):
             write_atomically(self.recipe_file, lambda file: file.write(dump_recipe(kept).encode()))
         about = {"python": platform.python_version(), "platform": platform.platform()}
@@ -241,7 +248,7 @@ class RunFolder:
         """
         try:
             found = json.loads(self.about.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -251,7 +258,7 @@ class RunFolder:
             raise FileNotFoundError(
                 f"{self.path} is no run, it has no {self.recipe_file.name}: give the folder of a run"
             )
-        recipe = load_recipe(self.recipe_file, changes)
+        recipe = load_recipe(self.recipe_file, changes, trust=self.trust)
         file = file_of(recipe.model)
         # Runs of before copied no files, and kept this number for networks that did not know of it.
         old = file is not None and not file.file.is_relative_to(self.code.absolute()) and recipe.dim == 512
@@ -349,11 +356,12 @@ class Run:
     chosen: str | None
 
 
-def load_run(folder: Path | str, weights: Path | Which | None = None) -> Run:
+def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: bool = False) -> Run:
     """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
 
     `folder` is that of a run. `weights` are "last", "best" or a file; by default the best where validation
-    images chose them, else the last.
+    images chose them, else the last. A network of a file in the run is refused unless it is known to be the
+    user's own, or `trust` says so.
 
     >>> import tempfile, robustmetric as rm
     >>> from robustmetric.training import load_recipe, train
@@ -365,7 +373,7 @@ def load_run(folder: Path | str, weights: Path | Which | None = None) -> Run:
     >>> rm.embed(run.network, run.inputs.tensor(Image.new("RGB", (8, 8)))).shape
     torch.Size([1, 512])
     """
-    run = RunFolder(folder)
+    run = RunFolder(folder, trust=trust)
     channels, size = run.shape()
     network = run.source(weights).make(channels, size).eval()
     inputs = replace(run.inputs(), channels=3 if channels == 3 else 1)

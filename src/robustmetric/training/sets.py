@@ -67,7 +67,7 @@ def load_sets(
 
     They are kept in `cache`. With `skip_broken` those that cannot be read are left out. `watch` is told,
     while images are decoded, the split, how many are done and how many there are; `report` gets a sentence
-    if nothing can be set apart.
+    if nothing can be set apart or a cache is damaged.
 
     >>> sets = load_sets(Recipe(data="digits", validation=0.1))
     >>> len(sets.learn), len(sets.score), sets.scored
@@ -81,6 +81,7 @@ def load_sets(
         cache=cache,
         skip_broken=skip_broken,
         watch=watch,
+        report=report,
     )
     if not recipe.validation:
         train, test = decode(splits=["train", "test"])

@@ -1,0 +1,341 @@
+"""The readers of files that come from outside, each with whole files of its kind to begin with."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save
+from scipy.io import savemat
+from torch import nn
+
+import robustmetric as rm
+from robustmetric.cli.app import read_changes
+from robustmetric.data import load
+from robustmetric.data.base import ImageSet
+from robustmetric.data.cache import cached
+from robustmetric.data.idx import read_idx
+from robustmetric.data.inputs import Inputs
+from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
+from robustmetric.evaluation.record import load_arrays, load_record
+from robustmetric.evaluation.store import PARTS, Store, check_folder
+from robustmetric.files import write_sealed
+from robustmetric.locks import LOCK, locked
+from robustmetric.training.recipe import load_recipe, make_recipe
+from robustmetric.training.run import checkpoint_step
+from robustmetric.training.runs import RunFolder
+from robustmetric.training.table import kept_rows
+
+RECORDS = Path(__file__).parents[1] / "golden" / "records"
+
+Read = Callable[[Path, bytes], object]
+"""Reads bytes as the file that they would be, in an empty folder."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What `read` does with bytes; `seeds` are whole files, `grammar` is the language of made-up ones."""
+
+    name: str
+    read: Read
+    seeds: tuple[bytes, ...]
+    grammar: str | None = None
+
+
+def _put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def _sealed(path: Path, content: bytes) -> None:
+    """Somebody who changes a file may know how its digest is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(path, lambda file: file.write(content))
+
+
+def _picture(kind: str = "PNG", mode: str = "RGB", **options: object) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (7, 9, 4), dtype=np.uint8)
+    image = Image.fromarray(noise, "RGBA").convert(mode)
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def _pictures(folder: Path, *names: str) -> None:
+    for name in names:
+        _put(folder / name, _picture())
+
+
+# Tables and lists
+
+
+def _table(folder: Path, content: bytes) -> object:
+    _pictures(folder, "1.png", "2.png", "3.png", "4.png")
+    file = _put(folder / "mine.csv", content)
+    return [load("csv", file, split) for split in ("train", "test")]
+
+
+def _sop(folder: Path, content: bytes) -> object:
+    _pictures(folder, "a/1.png", "a/2.png", "b/3.png", "b/4.png")
+    _put(folder / "Ebay_train.txt", content)
+    _put(folder / "Ebay_test.txt", b"image_id class_id super_class_id path\n3 2 1 b/3.png\n4 2 1 b/4.png\n")
+    return load("sop", folder, "train")
+
+
+def _cub(folder: Path, content: bytes) -> object:
+    _pictures(folder, *(f"images/{k}.x/{k}{j}.png" for k in (1, 2) for j in (1, 2)))
+    _put(folder / "images.txt", content)
+    _put(folder / "image_class_labels.txt", b"1 1\n2 1\n3 2\n4 2\n")
+    return load("cub", folder, "train")
+
+
+def _inshop(folder: Path, content: bytes) -> object:
+    _pictures(folder, "img/1.png", "img/2.png", "img/3.png")
+    _put(folder / "list_eval_partition.txt", content)
+    return load("inshop", folder, "test")
+
+
+def _mat(folder: Path, content: bytes) -> object:
+    _pictures(folder, *(f"car_ims/{k}.png" for k in range(4)))
+    _put(folder / "cars_annos.mat", content)
+    return load("cars", folder, "train")
+
+
+def _cars(packed: bool) -> bytes:
+    rows = np.zeros(4, dtype=[("relative_im_path", object), ("class", object)])
+    rows["relative_im_path"] = [f"car_ims/{k}.png" for k in range(4)]
+    rows["class"] = [1, 1, 2, 2]
+    file = io.BytesIO()
+    names = np.array(["Audi", "BMW"], dtype=object)
+    savemat(file, {"annotations": rows, "class_names": names}, do_compression=packed)
+    # The header tells the time.
+    return b"MATLAB 5.0 MAT-file".ljust(116) + file.getvalue()[116:]
+
+
+def _metrics(folder: Path, content: bytes) -> object:
+    return kept_rows(_put(folder / "metrics.csv", content), 10, lambda _: None)
+
+
+# Recipes
+
+
+def _recipe(folder: Path, content: bytes) -> object:
+    return load_recipe(_put(folder / "recipe.yaml", content))
+
+
+def _set(folder: Path, content: bytes) -> object:
+    return make_recipe(read_changes([content.decode(errors="surrogateescape")]))
+
+
+# What a run and an evaluation leave
+
+
+def _run(folder: Path, content: bytes) -> object:
+    _put(folder / "recipe.yaml", b"data: digits\nmodel: c2f2\ndim: 8\n")
+    _put(folder / "last.safetensors", b"")
+    _put(folder / "run.json", content)
+    run = RunFolder(folder)
+    return run.read(), run.weights(), run.inputs(), run.shape()
+
+
+def _record(folder: Path, content: bytes) -> object:
+    record = load_record(_put(folder / "record.json", content))
+    text = str(record)
+    return text, [record.show(name) for name in record.columns()], record.model_dump_json()
+
+
+def _arrays(folder: Path, content: bytes) -> object:
+    record = json.loads((RECORDS / "strict" / "record.json").read_text(encoding="utf-8"))
+    record["arrays"]["sha256"] = hashlib.sha256(content).hexdigest()
+    _put(folder / "record.json", json.dumps(record).encode())
+    _put(folder / record["arrays"]["file"], content)
+    return load_arrays(folder)
+
+
+def _plan(folder: Path, content: bytes) -> object:
+    _put(folder / "plan.json", content)
+    return check_folder(folder, {"settings": {"eps": 0.1}, "options": None, "model": "0" * 64})
+
+
+def _piece(folder: Path, content: bytes) -> object:
+    _sealed(folder / PARTS / RetrievalPiece.file, content)
+    return Store(folder).get(RetrievalPiece())
+
+
+def _check(folder: Path, content: bytes) -> object:
+    piece = CheckPiece("collapse")
+    _sealed(folder / PARTS / piece.file, content)
+    return Store(folder).get(piece)
+
+
+def _lock(folder: Path, content: bytes) -> None:
+    _put(folder / LOCK, content)
+    with locked(folder, "a test", lambda _: None):
+        pass
+
+
+# Weights and checkpoints
+
+
+def _saved(content: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def _network() -> nn.Linear:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(3, 2)
+
+
+def _checkpoint(folder: Path, content: bytes) -> object:
+    _put(folder / "last.ckpt", content)
+    return checkpoint_step(folder)
+
+
+def _sealed_checkpoint(folder: Path, content: bytes) -> object:
+    _sealed(folder / "last.ckpt", content)
+    return checkpoint_step(folder)
+
+
+def _safetensors(folder: Path, content: bytes) -> object:
+    return rm.load_weights(_network(), _put(folder / "net.safetensors", content))
+
+
+def _torch_file(folder: Path, content: bytes) -> object:
+    return rm.load_weights(_network(), _put(folder / "net.pt", content))
+
+
+def _state() -> dict[str, object]:
+    state = _network().state_dict()
+    return {
+        "state_dict": {f"model.{name}": value for name, value in state.items()},
+        "global_step": 4,
+        "epoch": 1,
+        "pytorch-lightning_version": "2.5.0",
+        "loops": {"fit_loop": {"epoch_progress": {"current": {"ready": 2, "processed": 1}}}},
+        "callbacks": {"Keeper": {"best": {}, "last": {}}},
+        "optimizer_states": [{"state": {}, "param_groups": []}],
+        "lr_schedulers": [],
+        "random_states": [{"python": [3, [1, 2], None], "cpu": torch.zeros(8, dtype=torch.uint8)}],
+        "defense": "HM[S,LGA]",
+    }
+
+
+# Images and the cache
+
+
+def _image(folder: Path, content: bytes) -> object:
+    # The name is no hint: what the file is decides.
+    return Inputs(resize=8).tensor(_put(folder / "image.png", content))
+
+
+def _idx(folder: Path, content: bytes) -> object:
+    return read_idx(_put(folder / "images", content), 3)
+
+
+def _pixels(folder: Path) -> ImageSet:
+    names = ("1.png", "2.png", "3.png")
+    for name in names:
+        if not (folder / name).exists():
+            _pictures(folder, name)
+    files = tuple(folder / name for name in names)
+    return ImageSet("mine", "train", torch.tensor([0, 0, 1]), ("a", "b"), files=files)
+
+
+def _cache(folder: Path, content: bytes, suffix: str) -> object:
+    """Change a file of a cache; what comes out are the pixels of the images all the same."""
+    images = _pixels(folder)
+    whole = np.array(cached(images, folder / "cache", size=(4, 4)).pixels[:])
+    (file,) = (folder / "cache").glob(f"*{suffix}")
+    file.write_bytes(content)
+    found = cached(images, folder / "cache", size=(4, 4)).pixels
+    assert np.array_equal(found[:], whole), "a cache of other pixels was taken"
+    return found
+
+
+def _cache_files() -> dict[str, bytes]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        cached(_pixels(Path(name)), Path(name, "cache"), size=(4, 4))
+        return {file.suffix: file.read_bytes() for file in Path(name, "cache").iterdir()}
+
+
+def readers() -> dict[str, Reader]:
+    """Return all readers by name."""
+    cache = _cache_files()
+    record = (RECORDS / "strict" / "record.json").read_bytes()
+    recipe = yaml.safe_dump(json.loads(load_recipe("digits").model_dump_json())).encode()
+    tensors = {name: torch.rand(4).double() for name in ("R@1", "R@2", "mAP", "mAP@R", "NMI", "left_out")}
+    pixels = np.arange(2 * 3 * 4, dtype=np.uint8).tobytes()
+    idx = struct.pack(">4I", 0x803, 2, 3, 4) + pixels
+    formats = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pictures = [_picture(kind) for kind in formats]
+    pictures += [_picture("PNG", "RGBA"), _picture("PNG", "I;16"), _picture("PNG", "P")]
+    pictures += [_picture("JPEG", "CMYK"), _picture("JPEG", exif=exif), _picture("TIFF", "F")]
+    pictures += [_picture("JPEG", progressive=True), _picture("TIFF", compression="tiff_lzw")]
+    check = {"name": "collapse", "status": "pass", "figure": 0.5, "limit": "none", "says": "fine"}
+    plan = {"settings": {"eps": 0.1}, "options": None, "model": "0" * 64}
+    about = {"seed": 0, "skipped": [], "choice": {"images": "validation images"}, "starts": []}
+    about |= {"images": {"height": 8, "width": 8, "channels": 1}}
+    owner = {"host": "elsewhere", "process": 1, "doing": "a training", "since": "2020-01-01 00:00:00"}
+    listed = [
+        Reader(
+            "csv",
+            _table,
+            (
+                b"path,label\n1.png,a\n2.png,a\n3.png,b\n4.png,b\n",
+                b"path;label;split;is_query;is_gallery;x_1;y_1;x_2;y_2;camera;shop\n"
+                b"1.png;a;train;;;0;0;5;5;c;A\n2.png;a;train;;;;;;;d;B\n"
+                b"3.png;b;test;1;0;;;;;c;C\n4.png;b;test;0;1;1;1;4;4;d;D\n",
+            ),
+            "csv",
+        ),
+        Reader("sop", _sop, (b"image_id class_id super_class_id path\n1 1 1 a/1.png\n2 1 1 a/2.png\n",)),
+        Reader("cub", _cub, (b"1 1.x/11.png\n2 1.x/12.png\n3 2.x/21.png\n4 2.x/22.png\n",)),
+        Reader(
+            "inshop",
+            _inshop,
+            (
+                b"3\nimage_name item_id evaluation_status\nimg/1.png id_1 train\n"
+                b"img/2.png id_2 query\nimg/3.png id_2 gallery\n",
+            ),
+        ),
+        Reader("metrics", _metrics, (b"epoch,step,loss\n0,1,0.5\n0,2,0.25\n1,20,0.1\n",), "csv"),
+        Reader("recipe", _recipe, (recipe, b"data: digits\nsteps: 2\n"), "yaml"),
+        Reader("set", _set, (b"dim=64", b"eps=8/255", b"defense=HM[S,LGA]&ICS"), "yaml"),
+        Reader("run", _run, (json.dumps(about).encode(),), "json"),
+        Reader("record", _record, (record,), "json"),
+        Reader("arrays", _arrays, (save(tensors),)),
+        Reader("plan", _plan, (json.dumps(plan).encode(),), "json"),
+        Reader("piece", _piece, (save(tensors),)),
+        Reader("check", _check, (json.dumps(check).encode(),), "json"),
+        Reader("lock", _lock, (b"", json.dumps(owner).encode()), "json"),
+        Reader("checkpoint", _checkpoint, (_saved(_state()),)),
+        Reader("sealed", _sealed_checkpoint, (_saved(_state()),)),
+        Reader("safetensors", _safetensors, (save(_network().state_dict()),)),
+        Reader("torch", _torch_file, (_saved(_network().state_dict()), _saved(_state()))),
+        Reader("image", _image, tuple(pictures)),
+        Reader("idx", _idx, (idx, gzip.compress(idx, mtime=0))),
+        Reader("mat", _mat, (_cars(False), _cars(True))),
+        Reader("cache-pixels", lambda folder, content: _cache(folder, content, ".npy"), (cache[".npy"],)),
+        Reader(
+            "cache-json", lambda folder, content: _cache(folder, content, ".json"), (cache[".json"],), "json"
+        ),
+    ]
+    return {reader.name: reader for reader in listed}

@@ -1,0 +1,62 @@
+"""Callbacks by themselves, with a trainer that says no more than the step and what was logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import robustmetric as rm
+from robustmetric.training import CollapsedError, CollapseGuard, Keeper, MetricModule
+
+
+def module() -> MetricModule:
+    return MetricModule(nn.Linear(2, 1, bias=False), rm.defense("N/A[R]"))
+
+
+def trainer(step: int, **logged: float) -> Any:
+    metrics = {name: torch.tensor(value) for name, value in logged.items()}
+    return SimpleNamespace(
+        global_step=step, callback_metrics=metrics, is_global_zero=True, sanity_checking=False
+    )
+
+
+def written(file: Path) -> float:
+    """The number that the weights of a network were set to."""
+    found = nn.Linear(2, 1, bias=False)
+    rm.load_weights(found, file)
+    return float(found.weight.detach()[0, 0])
+
+
+def be(network: MetricModule, value: float) -> MetricModule:
+    nn.init.constant_(network.model.weight, value)  # type: ignore[arg-type]
+    return network
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"), [((30, 50, 40), 1), ((30, 20, 10), 0), ((10, 20, 30), 2), ((50, 30, 50), 2)]
+)
+def test_the_best_weights_are_those_of_the_highest_score_the_later_of_equal_ones(
+    scores: tuple[float, ...], best: int, tmp_path: Path
+) -> None:
+    keeper, network = Keeper(tmp_path, every=10), module()
+    for step, score in enumerate(scores):
+        keeper.on_validation_end(trainer(step, **{"R@1": score}), be(network, step))
+        assert written(tmp_path / "last.safetensors") == step
+    assert written(tmp_path / "best.safetensors") == best
+    assert keeper.best == {"R@1": scores[best], "step": best}
+
+
+def test_the_good_weights_are_of_before_the_spread_shrank(tmp_path: Path) -> None:
+    guard, network = CollapseGuard(tmp_path, patience=3), module()
+    guard.on_train_start(trainer(0), be(network, 0))
+    spreads = [0.5, 0.4, 0.3, 0.2, 0.2, 0.0001, 0.0001]
+    for step, spread in enumerate(spreads, 1):
+        guard.on_train_batch_end(trainer(step, loss=0.1, spread=spread), be(network, step), None, None, 0)
+    with pytest.raises(CollapsedError, match="collapsed at about step 6"):
+        guard.on_train_batch_end(trainer(8, loss=0.1, spread=0.0), be(network, 8), None, None, 0)
+    assert written(tmp_path / "good.safetensors") == 3
