@@ -53,6 +53,7 @@ bench: setup
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/retrieval.py
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/digests.py
 
 # MUTANTS='pgd seed' plants those bugs alone that have one of these words in their file, tests or description.
 mutants: setup
