@@ -145,3 +145,23 @@ def test_no_file_is_long_without_a_reason() -> None:
         if (lines := len(text.splitlines())) > MOST_LINES and told is None:
             too_long[str(file.relative_to(PACKAGE))] = lines
     assert not too_long
+
+
+def test_all_that_is_printed_comes_through_the_terminal() -> None:
+    """Consoles are made in one place, which takes foreign text as text; bars know no markup."""
+    wrong = []
+    for file in PACKAGE.rglob("*.py"):
+        if file.name == "terminal.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            plain = any(k.arg == "markup" and getattr(k.value, "value", 1) is False for k in node.keywords)
+            if (
+                called in ("Console", "get_console", "get_default_columns", "from_markup", "track")
+                or (called == "Progress" and not any(k.arg == "console" for k in node.keywords))
+                or (called == "TextColumn" and not plain)
+            ):
+                wrong.append(f"{file.relative_to(PACKAGE)}:{node.lineno} {called}")
+    assert not wrong

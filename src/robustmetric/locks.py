@@ -122,7 +122,7 @@ def _owner(file: FileIO) -> dict[str, object]:
     file.seek(0)
     try:
         found = json.loads(file.read(10_000) or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     known = {"host", "process", "doing", "since"}
     return {key: found[key] for key in known} if isinstance(found, dict) and known <= found.keys() else {}

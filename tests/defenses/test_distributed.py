@@ -100,13 +100,14 @@ def test_the_loss_alone_goes_through_the_wrapper(name: str, mixes: bool) -> None
     """Once a step: that is where the workers' gradients meet, and perturbations take as long as they take."""
     torch.manual_seed(0)
     norm = [nn.BatchNorm2d(1)] if mixes else []
-    model = Wrapped(nn.Sequential(*norm, nn.Flatten(), nn.Linear(9, 4))).train()
+    network = nn.Sequential(*norm, nn.Flatten(), nn.Linear(9, 4)).train()
+    model = Wrapped(network)
     labels = torch.arange(4).repeat_interleave(2)
     defense = rm.defense(name, eps=0.2, alpha=0.05, steps=3)
     for done in (1, 2):
         step = defense(model, torch.rand(8, 1, 3, 3), labels)
         assert (model.passes, model.learned) == (done, done)
-        (slope,) = torch.autograd.grad(step.loss, model.module[1 + mixes].weight)  # type: ignore[index, union-attr]
+        (slope,) = torch.autograd.grad(step.loss, [*network.parameters()][-2])
         assert slope.any()
 
 

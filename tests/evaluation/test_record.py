@@ -19,6 +19,7 @@ from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.evaluation import COLUMNS, ERS_ATTACKS, Evaluation, Record, load_arrays, load_record
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.record import SCHEMA, Score
+from tests.helpers.faults import fault
 
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
@@ -361,6 +362,17 @@ def test_arrays_that_were_changed_or_are_missing_are_refused(written: tuple[Reco
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"there is no queries\.safetensors beside the record"):
         load_arrays(out)
+
+
+@fault("records", "a record names arrays outside of its folder", "refused, they are not read")
+def test_arrays_of_another_folder_are_not_read(written: tuple[Record, Path], tmp_path: Path) -> None:
+    _, out = written
+    (out / "queries.safetensors").replace(tmp_path / "queries.safetensors")
+    changed(out, lambda content: content.update(sha256=None))  # as records of before, without a digest
+    for elsewhere in ("../queries.safetensors", str(tmp_path / "queries.safetensors")):
+        changed(out, lambda content, file=elsewhere: content["arrays"].update(file=file))  # type: ignore[misc]
+        with pytest.raises(ValueError, match="they stand beside it"):
+            load_arrays(out)
 
 
 def test_numbers_are_shown_with_the_paper_s_digits() -> None:

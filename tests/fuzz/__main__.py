@@ -22,14 +22,14 @@ import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.fuzz.bounds import Outcome, attempt_apart
+from tests.fuzz.bounds import Apart, Outcome
 from tests.fuzz.files import files_for
 from tests.fuzz.readers import Reader, readers
 
-SHRINKING = 20  # seconds for each failure
+SHRINKING = 5  # seconds for each failure
 
 
-def explore(reader: Reader, seconds: float, seed: int) -> tuple[Counter[str], dict[str, bytes]]:
+def explore(apart: Apart, seconds: float, seed: int) -> tuple[Counter[str], dict[str, bytes]]:
     """Try a reader for some time; count what became of the files, and return one for each way to fail."""
     counts: Counter[str] = Counter()
     found: dict[str, bytes] = {}
@@ -43,11 +43,11 @@ def explore(reader: Reader, seconds: float, seed: int) -> tuple[Counter[str], di
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(files_for(reader))
+    @given(files_for(apart.reader))
     def run(content: bytes) -> None:
         if time.monotonic() > end:
-            raise unittest.SkipTest  # which ends a run of hypothesis at once
-        wrong = attempt_apart(reader, content).wrong
+            raise unittest.SkipTest("time is up")  # which ends a run of hypothesis at once
+        wrong = apart.attempt(content).wrong
         counts[wrong if wrong in ("read", "refused") else "failed"] += 1
         if wrong not in ("read", "refused") and len(content) <= len(found.get(wrong, content)):
             found[wrong] = content
@@ -57,7 +57,7 @@ def explore(reader: Reader, seconds: float, seed: int) -> tuple[Counter[str], di
     return counts, found
 
 
-def shrink(reader: Reader, content: bytes, wrong: str) -> bytes:
+def shrink(apart: Apart, content: bytes, wrong: str) -> bytes:
     """Cut out of a file what it fails without, in ever smaller parts."""
     end = time.monotonic() + SHRINKING
     size = max(1, len(content) // 2)
@@ -65,7 +65,7 @@ def shrink(reader: Reader, content: bytes, wrong: str) -> bytes:
         begin, before = 0, len(content)
         while begin < len(content) and time.monotonic() < end:
             smaller = content[:begin] + content[begin + size :]
-            if attempt_apart(reader, smaller).wrong == wrong:
+            if apart.attempt(smaller).wrong == wrong:
                 content = smaller
             else:
                 begin += size
@@ -99,16 +99,18 @@ def main(arguments: list[str]) -> int:
     print(f"{len(chosen)} readers, {asked.seconds:g} s, seed {asked.seed}", flush=True)
     failed = 0
     for reader in chosen:
-        counts, found = explore(reader, asked.seconds / len(chosen), asked.seed)
+        apart = Apart(reader)
+        counts, found = explore(apart, asked.seconds / len(chosen), asked.seed)
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("read", "refused", "failed"))
         print(f"{reader.name:14} {counts.total():6} files: {told}", flush=True)
         for wrong, content in found.items():
             failed += 1
-            small = shrink(reader, content, wrong)
-            outcome = attempt_apart(reader, small)
+            small = shrink(apart, content, wrong)
+            outcome = apart.attempt(small)
             file = keep(reader, small, outcome, asked.out)
             said = outcome.story.strip().splitlines()[-1:]
             print(f"    {wrong}: {file} ({len(small)} bytes) {''.join(said)[:200]}", flush=True)
+        apart.end()
     return 1 if failed else 0
 
 

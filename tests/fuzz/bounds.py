@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
-import select
 import shutil
 import signal
 import sys
@@ -12,14 +12,17 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from robustmetric.validate import UserError
 from tests.fuzz.readers import Reader
 
 SECONDS = 10  # of computing, for a file that takes a moment
+ATTEMPTS = 500  # of a process, so that what one leaves behind does not pile up
 WAIT = 120  # seconds, on a machine that is busy with other things
 MEMORY = 1 << 31  # bytes beyond what the process has
 
@@ -50,34 +53,57 @@ def attempt(reader: Reader, content: bytes) -> Outcome:
     return Outcome("read")
 
 
-def attempt_apart(reader: Reader, content: bytes) -> Outcome:
-    """Let a reader read in a process of its own, which may be taken down by it."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
+class Apart:
+    """A process of its own that lets a reader read; a new one takes its place if it is taken down."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._child: BaseProcess | None = None
+
+    def attempt(self, content: bytes) -> Outcome:
+        """Let the reader read there."""
+        if self._child is None:
+            self._begin()
+        assert self._child is not None
+        self._line.send_bytes(content)
+        self._left -= 1
         try:
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
-            outcome = attempt(reader, content)
-            os.write(writing, f"{outcome.wrong}\n{outcome.story[-30_000:]}".encode(errors="replace"))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        ready, _, _ = select.select([pipe], [], [], WAIT)
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-        said = pipe.read().decode(errors="replace") if ready else ""
-    _, status = os.waitpid(child, 0)
-    wrong, _, story = said.partition("\n")
-    return Outcome(wrong or f"ended by {_ending(status)}", story)
+            if self._line.poll(WAIT):
+                outcome = Outcome(*self._line.recv())
+                if self._left == 0:
+                    self.end()
+                return outcome
+        except (EOFError, ConnectionError):
+            self._child.join()
+            code = self._child.exitcode or 0
+            self._child = None
+            return Outcome(f"ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}")
+        self.end()
+        return Outcome("hangs")
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.join()
+            self._child = None
+
+    def _begin(self) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._line, theirs = fork.Pipe()
+        self._left = ATTEMPTS
+        self._child = fork.Process(target=_serve, args=(self.reader, theirs), daemon=True)
+        self._child.start()
+        theirs.close()
 
 
-def _ending(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+def _serve(reader: Reader, line: Connection[Any, bytes]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends this process
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    while True:
+        line.send(tuple(attempt(reader, line.recv_bytes())))
 
 
 @contextmanager

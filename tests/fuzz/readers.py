@@ -31,10 +31,10 @@ from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.evaluation.store import PARTS, Store, check_folder
 from robustmetric.files import write_sealed
 from robustmetric.locks import LOCK, locked
-from robustmetric.training.callbacks import kept_rows
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import checkpoint_step
 from robustmetric.training.runs import RunFolder
+from robustmetric.training.table import kept_rows
 
 RECORDS = Path(__file__).parents[1] / "golden" / "records"
 
@@ -56,6 +56,12 @@ def _put(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
+
+
+def _sealed(path: Path, content: bytes) -> None:
+    """Somebody who changes a file may know how its digest is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(path, lambda file: file.write(content))
 
 
 def _picture(kind: str = "PNG", mode: str = "RGB", **options: object) -> bytes:
@@ -118,7 +124,7 @@ def _cars(packed: bool) -> bytes:
 
 
 def _metrics(folder: Path, content: bytes) -> object:
-    return kept_rows(_put(folder / "metrics.csv", content), 10)
+    return kept_rows(_put(folder / "metrics.csv", content), 10, lambda _: None)
 
 
 # Recipes
@@ -163,13 +169,13 @@ def _plan(folder: Path, content: bytes) -> object:
 
 
 def _piece(folder: Path, content: bytes) -> object:
-    _put(folder / PARTS / RetrievalPiece.file, content)
+    _sealed(folder / PARTS / RetrievalPiece.file, content)
     return Store(folder).get(RetrievalPiece())
 
 
 def _check(folder: Path, content: bytes) -> object:
     piece = CheckPiece("collapse")
-    _put(folder / PARTS / piece.file, content)
+    _sealed(folder / PARTS / piece.file, content)
     return Store(folder).get(piece)
 
 
@@ -200,9 +206,7 @@ def _checkpoint(folder: Path, content: bytes) -> object:
 
 
 def _sealed_checkpoint(folder: Path, content: bytes) -> object:
-    """Somebody who changes a checkpoint may know how its digest is made."""
-    folder.mkdir(exist_ok=True)
-    write_sealed(folder / "last.ckpt", lambda file: file.write(content))
+    _sealed(folder / "last.ckpt", content)
     return checkpoint_step(folder)
 
 
@@ -221,9 +225,9 @@ def _state() -> dict[str, object]:
         "global_step": 4,
         "epoch": 1,
         "pytorch-lightning_version": "2.5.0",
-        "loops": {},
+        "loops": {"fit_loop": {"epoch_progress": {"current": {"ready": 2, "processed": 1}}}},
         "callbacks": {"Keeper": {"best": {}, "last": {}}},
-        "optimizer_states": [],
+        "optimizer_states": [{"state": {}, "param_groups": []}],
         "lr_schedulers": [],
         "random_states": [{"python": [3, [1, 2], None], "cpu": torch.zeros(8, dtype=torch.uint8)}],
         "defense": "HM[S,LGA]",
@@ -254,11 +258,11 @@ def _pixels(folder: Path) -> ImageSet:
 def _cache(folder: Path, content: bytes, suffix: str) -> object:
     """Change a file of a cache; what comes out are the pixels of the images all the same."""
     images = _pixels(folder)
-    whole = np.array(cached(images, folder / "cache", size=(4, 4)).pixels)
+    whole = np.array(cached(images, folder / "cache", size=(4, 4)).pixels[:])
     (file,) = (folder / "cache").glob(f"*{suffix}")
     file.write_bytes(content)
     found = cached(images, folder / "cache", size=(4, 4)).pixels
-    assert found.shape == whole.shape, "a cache of other pixels was taken"
+    assert np.array_equal(found[:], whole), "a cache of other pixels was taken"
     return found
 
 

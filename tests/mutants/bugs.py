@@ -31,6 +31,34 @@ def planted(bug: Bug, content: str) -> str:
 
 BUGS = [
     Bug(
+        "files.py",
+        'if seal != _SEAL + hashlib.sha256(body).hexdigest().encode() + b"\\n":',
+        "if not seal.startswith(_SEAL):",
+        "tests/test_files.py::test_a_seal_finds_every_flipped_bit_and_every_cut",
+        "a digest is not compared with the content",
+    ),
+    Bug(
+        "files.py",
+        "file.seek(left)",
+        "file.seek(max(0, left - 1))",
+        "tests/test_files.py::test_a_seal_finds_every_flipped_bit_and_every_cut",
+        "a digest is looked for a byte too early",
+    ),
+    Bug(
+        "locks.py",
+        'if owner and owner["host"] != here:',
+        "if False:",
+        "tests/test_locks.py::test_the_lock_of_another_host_is_refused_with_the_file_to_remove",
+        "the lock of another host is taken over",
+    ),
+    Bug(
+        "trust.py",
+        "or digest in _stored()",
+        "or bool(_stored())",
+        "tests/cli/test_trust.py::test_what_is_trusted_stays_so_until_it_changes",
+        "whoever trusted one file trusts all",
+    ),
+    Bug(
         "distance.py",
         "length = torch.linalg.vector_norm(z, dim=1, keepdim=True)",
         "length = torch.linalg.vector_norm(z, dim=0, keepdim=True)",
@@ -669,8 +697,8 @@ BUGS = [
     ),
     Bug(
         "evaluation/store.py",
-        "others = folder.exists() and any(not is_draft(path) for path in folder.iterdir())",
-        "others = False",
+        "        if others and not file.exists():\n",
+        "        if others and file.exists():\n",
         "tests/evaluation/test_store.py::test_a_folder_of_something_else_is_refused",
         "an evaluation begins in a folder of something else",
     ),
@@ -690,8 +718,8 @@ BUGS = [
     ),
     Bug(
         "training/module.py",
-        "learning = [p for p in self.model.parameters() if p.requires_grad]",
-        "learning = [*self.model.parameters()]",
+        "found = [p for p in model.parameters() if p.requires_grad]",
+        "found = [*model.parameters()]",
         "tests/training/test_module.py::test_frozen_parameters_stay",
         "frozen parameters are given to the optimiser",
     ),
@@ -718,8 +746,8 @@ BUGS = [
     ),
     Bug(
         "training/callbacks.py",
-        "if self.narrow == 0 and step % self.patience == 0:",
-        "if step % self.patience == 0:",
+        "        if self.narrow == 0:\n",
+        "        if self.narrow >= 0:\n",
         "tests/training/test_callbacks_alone.py",
         "the weights of a collapsed network are kept as good",
     ),
@@ -848,5 +876,40 @@ BUGS = [
         "False\n",
         "tests/models/test_weights.py::test_everything_that_does_not_fit_is_listed",
         "weights of another shape are not told",
+    ),
+    Bug(
+        "training/checkpoint.py",
+        "        check_seal(path)\n",
+        "",
+        "tests/training/test_checkpoint.py::test_a_flipped_bit_is_noticed",
+        "a damaged checkpoint is gone on from",
+    ),
+    Bug(
+        "training/origins.py",
+        '"pixels": _pixels(source),',
+        '"pixels": "",',
+        "tests/training/test_origins.py::test_digests_tell_sets_apart",
+        "other images of the same classes are not noticed",
+    ),
+    Bug(
+        "training/entries.py",
+        "if len(content) > LARGEST:",
+        "if len(content) < 0:",
+        "tests/training/test_entries.py::test_a_file_that_is_too_large",
+        "a recipe may be of any size",
+    ),
+    Bug(
+        "data/decode.py",
+        "Image.open(file, formats=FORMATS)",
+        "Image.open(file)",
+        "tests/data/test_formats.py::test_what_is_not_on_the_list_is_refused",
+        "any of Pillow's readers is used",
+    ),
+    Bug(
+        "data/cache_plan.py",
+        "damaged = found.damaged(blocks)",
+        "damaged = found.damaged(blocks)[:0]",
+        "tests/data/test_damage.py",
+        "damaged pixels of a cache are taken",
     ),
 ]

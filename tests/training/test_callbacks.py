@@ -24,6 +24,7 @@ from robustmetric.training import (
     train,
 )
 from robustmetric.training.module import SCORES
+from tests.helpers.faults import fault
 
 SMALL = {"epochs": 3, "steps": 4, "save_every": 1000}
 
@@ -82,10 +83,10 @@ def test_a_network_that_diverges_is_caught(tmp_path: Path) -> None:
 class Bare(rm.Defense):
     """Needs nothing but `step`; logs what nobody knows, and something more from the third step on."""
 
-    def __init__(self, nan_at: int | None = None) -> None:
+    def __init__(self, nan_at: int | None = None, spread: float | None = None) -> None:
         nn.Module.__init__(self)
         self.generator = torch.Generator()
-        self.nan_at, self.steps = nan_at, 0
+        self.nan_at, self.spread, self.steps = nan_at, spread, 0
 
     @property
     def name(self) -> str:
@@ -96,6 +97,8 @@ class Bare(rm.Defense):
         z = rm.embed(model, images)
         loss = z.square().sum() * (torch.nan if self.steps == self.nan_at else 1)
         later = {"later": 7.0} if self.steps > 2 else {}
+        if self.spread is not None:
+            later["spread"] = self.spread
         none = torch.zeros(0, dtype=torch.long)
         triplets = rm.Triplets(none, none, none)
         return rm.Step(loss, {"mine/weight": float(self.steps), **later}, z, labels, triplets, images)
@@ -155,6 +158,32 @@ def test_without_a_spread_nan_is_still_caught(tmp_path: Path) -> None:
     good = rm.model("c2f2", size=8, dim=8)
     assert rm.load_weights(good, tmp_path / "good.safetensors") == []
     assert all(bool(p.isfinite().all()) for p in good.parameters())
+
+
+@fault("training", "a loss of NaN in the first step", "told; no weights are called good")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_nan_in_the_first_step_leaves_no_good_weights(tmp_path: Path) -> None:
+    with pytest.raises(
+        CollapsedError, match=r"began with it, at step 1: the loss is NaN.*look at the"
+    ) as told:
+        fit(tmp_path, Bare(nan_at=1), 9)
+    assert "all was well" not in str(told.value)
+    assert not (tmp_path / "good.safetensors").exists()
+
+
+@fault("training", "a network that is collapsed from the start", "caught by the guard")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("spread", [0.0, -1e-9, 1e-8])
+def test_a_spread_of_nothing_from_the_start_is_a_collapse(tmp_path: Path, spread: float) -> None:
+    with pytest.raises(CollapsedError, match=r"collapsed at about step 1: .* from the first step on") as told:
+        fit(tmp_path, Bare(spread=spread), 9)
+    assert "all was well" not in str(told.value)
+    assert not (tmp_path / "good.safetensors").exists()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_small_spread_that_stays_is_no_collapse(tmp_path: Path) -> None:
+    fit(tmp_path, Bare(spread=1e-4), 9)
 
 
 def test_the_known_columns_are_there_in_their_order(tmp_path: Path) -> None:

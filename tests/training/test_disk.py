@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_from_the_start(
     with full_after(monkeypatch, name, errno.ENOSPC):
         said = refused("train", *QUICK, "--epochs", 1, "--out", tmp_path / "run")
     assert f"{tmp_path / 'run' / name} could not be saved (No space left on device): make room" in said
-    assert "start again" in said
+    assert "start the same command again" in said
     assert not (tmp_path / "run").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,8 @@ import robustmetric as rm
 from robustmetric.data.pairs import Batch, PairLoader
 from robustmetric.training import MetricModule, load_recipe
 from robustmetric.training.sets import set_apart
+from tests.helpers.faults import fault
+from tests.helpers.processes import alive, needs_proc, until
 
 CHANGES = {"epochs": 1, "steps": 2, "batch": 128, "save_every": 4}
 
@@ -92,6 +96,55 @@ def test_two_workers_train_as_one(tmp_path: Path) -> None:
         first: Batch = next(iter(loader))
         assert torch.equal(first.images, worker["batch"][0])
         assert torch.equal(first.labels, worker["batch"][1])
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("which", "steps", "told", "again"),
+    [
+        pytest.param(
+            "started",
+            10**9,
+            "worker 2 of 2 was ended by SIGKILL; there is no checkpoint yet",
+            "start the same command again",
+            marks=fault("training", "a worker that is killed", "the first one says which, and how to go on"),
+        ),
+        pytest.param(
+            "first",
+            1,
+            "the first worker has ended; the checkpoint of step ",
+            "go on with: robustmetric train --out OUT --resume --accelerator cpu --devices 2",
+            marks=fault("training", "the first worker is killed", "the others say so and end"),
+        ),
+    ],
+)
+def test_a_worker_that_is_killed_ends_all_with_a_word(
+    tmp_path: Path, which: str, steps: int, told: str, again: str
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    options = ["--epochs", 500, "--batch", 256, "--devices", 2, "--accelerator", "cpu", "--steps", steps]
+    # In a perturbation without end a worker does not notice by itself that the connection is gone.
+    options += ["--defense", "N/A[R]" if steps == 1 else "min-max[S]", "--set", "save_every=1"]
+    ready = out / ("last.ckpt" if steps == 1 else "metrics.csv")
+    arguments = [sys.executable, "-m", "robustmetric", "train", "--out", out, *options]
+    with log.open("w") as file:
+        first = subprocess.Popen([*map(str, arguments)], stdout=file, stderr=file)  # noqa: S603
+        children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
+        try:
+            assert until(ready.exists), log.read_text()
+            started = [int(number) for number in children.read_text().split()]
+            os.kill(first.pid if which == "first" else started[0], signal.SIGKILL)
+            code = first.wait(timeout=60)
+            assert until(lambda: not any(map(alive, started)), seconds=60)
+        finally:
+            first.kill()
+    said = log.read_text()
+    assert code == (-signal.SIGKILL if which == "first" else 1)
+    assert said.count("error: ") == 1
+    assert f"error: {told}" in said
+    assert again.replace("OUT", str(out)) in said
+    assert "Traceback" not in said
 
 
 def test_the_module_is_lazy_but_there() -> None:

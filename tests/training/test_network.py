@@ -48,6 +48,14 @@ def untrained():
 def fixed():
     return fits().requires_grad_(False)
 
+class Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = fits()
+
+    def forward(self, images):
+        return self.net(images * 0 if self.training else images)
+
 class Nan(nn.Module):
     def __init__(self):
         super().__init__()
@@ -56,6 +64,14 @@ class Nan(nn.Module):
     def forward(self, images):
         return self.net(images) * (torch.nan if self.training else 1)
 """
+
+
+@fault("training", "a network that is collapsed in training from the start", "caught by the guard")
+def test_a_network_that_is_collapsed_from_the_start_is_caught(nets: Path) -> None:
+    said = refused(*with_network(nets, "Narrow"), "--epochs", 3, "--batch", 128)
+    assert "the network collapsed at about step 1" in said
+    assert "from the first step on: look at the network" in said
+    assert not (nets.parent / "run" / "good.safetensors").exists()
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from robustmetric.validate import printable
+
 if TYPE_CHECKING:
     from robustmetric.training.progress import Status
 
@@ -108,7 +110,7 @@ class Decoding:
         """Show how far a split is."""
         if split not in self.tasks:
             self.bar.start()
-            self.tasks[split] = self.bar.add_task(f"decode {split} images", total=total)
+            self.tasks[split] = self.bar.add_task(printable(f"decode {split} images"), total=total)
             self._say(f"decode {total:,} {split} images")
         elif done == total or self.clock() - self.spoke >= SILENCE:
             self._say(f"decode {split} images: {done:,} of {total:,}")

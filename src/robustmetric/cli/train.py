@@ -160,7 +160,9 @@ def train(
         say(f"stopped by {stopped}{left}; go on with: {_command(out, again)}")
         raise typer.Exit(exit_code(str(stopped))) from None
     except CutShortError as error:
-        how = f"go on with: {_command(out, again)}" if RunFolder(out).exists else "then start again"
+        how = (
+            f"go on with: {_command(out, again)}" if RunFolder(out).exists else "start the same command again"
+        )
         raise CutShortError(f"{error}; {how}") from error
     finally:
         decoding.bar.stop()

@@ -133,7 +133,7 @@ def opened(pixels: Path) -> Finished | None:
         blocks = [bytes.fromhex(text) for text in about["digests"]["sha256"]]
         start = start_of_file((count, *row))
         found = Stored(pixels, (count, *row), len(start), blocks)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "its .json is damaged"
         raise LostError(f"cannot be used ({reason})") from None
     damaged = found.damaged(blocks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.record import Record, build_record, load_arrays, load_record
 from robustmetric.evaluation.store import RECORD, Store, check_folder
 from robustmetric.evaluation.subject import Subject
-from robustmetric.locks import locked
+from robustmetric.locks import LOCK, locked
 from robustmetric.validate import UserError
 
 Progress = Callable[[str, float, int], None]
@@ -157,6 +158,9 @@ class Evaluation:
             self.probe()
             return self._run(help_out)
         if (finished := self._finished()) is not None:
+            if (folder / LOCK).exists():  # of a process that was killed, unless it tidies up
+                with suppress(UserError), locked(folder, "tidying up", lambda _: None):
+                    pass
             return finished
         with locked(folder, "an evaluation", self.store.report):
             finished = self.begin()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -322,11 +323,16 @@ def load_arrays(path: str | Path) -> dict[str, Tensor]:
     FileNotFoundError: there is no record nowhere; give a record.json, or a folder that holds one
     """
     record, folder = load_record(path), Path(path)
+    if Path(record.arrays.file).name != record.arrays.file:
+        raise UserError(f"the record {path} names the arrays {record.arrays.file!r}; they stand beside it")
     for candidate in (folder, folder / "evaluation", folder.parent):
         file = candidate / record.arrays.file
         if file.is_file():
             content = file.read_bytes()
             if hashlib.sha256(content).hexdigest() != record.arrays.sha256:
                 raise DamagedError(f"{file} is not what its record was written with: its digest differs")
-            return load(content)
+            try:
+                return load(content)
+            except SafetensorError as error:
+                raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
     raise FileNotFoundError(f"there is no {record.arrays.file} beside the record {path}")

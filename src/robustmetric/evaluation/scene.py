@@ -143,7 +143,7 @@ def run_attack(
 
     The `search` perturbs them within the `budget`; random draws start at `seed`. Targets are those of the
     network under attack. With a `surrogate`, its embeddings of the same images are what the search sees.
-    `tick` is called each time that the search asks for the objective.
+    `tick` is called each time that the search has been told the objective.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
@@ -166,8 +166,6 @@ def run_attack(
     best, early = first.clone(), seen.z.clone()
 
     def objective(x: Tensor, rows: Tensor) -> Tensor:
-        if tick is not None:
-            tick()
         z = embed(ground.model, x)
         all_rows = len(rows) == len(seen)
         aims, asked = (goal, seen) if all_rows else (goal[rows], seen[rows])
@@ -175,6 +173,8 @@ def run_attack(
         if x.requires_grad:  # a step of the descent, and not a trial beside it
             best[rows] = torch.minimum(best[rows], value.detach())
             early[rows] = z.detach()
+        if tick is not None:
+            tick()
         return value
 
     start = checked_start(attack, images, draws=draws)

@@ -7,12 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from robustmetric.data.cache import Pixels
 from robustmetric.training.sets import Sets
-
-_BLOCK = 1 << 24  # bytes
 
 
 def images_of(sets: Sets) -> dict[str, dict[str, Any]]:
@@ -95,13 +91,5 @@ def _images(source: Pixels) -> dict[str, Any]:
         "count": len(source),
         "classes": len(source.classes),
         "labels": labels.hexdigest(),
-        "pixels": _pixels(source),
+        "pixels": source.digest,
     }
-
-
-def _pixels(source: Pixels) -> str:
-    digest = hashlib.sha256(str(source.pixels.shape).encode())
-    rows = max(1, _BLOCK // max(1, source.pixels[:1].nbytes))
-    for first in range(0, len(source), rows):
-        digest.update(np.ascontiguousarray(source.pixels[first : first + rows]).data)
-    return digest.hexdigest()

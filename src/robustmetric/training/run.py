@@ -245,7 +245,7 @@ def _resumable(run: RunFolder) -> Iterator[None]:
 
     def standing() -> str:
         step = reached(run.checkpoint).step
-        return f"the checkpoint of step {step} is whole" if step else "there is no checkpoint: it begins anew"
+        return f"the checkpoint of step {step} is whole" if step else "there is no checkpoint yet"
 
     try:
         yield
@@ -259,7 +259,8 @@ def _resumable(run: RunFolder) -> Iterator[None]:
     except Stopped as stopped:
         if stopped.left is None:
             raise
-        raise Stopped(str(stopped), f"{stopped.left}; {standing()}") from None
+        anew = "" if run.checkpoint.exists() else ": it begins anew"
+        raise Stopped(str(stopped), f"{stopped.left}; {standing()}{anew}") from None
 
 
 def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:

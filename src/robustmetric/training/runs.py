@@ -248,7 +248,7 @@ class RunFolder:
         """
         try:
             found = json.loads(self.about.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

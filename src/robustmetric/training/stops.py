@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import errno
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,7 +124,10 @@ class Signals:
     def leave(self, why: str) -> None:
         """Leave the step, whichever thread says so, and say `why`."""
         self.left = why
-        _thread.interrupt_main(signal.SIGINT)
+        if sys.platform == "win32":
+            _thread.interrupt_main(signal.SIGINT)
+        else:  # which also ends a call that waits
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.left is not None:

@@ -1,0 +1,564 @@
+"""What goes wrong around the command line: signals, kills while writing, full disks, names that attack."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.table import Table
+from rich.text import Text
+
+from robustmetric.cli.progress import Decoding, Training
+from robustmetric.cli.show import Watch
+from robustmetric.cli.terminal import Terminal, styled
+from robustmetric.evaluation.store import Store
+from robustmetric.locks import LOCK, locked
+from robustmetric.models.c2f2 import C2F2
+from robustmetric.training.progress import Status
+from tests.cli.tables import ONE, SMALL, contents
+from tests.helpers.command import Clock, command, refused, works
+from tests.helpers.faults import fault
+from tests.helpers.processes import at_call, die, forked, needs_fork, stop_by, until
+
+ATTACK = ("--attack", "ES", "--queries", 3, "--steps", 1)
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C is heard, as in a terminal; a shell's background jobs ignore it."""
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# Damaged files and locks
+
+
+@fault(
+    "evaluation",
+    "a bit of a finished piece flips between two calls of evaluate",
+    "the piece is named and made anew; the record has the same bytes",
+)
+def test_a_damaged_piece_is_said_and_made_anew(
+    run: Path, whole: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: None
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(Store, "keep", at_call(9, stop_by(signal.SIGINT), Store.keep))
+    assert command("evaluate", run, *SMALL, "--out", out).code == 130
+    monkeypatch.undo()
+    file = sorted((out / "parts").glob("attack*"))[0]
+    file.write_bytes(file.read_bytes()[:200] + b"?" + file.read_bytes()[201:])
+    printed = works("evaluate", run, *SMALL, "--out", out)
+    assert re.search(rf"^{re.escape(str(file))} is damaged.*made anew$", printed, re.MULTILINE)
+    assert contents(out) == contents(whole[0])
+
+
+@fault(
+    "records",
+    "record.json of a finished evaluation is damaged",
+    "evaluate names what to remove, compare names the file; no traceback",
+)
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"null", b"\xff", b"[" * 10**5, b"1" * 5000])
+def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole[0], out)
+    (out / "record.json").write_bytes(content)
+    said = refused("evaluate", run, *SMALL, "--out", out)
+    assert f"remove {out / 'record.json'} and run the same command again" in said
+    assert f"{out / 'record.json'} " in refused("compare", out, whole[0])
+    (out / "plan.json").write_bytes(content)
+    assert f"remove {out} and run the same command again" in refused("evaluate", run, *SMALL, "--out", out)
+
+
+@pytest.mark.parametrize("command_", [("evaluate", *ONE), ("attack", *ATTACK)])
+@fault(
+    "attack",
+    "evaluate or attack into a folder that another program works in",
+    "it is told who works there; the other goes on undisturbed",
+)
+def test_a_folder_that_is_in_use(command_: tuple[str, ...], run: Path, tmp_path: Path) -> None:
+    name, *options = command_
+    with locked(tmp_path / "out", "a training"):
+        said = refused(name, run, *options, "--out", tmp_path / "out")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK]
+    assert f"a training by process {os.getpid()}" in said
+    assert said.rstrip().endswith("(--out)")
+    works(name, run, *options, "--out", tmp_path / "out")
+
+
+# Attacks that are killed while they write
+
+
+@pytest.mark.slow
+@needs_fork
+@fault(
+    "attack",
+    "attack is killed at any of its writes",
+    "the same command takes the folder up and writes the same files",
+)
+def test_an_attack_that_is_killed_while_it_writes(run: Path, tmp_path: Path) -> None:
+    options = ["attack", str(run), *map(str, ATTACK), "--out"]
+    works(*options, tmp_path / "whole")
+    wanted = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    out = tmp_path / "out"
+
+    def killed(number: int) -> int:
+        def act() -> None:
+            torch.set_num_threads(1)
+            os.fsync = at_call(number, die, os.fsync)
+            sys.argv = ["robustmetric", *options, str(out)]
+            from robustmetric import cli
+
+            cli.run()
+
+        return forked(act)[0]
+
+    for number in (1, 4, 9, 14, 15, 16):  # each file is brought to the disk, and then its folder
+        assert killed(number) == -signal.SIGKILL
+        assert (out / ".attack").exists()
+    assert "is not empty" in refused("evaluate", run, *ONE, "--out", out), "it is no evaluation's folder"
+    (out / "mine.txt").touch()
+    assert "is not empty" in refused(*options, out), "something of the user's own"
+    (out / "mine.txt").unlink()
+    works(*options, out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == wanted
+    assert "is not empty" in refused(*options, out)
+
+
+@fault(
+    "attack",
+    "the disk is full while attack writes",
+    "one sentence with the file and the remedy; nothing is left, and the same command works later",
+)
+@pytest.mark.parametrize("number", [1, 6, 13, 15])
+def test_an_attack_on_a_full_disk(
+    number: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", at_call(number, full, os.fsync))
+    said = refused("attack", run, *ATTACK, "--out", tmp_path / "a" / "out")
+    assert said.startswith(f"error: {tmp_path / 'a' / 'out'}/")
+    assert os.strerror(errno.ENOSPC) in said
+    assert "run the same command again" in said
+    assert not (tmp_path / "a").exists()
+
+
+@fault(
+    "evaluation",
+    "the disk is full while evaluate writes",
+    "one sentence with the file; what is finished is kept, and the same command goes on",
+)
+def test_an_evaluation_on_a_full_disk(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    works("evaluate", run, *ONE, "--out", tmp_path / "whole")
+    monkeypatch.setattr(os, "fsync", at_call(5, full, os.fsync))
+    said = refused("evaluate", run, *ONE, "--out", tmp_path / "out")
+    assert re.search(r"parts/\S+ cannot be written \(No space left on device\)", said)
+    assert "the same command goes on from there" in said
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"plan.json", "parts"}
+    monkeypatch.undo()
+    works("evaluate", run, *ONE, "--out", tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+# Signals
+
+ENDLESS = ("--queries", 4, "--steps", 10**9)
+
+
+@fault(
+    "evaluation",
+    "Ctrl-C or SIGTERM during a perturbation of a billion steps",
+    "one signal stops it, with a sentence that says how to go on, and the signal's exit code",
+)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("search", ["pgd", "pgd(restarts=2)", "nes(samples=2)", "spsa(samples=2)"])
+@pytest.mark.parametrize("name", ["evaluate", "attack"])
+def test_a_long_perturbation_is_stopped_by_one_signal(
+    name: str,
+    search: str,
+    number: signal.Signals,
+    code: int,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heard: None,
+) -> None:
+    monkeypatch.setattr(C2F2, "forward", at_call(40, stop_by(number), C2F2.forward))
+    what = ("--attacks", "ES", "--checks", "none") if name == "evaluate" else ("--attack", "ES")
+    said = command(name, run, *what, *ENDLESS, "--search", search, "--out", tmp_path / "out")
+    assert said.code == code
+    assert "stopped; " in said.out
+    assert "the same command" in said.out
+    assert not said.err
+    assert (tmp_path / "out" / "plan.json").exists() == (name == "evaluate")
+
+
+@fault(
+    "evaluation",
+    "a second Ctrl-C while the first one is being heeded",
+    "what was stopped and how to go on is said all the same",
+)
+@pytest.mark.parametrize("name", ["evaluate", "attack"])
+@pytest.mark.parametrize("again", [(Watch, "__exit__"), (Terminal, "print"), (Path, "unlink")])
+def test_a_second_signal(
+    again: tuple[type, str],
+    name: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heard: None,
+) -> None:
+    def stop(*_: object) -> None:
+        where, what = again
+        monkeypatch.setattr(where, what, at_call(1, stop_by(signal.SIGINT), getattr(where, what)))
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(C2F2, "forward", at_call(20, stop, C2F2.forward))
+    what = ("--attacks", "ES", "--checks", "none") if name == "evaluate" else ("--attack", "ES")
+    said = command(name, run, *what, *ENDLESS, "--out", tmp_path / "out")
+    assert said.code == 130
+    assert "stopped; " in said.out
+    assert "Traceback" not in said.out + said.err
+
+
+@fault(
+    "terminal",
+    "Ctrl-C before a command has begun, or in one that is quick",
+    "a sentence says to run it again, with exit code 130; no bare Aborted",
+)
+@pytest.mark.parametrize("name", ["compare", "evaluate", "train"])
+def test_an_early_signal(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: None
+) -> None:
+    place = {
+        "compare": "robustmetric.cli.compare.load_record",
+        "evaluate": "robustmetric.cli.request.Request.of",
+        "train": "robustmetric.cli.train.read_changes",
+    }[name]
+    monkeypatch.setattr(place, stop_by(signal.SIGINT))
+    said = command(
+        name, *([] if name == "train" else [run]), *(["--out", tmp_path / "x"] if name != "compare" else [])
+    )
+    assert said.code == 130
+    assert said.err.startswith("stopped; ")
+    assert "run the same command again" in said.err
+
+
+ENTRY = """
+import signal
+from robustmetric.cli import run
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
+def test_a_process_with_a_long_perturbation_ends_by_sigterm(run: Path, tmp_path: Path) -> None:
+    what = ["evaluate", str(run), "--attacks", "ES", "--checks", "none", *map(str, ENDLESS)]
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", ENTRY, *what, "--out", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert until(lambda: (tmp_path / "out" / "parts" / "retrieval.safetensors").exists())
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "the same command goes on from there" in out
+    assert not err
+    assert not (tmp_path / "out" / LOCK).exists()
+
+
+# The time left
+
+
+@pytest.mark.parametrize(
+    ("search", "steps"),
+    [
+        ("pgd", 60),
+        ("pgd(restarts=3)", 20),
+        ("pgd(best=True)", 60),
+        ("nes(samples=5)", 6),
+        ("spsa(samples=10)", 3),
+    ],
+)
+@pytest.mark.parametrize("name", ["evaluate", "attack"])
+def test_the_time_left_is_said_before_the_first_block_is_done(
+    name: str, search: str, steps: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question of the search takes ten minutes, by a clock that is set by hand."""
+    clock = Clock()
+    asked = [C2F2.forward]
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        clock.now += 600
+        return asked[0](*args, **kwargs)
+
+    monkeypatch.setattr("time.monotonic", clock)
+    monkeypatch.setattr(Watch.__init__, "__defaults__", (clock,))
+    monkeypatch.setattr(C2F2, "forward", slow)
+    what = ("--attacks", "ES", "--checks", "none") if name == "evaluate" else ("--attack", "ES")
+    printed = works(
+        name, run, *what, "--queries", 3, "--steps", steps, "--search", search, "--out", tmp_path / "o"
+    )
+    lines = [line for line in printed.splitlines() if re.match(r"ES: 0\.\d of 1, about", line)]
+    assert len(lines) > 50
+    hours = [int(re.search(r"about (\d+) h left", line)[1]) for line in lines if " h left" in line]  # type: ignore[index]
+    # 60 questions, or 63, of ten minutes each: no search is told as nearly done from the start.
+    assert 8 <= hours[0] <= 12
+    assert hours == sorted(hours, reverse=True)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_time_left_of_the_embedding(terminal: bool) -> None:
+    text, clock = io.StringIO(), Clock()
+    watch = Watch(Terminal(file=text, force_terminal=terminal, width=100), clock)
+    for stage in ("embed", "retrieval", "ES", "checks"):
+        watch(stage, 0, 1)
+    clock.now += 300
+    watch("embed", 0.25, 1)
+    assert {task.description: task.fields["left"] for task in watch.bar.tasks if task.fields["left"]} == {
+        "embed": "about 15 min left"
+    }
+    assert terminal or text.getvalue() == "embed: 0.2 of 1, about 15 min left\n"
+    clock.now += 900
+    watch("embed", 1, 1)
+    watch("retrieval", 1, 1)
+    assert not any(task.fields["left"] for task in watch.bar.tasks)
+
+
+# The terminal
+
+HOSTILE = "x[/bold]\x1b[2J\x1b]0;title\x07\u202e[red]:bomb:\x9b31m\udcff"
+VISIBLE = r"x[/bold]\x1b[2J\x1b]0;title\x07\x202e[red]:bomb:\x9b31m\xff"
+RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]|\U0001f4a3")
+
+
+def shown(*things: Any, **options: Any) -> str:
+    text = io.StringIO()
+    Terminal(file=text, width=200, **options).print(*things)
+    return text.getvalue()
+
+
+@fault(
+    "terminal",
+    "control characters, brackets or emoji codes in names, wherever they are printed",
+    "they are shown as they are, made visible; none reaches the terminal",
+)
+@pytest.mark.parametrize(
+    "thing",
+    [
+        HOSTILE,
+        Text(HOSTILE),
+        styled(("error:", "bold red"), HOSTILE),
+        styled((HOSTILE, "dim")),
+        Table(HOSTILE),
+        Table("", title=HOSTILE),
+    ],
+    ids=["string", "text", "styled", "style", "heading", "title"],
+)
+def test_names_do_not_steer_the_terminal(thing: Any) -> None:
+    if isinstance(thing, Table):
+        thing.add_row(HOSTILE)
+    printed = shown(thing)
+    assert (VISIBLE.replace(r"\x07", "") if thing == Text(HOSTILE) else VISIBLE) in printed
+    assert not RAW.search(printed)
+    coloured = shown(thing, force_terminal=True, color_system="truecolor")
+    assert not RAW.search(re.sub(r"\x1b\[[0-9;]*m", "", coloured))
+
+
+def test_bars_show_names_as_they_are() -> None:
+    text = io.StringIO()
+    terminal = Terminal(file=text, width=300, force_terminal=True, color_system=None)
+    with Watch(terminal) as watch:
+        watch(HOSTILE, 0, 2)
+        watch(HOSTILE, 1, 2)
+    decoding, training = Decoding(terminal), Training(terminal)
+    decoding("[/b]\x1b[2J", 0, 2)
+    decoding("[/b]\x1b[2J", 2, 2)
+    training(Status(step=1, steps=2, loss=1.0, perturbed=0.5, recall=None, left=None, validated=False))
+    training.stop()
+    printed = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", text.getvalue())
+    assert VISIBLE in printed
+    assert r"decode [/b]\x1b[2J images" in printed
+    assert not RAW.search(printed)
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """Images whose files and classes have names that attack terminals and spreadsheets."""
+    root = tmp_path / "odd"
+    for number, name in enumerate(("=1+1", "x[", "esc\x1b[31m", "+a", "-7", "@b", "\tc", "plain")):
+        (root / name).mkdir(parents=True)
+        for k in range(3):
+            pixels = np.random.default_rng([number, k]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"bold]{k}\x1b[2J.png")
+    (root / "x[" / "bro\x1b]0;t\x07ken].png").write_bytes(b"no image")
+    return root
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such names there")
+@fault(
+    "terminal",
+    "an image that cannot be read has control characters and [/ in its name",
+    "errors and left-out lines show the name, made visible",
+)
+@fault(
+    "attack",
+    "files and classes whose names begin with = + - @ or a tab",
+    "ranks.csv holds them as text: no spreadsheet computes with them; numbers stay numbers",
+)
+def test_names_of_files_and_classes(odd: Path, tmp_path: Path) -> None:
+    given = ["--model", "c2f2", "--dim", 4, "--size", 8, "--data", "folder", "--root", odd, "--split", "all"]
+    given += ["--cache", tmp_path / "cache"]
+    name = r"x[/bro\x1b]0;t\x07ken].png"
+    said = refused("evaluate", *given, *ONE, "--out", tmp_path / "out")
+    assert name in said
+    assert not RAW.search(said)
+    printed = works("evaluate", *given, *ONE, "--skip-broken", "--out", tmp_path / "out")
+    assert f"left out, not readable: {odd}/{name}" in printed.replace("\n", "")
+    assert not RAW.search(printed)
+    options = [
+        "--attack",
+        "TMA",
+        "--queries",
+        24,
+        "--steps",
+        1,
+        "--skip-broken",
+        "--out",
+        tmp_path / "images",
+    ]
+    printed = works("attack", *given, *options)
+    assert r"esc\x1b[31m" in printed
+    assert not RAW.search(printed)
+    text = (tmp_path / "images" / "ranks.csv").read_bytes().decode()
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert {row["class"] for row in rows} == {
+        "'=1+1", "x[", r"esc\x1b[31m", "'+a", "'-7", "'@b", "'\tc", "plain",
+    }  # fmt: skip
+    for row in rows:
+        for key, cell in row.items():
+            if key in ("file", "class", "target's class"):
+                assert not cell.startswith(("=", "+", "-", "@", "\t"))
+            else:
+                float(cell)
+
+
+OWN = """
+from robustmetric.attacks import Column
+from robustmetric.attacks.shift import EmbeddingShift
+
+class Mine(EmbeddingShift):
+    @property
+    def name(self):
+        return "=m[/bold]\\x1b[2J"
+
+    @property
+    def columns(self):
+        return (Column("=1+1\\x1b[2J", None), Column("[/red]", "higher"))
+
+    def measure(self, z, target, queries, gallery):
+        found = super().measure(z, target, queries, gallery)
+        return {"=1+1\\x1b[2J": -found["ES:D"], "[/red]": found["ES:R"]}
+"""
+
+
+@fault(
+    "terminal",
+    "an attack of the user's own with control characters, brackets or = in its names",
+    "tables, bars and ranks.csv show them as text",
+)
+def test_names_of_an_attack(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    mine = f"{tmp_path / 'own.py'}:Mine"
+    how = ["--queries", 3, "--steps", 1]
+    printed = works("evaluate", run, "--attacks", mine, "--checks", "none", *how, "--out", tmp_path / "out")
+    assert r"=1+1\x1b[2J" in printed
+    assert "[/red] ↑" in printed
+    assert r"=m[/bold]\x1b[2J: done" in printed
+    assert not RAW.search(printed)
+    printed = works("attack", run, "--attack", mine, *how, "--out", tmp_path / "images")
+    assert not RAW.search(printed)
+    with (tmp_path / "images" / "ranks.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert r"'=1+1\x1b[2J before" in rows[0]
+    assert float(rows[0][r"'=1+1\x1b[2J after"]) < 0, "a number stays a number"
+
+
+@fault(
+    "terminal",
+    "a record of somebody else's with control characters and markup in its texts and names",
+    "compare shows them as text",
+)
+def test_a_hostile_record(whole: tuple[Path, str], tmp_path: Path) -> None:
+    text = HOSTILE.replace("\udcff", "")
+    content = json.loads((whole[0] / "record.json").read_text(encoding="utf-8"))
+    del content["sha256"]
+    content["network"] |= {"name": text, "weights": text}
+    content["data"] |= {"name": text, "skipped": [text]}
+    content["settings"]["search"] = text
+    content["versions"]["torch"] = text
+    content["ers"] |= {"valid": False, "why": text}
+    content["scores"][text] = {**content["scores"]["CA+"], "unit": text}
+    for check in content["checks"]:
+        check |= {"name": text, "says": text, "limit": text, "status": "fail"}
+    (tmp_path / "record.json").write_text(json.dumps(content), encoding="utf-8")
+    for others in ([], [whole[0]]):
+        printed = works("compare", tmp_path, *others)
+        assert printed.count(r"x[/bold]\x1b[2J") > len(content["checks"])
+        assert not RAW.search(printed)
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no R@1": lambda c: c["retrieval"].pop("R@1"),
+    "no shape": lambda c: c["data"].update(shape=[]),
+    "no scores": lambda c: c.update(scores={}),
+    "huge": lambda c: c["scores"]["CA+"].update(value=10**400),
+    "large": lambda c: c["queries"].update(count=10**4000),
+    "infinite": lambda c: c["scores"]["CA+"].update(value=float("inf"), low=float("-inf")),
+    "half a letter": lambda c: c["network"].update(name="\ud800"),
+    "a list": lambda c: c.update(settings=[]),
+    "deep": lambda c: c.update(versions={"torch": json.loads("[" * 500 + "]" * 500)}),
+}
+
+
+@fault(
+    "records",
+    "a record with entries missing, huge, infinite or of another kind",
+    "compare shows what there is, or names the file and the entry; no traceback",
+)
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_record_of_odd_values(change: str, whole: tuple[Path, str], tmp_path: Path) -> None:
+    content = json.loads((whole[0] / "record.json").read_text(encoding="utf-8"))
+    del content["sha256"]
+    CHANGES[change](content)
+    (tmp_path / "record.json").write_text(json.dumps(content))
+    said = command("compare", tmp_path, whole[0])
+    assert said.code in (0, 1)
+    assert said.code == 0 or said.err.startswith(f"error: {tmp_path / 'record.json'} ")
+    assert "unexpected" not in said.err

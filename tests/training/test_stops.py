@@ -1,0 +1,135 @@
+"""Signals: a stop at the end of the step, of one that takes too long, and at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+
+from robustmetric.training import stops
+from robustmetric.training.callbacks import Keeper
+from tests.helpers.command import Said, command, works
+from tests.helpers.faults import fault
+from tests.helpers.processes import until
+from tests.training.conftest import QUICK
+
+ENDLESS = ("--defense", "min-max[S]", "--batch", 512, "--epochs", 2, "--steps", 10**9)
+
+
+@contextmanager
+def sent(ready: Path, *numbers: signal.Signals) -> Iterator[None]:
+    """Send this process signals, one after the other, once a file is there."""
+
+    def send() -> None:
+        if until(ready.exists):
+            for number in numbers:
+                time.sleep(0.3)
+                os.kill(os.getpid(), number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.join()
+        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert found == {**before, signal.SIGINT: signal.default_int_handler}, "handlers are not given back"
+
+
+def stopped(out: Path, *numbers: signal.Signals) -> Said:
+    with sent(out / "metrics.csv", *numbers):
+        said = command("train", *ENDLESS, "--out", out)
+    assert "Traceback" not in said.out + said.err
+    assert f"go on with: robustmetric train --out {out} --resume" in said.out
+    return said
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(
+            signal.SIGTERM,
+            143,
+            marks=fault("training", "SIGTERM during an endless perturbation", "it is left after seconds"),
+        ),
+        pytest.param(
+            signal.SIGINT,
+            130,
+            marks=fault("training", "Ctrl-C during an endless perturbation", "it is left after seconds"),
+        ),
+    ],
+)
+def test_one_signal_leaves_a_step_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    monkeypatch.setattr(stops, "PATIENCE", 0.2)
+    said = stopped(tmp_path / "run", number)
+    assert said.code == code
+    assert f"stopped by {number.name} (the step took longer than 0.2 s and was left" in said.out
+    assert "there is no checkpoint yet: it begins anew" in said.out
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+@fault("training", "a second Ctrl-C", "stopped at once, and told how to go on")
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    said = stopped(tmp_path / "run", signal.SIGINT, signal.SIGINT)
+    assert said.code == 130
+    assert "stopped at once" in said.out
+
+
+def test_the_last_checkpoint_stands_when_a_step_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(keeper: Keeper, trainer: L.Trainer, *_: Any) -> None:
+        while trainer.global_step == 3:
+            (tmp_path / "ready").touch()
+            time.sleep(0.01)
+
+    arguments = ("train", *QUICK, "--epochs", 1, "--set", "save_every=2")
+    with monkeypatch.context() as patched, sent(tmp_path / "ready", signal.SIGTERM):
+        patched.setattr(stops, "PATIENCE", 0.2)
+        patched.setattr(Keeper, "on_train_batch_start", endless)
+        said = command(*arguments, "--out", tmp_path / "run")
+    assert said.code == 143
+    assert "the checkpoint of step 2 is whole" in said.out
+    assert "goes on from step 2" in works("train", "--out", tmp_path / "run", "--resume")
+    works(*arguments, "--out", tmp_path / "whole")
+    for name in ("last.safetensors", "metrics.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_nothing_is_left_while_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stops, "PATIENCE", 0.05)
+    signals = stops.Signals()
+    signals.busy = True
+    with stops.stopping(signals):
+        signal.raise_signal(signal.SIGTERM)
+        assert until(lambda: signals.left is not None)
+        time.sleep(0.1)  # it is heard, and nothing is raised
+        signals.busy = False
+        with pytest.raises(stops.Left):
+            time.sleep(60)
+
+
+@fault("training", "Ctrl-C while images are decoded", "told: the same command starts again")
+def test_a_stop_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("robustmetric.training.run.load_sets", interrupted)
+    said = command("train", *QUICK, "--epochs", 1, "--out", tmp_path / "run")
+    assert said.code == 130
+    assert "the same command starts it again" in said.out
+    assert not (tmp_path / "run").exists()
