@@ -21,7 +21,7 @@ from tests.helpers.faults import fault
 from tests.helpers.processes import until
 from tests.training.conftest import QUICK
 
-ENDLESS = ("--defense", "min-max[S]", "--batch", 512, "--epochs", 2, "--steps", 10**9)
+ENDLESS = ("--defense", "min-max[S]", "--batch", 512, "--epochs", 2, "--steps", 10**6)
 
 
 @contextmanager
@@ -29,18 +29,20 @@ def sent(ready: Path, *numbers: signal.Signals) -> Iterator[None]:
     """Send this process signals, one after the other, once a file is there."""
 
     def send() -> None:
-        if until(ready.exists):
+        if until(lambda: ready.exists() or over.is_set()) and not over.is_set():
             for number in numbers:
                 time.sleep(0.3)
                 os.kill(os.getpid(), number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    over = threading.Event()
     sender = threading.Thread(target=send)
     sender.start()
     try:
         yield
     finally:
+        over.set()
         sender.join()
         found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number, handler in before.items():
@@ -97,7 +99,7 @@ def test_the_last_checkpoint_stands_when_a_step_is_left(
             (tmp_path / "ready").touch()
             time.sleep(0.01)
 
-    arguments = ("train", *QUICK, "--epochs", 1, "--set", "save_every=2")
+    arguments = ("train", *QUICK[:-1], "save_every=2", "--epochs", 1)
     with monkeypatch.context() as patched, sent(tmp_path / "ready", signal.SIGTERM):
         patched.setattr(stops, "PATIENCE", 0.2)
         patched.setattr(Keeper, "on_train_batch_start", endless)
