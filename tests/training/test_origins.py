@@ -125,11 +125,11 @@ def test_other_images_are_noticed(own: Path, tmp_path: Path, do: Callable[[Path]
         (lambda code: (code / "nets.py").rename(code / "net.txt"), "its copy code/nets.py is gone"),
     ],
 )
-def test_a_changed_copy_is_not_run(
+def test_a_changed_copy_is_another_run_also_if_it_is_trusted(
     own: Path, tmp_path: Path, do: Callable[[Path], object], told: str
 ) -> None:
     do(own / "code")
-    said = refused(*resume(own, 2, "--cache", tmp_path / "cache"))
+    said = refused(*resume(own, 2, "--cache", tmp_path / "cache", "--trust"))
     assert told in said
     assert "or begin a new run in another folder with --weights" in said
 
