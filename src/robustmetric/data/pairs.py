@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,8 @@ from torch import Tensor
 from robustmetric.data.stored import Pictures
 from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError
+
+_PART = 1 << 20  # bytes of images that are read at a time
 
 
 class Batch(NamedTuple):
@@ -173,7 +177,7 @@ class PairLoader:
         index, views = order.pairs[slots].reshape(-1), look[slots].reshape(-1, 3)
         height, width = (self.crop or s for s in self.pixels.shape[1:3])
         images = np.empty((len(index), height, width, self.pixels.shape[3]), np.uint8)
-        whole = self.pixels[self.rows[index]]
+        whole = chain.from_iterable(rows for _, rows in _parts(self.pixels, self.rows[index]))
         for image, row, (top, left, mirrored) in zip(images, whole, views, strict=True):
             part = row[top : top + height, left : left + width]
             image[:] = part[:, ::-1] if mirrored else part
@@ -198,7 +202,7 @@ class ImageArray:
         self.pixels = pixels
         self.rows = np.arange(len(pixels)) if rows is None else rows
         height, width = pixels.shape[1:3]
-        size = (crop or height, crop or width)
+        self._size = size = (crop or height, crop or width)
         top, left = ((whole - part) // 2 for whole, part in zip((height, width), size, strict=True))
         self._middle = np.s_[:, top : top + size[0], left : left + size[1]]
 
@@ -207,7 +211,10 @@ class ImageArray:
 
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         rows = self.rows[index if isinstance(index, slice) else index.numpy()]
-        return _floats(self.pixels[rows][self._middle])
+        found = np.empty((len(rows), self.pixels.shape[3], *self._size), np.float32)
+        for part, whole in _parts(self.pixels, rows):
+            found[part] = whole[self._middle].transpose(0, 3, 1, 2)
+        return torch.from_numpy(found).div_(255)
 
 
 class ImageLoader:
@@ -250,6 +257,14 @@ def _check_crop(pixels: Pictures, crop: int | None) -> None:
             f"at most {min(height, width)}",
             parameter="size",
         )
+
+
+def _parts(pixels: Pictures, rows: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+    """Return whole images, some at a time: what is cut to size next is still in the processor's cache."""
+    count = max(1, _PART // math.prod(pixels.shape[1:]))
+    for begin in range(0, len(rows), count):
+        part = slice(begin, begin + count)
+        yield part, pixels[rows[part]]
 
 
 def _floats(pixels: NDArray[np.uint8]) -> Tensor:
