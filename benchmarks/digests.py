@@ -126,17 +126,17 @@ def checkpoint(file: Path, training: Steps, title: str) -> None:
 
 
 def pieces(folder: Path) -> None:
-    """Write the pieces of an evaluation and read them twice, with and without digests, against making them."""
+    """Write an evaluation's pieces and read them twice, with and without digests, against making them."""
     (test,) = rm.data.load_pixels("digits", None, rm.data.Inputs(), ["test"])
     images = torch.from_numpy(test.pixels[:].copy()).permute(0, 3, 1, 2).float() / 255
     model, plan = rm.model("c2f2", size=8), rm.Plan.make(steps=4, queries=64, checks="none")
     kept: list[bytes] = []
     tidy, file = Store.tidy, folder / "piece"
 
-    def keeping(store: Store) -> None:
+    def keeping(self: Store) -> None:
         # A record that is finished leaves none of its pieces.
         kept[:] = [path.read_bytes() for path in (folder / "evaluation" / PARTS).iterdir()]
-        tidy(store)
+        tidy(self)
 
     def evaluate() -> float:
         shutil.rmtree(folder / "evaluation", ignore_errors=True)
@@ -162,9 +162,9 @@ def _through(
     content: bytes,
     write: Callable[[Path, Callable[[BinaryIO], object]], None],
     read: Callable[[Path], bytes],
-) -> None:
+) -> bool:
     write(file, lambda out: out.write(content))
-    assert read(file) == read(file) == content
+    return read(file) == read(file) == content
 
 
 def main() -> None:

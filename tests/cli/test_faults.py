@@ -55,8 +55,14 @@ def heard() -> Iterator[None]:
     "a bit of a finished piece flips between two calls of evaluate",
     "the piece is named and made anew; the record has the same bytes",
 )
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_damaged_piece_is_said_and_made_anew(
-    run: Path, whole: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: None
+    devices: int,
+    run: Path,
+    whole: tuple[Path, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heard: None,
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(Store, "keep", at_call(9, stop_by(signal.SIGINT), Store.keep))
@@ -64,7 +70,7 @@ def test_a_damaged_piece_is_said_and_made_anew(
     monkeypatch.undo()
     file = sorted((out / "parts").glob("attack*"))[0]
     file.write_bytes(file.read_bytes()[:200] + b"?" + file.read_bytes()[201:])
-    printed = works("evaluate", run, *SMALL, "--out", out)
+    printed = works("evaluate", run, *SMALL, "--devices", devices, "--out", out)
     assert re.search(rf"^{re.escape(str(file))} is damaged.*made anew$", printed, re.MULTILINE)
     assert contents(out) == contents(whole[0])
 

@@ -171,12 +171,8 @@ def test_images_that_outgrow_the_memory_are_refused(tmp_path: Path) -> None:
         cached(images, tmp_path, size=(16384, 16384))
 
 
-@fault("evaluation", "--resize 100000", "refused with the limit and the memory that an image takes")
-def test_a_huge_size_is_refused_on_the_command_line(tmp_path: Path) -> None:
-    said = refused(
-        "evaluate", "--model", "c2f2", "--data", "digits", "--out", tmp_path / "out", "--resize", 100_000
-    )
-    assert "resize is 100000" in said
-    assert "16384" in said
-    assert "27.9 GiB" in said
-    assert not (tmp_path / "out").exists()
+@fault("data", "inputs of a huge size", "refused, with the limit and the memory that an image takes")
+@pytest.mark.parametrize("name", ["resize", "crop"])
+def test_a_huge_size_is_refused_with_the_memory_it_takes(name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} is 100000; .*from 1 to 16384.*27.9 GiB"):
+        Inputs(**{name: 100_000})  # type: ignore[arg-type]

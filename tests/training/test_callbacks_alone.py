@@ -12,6 +12,8 @@ from torch import nn
 
 import robustmetric as rm
 from robustmetric.training import CollapsedError, CollapseGuard, Keeper, MetricModule
+from robustmetric.training.callbacks import MetricsFile
+from tests.helpers.faults import fault
 
 
 def module() -> MetricModule:
@@ -60,3 +62,20 @@ def test_the_good_weights_are_of_before_the_spread_shrank(tmp_path: Path) -> Non
     with pytest.raises(CollapsedError, match="collapsed at about step 6"):
         guard.on_train_batch_end(trainer(8, loss=0.1, spread=0.0), be(network, 8), None, None, 0)
     assert written(tmp_path / "good.safetensors") == 3
+
+
+@fault(
+    "training",
+    "a defense of the user's own logs a figure whose name begins with =",
+    "metrics.csv holds the name as text, in one column, also after the run was resumed",
+)
+def test_names_of_figures_are_no_formulas(tmp_path: Path) -> None:
+    for step in (10, 20):
+        table, now = MetricsFile(tmp_path / "metrics.csv"), trainer(step, **{"=1+1": -0.5})
+        now.current_epoch = 0
+        table.on_train_start(now, module())
+        table.on_train_batch_end(now, module(), None, None, 0)
+    head, *rows = (tmp_path / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert head.split(",")[-1] == "'=1+1"
+    assert "=1+1" not in head.split(",")
+    assert [row.split(",")[-1] for row in rows] == ["-0.5", "-0.5"]

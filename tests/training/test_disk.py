@@ -188,6 +188,15 @@ def test_a_table_that_is_none_is_put_aside(run: Path, content: bytes) -> None:
     assert [row["step"] for row in rows(run)] == ["10", "12"]
 
 
+def test_the_table_of_a_logger_is_put_aside_too(run: Path) -> None:
+    works(*resume(run, 3, "--logger", "csv"))
+    table = run / "csv" / "metrics.csv"
+    table.write_bytes(b"\xff")
+    works(*resume(run, 4, "--logger", "csv"))
+    assert (run / "csv" / "metrics-1.csv").read_bytes() == b"\xff"
+    assert "R@1" in table.read_text()
+
+
 @fault("training", "rows of metrics.csv without a step", "left out, and told")
 def test_rows_without_a_step_are_left_out(run: Path) -> None:
     text = (run / "metrics.csv").read_bytes().decode()

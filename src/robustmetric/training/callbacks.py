@@ -18,6 +18,7 @@ from robustmetric.training.module import SCORES, MetricModule
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import CollapsedError, Report, Signals, Stopped, saving
 from robustmetric.training.table import kept_rows
+from robustmetric.validate import spreadsheet_text
 
 
 class Keeper(L.Callback):
@@ -238,7 +239,7 @@ class MetricsFile(L.Callback):
             self._add(trainer, {name: trainer.callback_metrics[name] for name in SCORES})
 
     def _add(self, trainer: L.Trainer, values: dict[str, Tensor]) -> None:
-        row = {name: f"{float(value):.6g}" for name, value in values.items()}
+        row = {spreadsheet_text(name): f"{float(value):.6g}" for name, value in values.items()}
         row |= {"epoch": str(trainer.current_epoch), "step": str(trainer.global_step)}
         if new := [name for name in row if name not in self.fields]:
             rows = kept_rows(self.path, trainer.global_step, self.report)

@@ -105,8 +105,8 @@ def reached(path: Path) -> Reached:
 def unfit(path: Path, error: BaseException) -> UserError:
     """Return what to say of a checkpoint `path` that can be read, but not be gone on from: an `error`.
 
-    >>> str(unfit(Path("last.ckpt"), KeyError("best")))[:58]
-    "last.ckpt is not the checkpoint of such a training (KeyErr"
+    >>> print(unfit(Path("last.ckpt"), KeyError("best")))
+    last.ckpt is not the checkpoint of such a training (KeyError: 'best'); begin a new run ...
     """
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return _refusal(path, f"is not the checkpoint of such a training ({what[:200]})")

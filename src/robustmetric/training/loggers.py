@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,9 @@ class CSV(CSVLogger):
         """Lightning's writer, which begins with the rows up to the step that the run goes on from."""
         if self._experiment is None and getattr(rank_zero_only, "rank", 0) == 0:
             kept: list[Any] = kept_rows(Path(self.log_dir, "metrics.csv"), self.step)
-            shutil.rmtree(self.log_dir, ignore_errors=True)
+            for file in Path(self.log_dir).glob("*"):
+                if not file.name.startswith("metrics-"):  # a table that was put aside
+                    file.unlink()
             writer = super().experiment
             writer.metrics.extend(kept)
             writer.save()

@@ -126,7 +126,7 @@ class _Others:
         if not self.trainer.interrupted:
             self.signals.leave(self.lost)
         # Blocked where no signal is heard, such as in a connection that is never made.
-        if not self.over.wait(_GRACE):
+        if not self.over.wait(_GRACE) and not self.trainer.interrupted:
             print(f"error: {self.lost}; start again", file=sys.stderr, flush=True)
             self.end(failed=True)
             os._exit(1)
