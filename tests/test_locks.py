@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from robustmetric import locks
 from robustmetric.locks import LOCK, InUseError, locked
+from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 from tests.helpers.processes import die, forked, needs_fork
 
@@ -102,3 +105,32 @@ def test_without_locks_of_the_kernel_the_process_is_looked_for(
     except InUseError:
         pass
     assert entered is not runs
+
+
+@fault(
+    "training",
+    "the lock of a folder from somebody else is a link to another file",
+    "refused; that file stays as it is",
+)
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_is_no_lock(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    precious, run = tmp_path / "precious.txt", tmp_path / "run"
+    precious.write_text("mine")
+    run.mkdir()
+    link(precious, run / LOCK)
+    with pytest.raises(UserError, match="is a link"), locked(run, "a training"):
+        pass
+    assert precious.read_text() == "mine"
+
+
+def test_a_lock_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(FileIO):
+        def write(self, _: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(locks, "FileIO", Full)
+    with pytest.raises(UserError, match="make room"), locked(tmp_path / "new" / "run", "a training"):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -16,6 +17,12 @@ from robustmetric.validate import UserError
 _SEAL = b"\nsha256 "
 _SEALED = len(_SEAL) + 64 + 1  # bytes of a seal: the word, the digest in hexadecimal, the end of the line
 _BLOCK = 1 << 20
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    errno.EFBIG: "use a disk, or a limit, that allows larger files",
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make the folder writable"),
+    errno.EIO: "look after the disk",
+}
 
 
 class DamagedError(UserError):
@@ -46,19 +53,29 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 @contextmanager
-def writing(path: Path, advice: str) -> Iterator[None]:
-    """Say of a full disk, or whatever else keeps `path` from being written, what to do: the `advice`.
+def writing(path: Path, then: str) -> Iterator[None]:
+    """Say of a full disk, or whatever else keeps `path` from being written, what to do, and what `then`.
 
-    >>> with writing(Path("record.json"), "make room and run it again"):
+    >>> with writing(Path("record.json"), "then run it again"):
     ...     raise OSError(28, "No space left on device")
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: record.json cannot be written (No space left on device): make room and run it ...
+    robustmetric.UserError: record.json cannot be written (No space left on device): make room; then ...
     """
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}): {advice}") from None
+        told = f"{path} cannot be written ({error.strerror or error})"
+        raise UserError(f"{told}: {remedy(error) or 'look at the folder'}; {then}") from None
+
+
+def remedy(error: BaseException) -> str | None:
+    """Return what to do about an `error` of a disk that takes no more; None about any other error.
+
+    >>> remedy(OSError(errno.ENOSPC, "No space left on device")), remedy(FileNotFoundError())
+    ('make room', None)
+    """
+    return _REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
 def write_sealed(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
     in use raises an `InUseError` that says by whom. The lock of a process of this host that has ended is told
     to `report` and taken over. Whether a process of another host still runs cannot be seen: its lock is
     refused, with the file to remove. On Windows, and where a file system has no locks, a process of this host
-    is looked for by its number.
+    is looked for by its number. A lock that is a link, or another name of a file elsewhere, is refused.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as home, locked(Path(home), "a training"):
@@ -49,7 +50,7 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     path = folder / LOCK
-    with writing(path, "make room, or use another folder"):
+    with writing(path, "or use another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         file, alone = _taken(path)
     try:
@@ -68,11 +69,11 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
         if owner:
             report(f"{folder} was left by {_told(owner)}, which has ended: going on from there")
         mine = {"host": here, "process": os.getpid(), "doing": doing, "since": time.strftime("%F %T")}
-        with writing(path, "make room, or use another folder"):
-            file.seek(0)
-            file.truncate()
-            file.write(json.dumps(mine).encode())
         try:
+            with writing(path, "or use another folder"):
+                file.seek(0)
+                file.truncate()
+                file.write(json.dumps(mine).encode())
             yield
         finally:
             if _same(file, path):
@@ -87,11 +88,22 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
 def _taken(path: Path) -> tuple[FileIO, bool | None]:
     """Open the file and take the kernel's lock on it; who held it may have removed it meanwhile."""
     while True:
-        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+        # A folder may come from somebody else: what a link in it leads to is not ours to write.
+        if path.is_symlink():
+            raise _no_lock(path)
+        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644), "r+")
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+            file.close()
+            raise _no_lock(path)
         alone = _alone(file)
         if alone is not True or _same(file, path):
             return file, alone
         file.close()
+
+
+def _no_lock(path: Path) -> UserError:
+    return UserError(f"{path} is a link, or no file: it is no lock of ours; look at it, and remove it")
 
 
 def _alone(file: FileIO) -> bool | None:
@@ -112,7 +124,7 @@ def _alone(file: FileIO) -> bool | None:
 def _same(file: FileIO, path: Path) -> bool:
     """Return whether the open file is still the one of this name."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except OSError:
         return False
 

@@ -189,7 +189,8 @@ def admit(source: Path, files: Sequence[Path], *, trust: bool) -> None:
         raise _untrusted(f"{source} brings code", unknown)
     for file in files:
         known.files.add(os.path.realpath(file))
-        _guard(os.path.realpath(file.absolute().parent), whole=trust)
+        for parent in (os.path.abspath(file.parent), os.path.realpath(file.parent)):  # noqa: PTH100
+            _guard(parent, whole=trust)
 
 
 def check(path: Path, content: bytes) -> None:
@@ -234,8 +235,12 @@ def _guard(folder: str, *, whole: bool) -> None:
 
 def _guarded(path: Path) -> str | None:
     """Return the folder of foreign code that a file is in, if it is in one."""
-    real = Path(os.path.realpath(path))
-    return next((str(folder) for folder in real.parents if str(folder) in known.folders), None)
+    # A link in the folder leads out of it, and one elsewhere into it.
+    for place in (Path(os.path.abspath(path)), Path(os.path.realpath(path))):  # noqa: PTH100
+        for folder in place.parents:
+            if str(folder) in known.folders:
+                return str(folder)
+    return None
 
 
 class _Guard(MetaPathFinder):

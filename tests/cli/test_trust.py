@@ -315,6 +315,27 @@ def test_what_no_list_showed_is_stopped_when_it_is_imported(
     rm.load_run(foreign)
 
 
+@pytest.mark.parametrize("name", ["colorsys.py", "colorsys/__init__.py"])
+@fault(
+    "code",
+    "a link beside trusted code leads to code elsewhere",
+    "not run; named with its digest, for --trust",
+)
+def test_a_link_to_code_elsewhere_is_stopped(name: str, foreign: Path, marks: Path) -> None:
+    net = foreign / "code" / "net.py"
+    net.write_text(net.read_text() + "\nimport colorsys\n")
+    forget_modules()
+    trust.remember(digest(file) for file in (foreign / "code").glob("*.py"))
+    trust.known.digests.clear()
+    elsewhere = foreign.parent / "elsewhere" / name
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.write_text(SHADOW.format(marks=str(marks)))
+    link = foreign / "code" / Path(name).parts[0]
+    link.symlink_to(foreign.parent / "elsewhere" / Path(name).parts[0])
+    assert f"{digest(elsewhere)}  {foreign / 'code' / name}" in refused("evaluate", foreign, *ONE)
+    assert not (marks / "shadow").exists()
+
+
 @pytest.mark.slow
 def test_workers_do_not_ask_again(foreign: Path, marks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/dev/null/data")

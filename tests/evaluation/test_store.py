@@ -14,6 +14,7 @@ import pytest
 from robustmetric.evaluation.store import PARTS, PLAN, RECORD, Store, check_folder
 from robustmetric.files import DamagedError, read_sealed, write_sealed
 from robustmetric.validate import UserError
+from tests.helpers.faults import fault
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,23 @@ def test_tidying_leaves_the_plan_and_the_record_alone(tmp_path: Path) -> None:
 # The folder
 
 IDENTITY: dict[str, Any] = {"settings": {"eps": 0.1, "steps": 2}, "options": {"k": "1"}, "data": "a" * 64}
+
+
+@fault(
+    "evaluation",
+    "the pieces' folder of an evaluation from somebody else is a link",
+    "refused; nothing there is touched",
+)
+def test_pieces_are_not_kept_behind_a_link(tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "folder"
+    mine.mkdir()
+    folder.mkdir()
+    (mine / "letter.txt").write_text("mine")
+    (folder / PARTS).symlink_to(mine)
+    with pytest.raises(UserError, match="is a link"):
+        check_folder(folder, {})
+    Store(folder).tidy()
+    assert (mine / "letter.txt").read_text() == "mine"
 
 
 def begun(folder: Path, identity: dict[str, Any]) -> Path:

@@ -120,7 +120,7 @@ def test_torch_hides_what_the_disk_said(tmp_path: Path) -> None:
         said = refused("train", *QUICK, "--epochs", 1, "--out", tmp_path / "run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert f"{tmp_path / 'run' / 'last.ckpt'} could not be saved (File too large): make room" in said
+    assert f"{tmp_path / 'run' / 'last.ckpt'} could not be saved (File too large): use a disk" in said
     assert not list((tmp_path / "run").glob(".*"))
 
 

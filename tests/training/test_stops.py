@@ -125,6 +125,44 @@ def test_nothing_is_left_while_a_checkpoint_is_written(monkeypatch: pytest.Monke
             time.sleep(60)
 
 
+def test_a_second_signal_waits_for_the_checkpoint_too() -> None:
+    signals = stops.Signals()
+    signals.busy = True
+    with stops.stopping(signals):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        assert signals.left == "stopped at once"
+        signals.busy = False
+        with pytest.raises(stops.Left):
+            time.sleep(60)
+
+
+def test_nothing_is_sent_when_the_training_has_ended() -> None:
+    signals = stops.Signals()
+    with stops.stopping(signals):
+        pass
+    signals.leave("too late")
+    assert signals.left is None
+
+
+def test_another_thread_trains_without_signals() -> None:
+    signals, failed = stops.Signals(), []
+
+    def work() -> None:
+        try:
+            with stops.stopping(signals):
+                signals.leave("nobody hears it")
+        except BaseException as error:
+            failed.append(error)
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failed == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 @fault("training", "Ctrl-C while images are decoded", "told: the same command starts again")
 def test_a_stop_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:

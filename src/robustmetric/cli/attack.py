@@ -33,7 +33,7 @@ from robustmetric.validate import UserError, printable, spreadsheet_text
 
 ARRAYS, RANKS = "images.safetensors", "ranks.csv"
 UNFINISHED = ".attack"  # is there until all files are
-AGAIN = "make room and run the same command again, or give another folder"
+AGAIN = "then run the same command again, or give another folder"
 TEXTS = ("file", "class", "target's class")  # columns of text; all others are numbers
 _IMAGE = re.compile(r"\d{6,}-(before|after)\.png")
 

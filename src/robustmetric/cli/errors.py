@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 _MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|out of memory|storage size calculation overflowed"
-    r"|numel: integer multiplication overflow|overflow when unpacking long|invalid shape dimension",
+    r"|numel: integer multiplication overflow|overflow when unpacking long",
     re.IGNORECASE,
 )
 _KEPT = "what is finished is kept: run the same command again"

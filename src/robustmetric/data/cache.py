@@ -1,4 +1,4 @@
-"""Images decoded and resized once, into one file that every later run opens at once.
+"""Images decoded and resized once, into one file that every later run reads.
 
 A cache is two files: `<data set>-<split>-<size>-<key>.npy`, which `numpy.load` opens, and a `.json` of the
 same name that says what is in it, with digests of itself and of the pixels, block by block. They are checked

@@ -22,7 +22,7 @@ from robustmetric.locks import LOCK
 from robustmetric.validate import UserError
 
 PLAN, RECORD, ARRAYS, PARTS = "plan.json", "record.json", "queries.safetensors", "parts"
-GO_ON = "make room; what is finished is kept, and the same command goes on from there"
+GO_ON = "what is finished is kept, and the same command goes on from there"
 """What to do when a file cannot be written."""
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class Store:
         parts = self.folder / PARTS
         # The record is there, whether these can be removed or not: a worker may not have heard yet.
         with suppress(OSError):
-            pieces = list(parts.iterdir()) if parts.is_dir() else []
+            pieces = list(parts.iterdir()) if parts.is_dir() and not parts.is_symlink() else []
             for file in [*filter(is_draft, self.folder.iterdir()), *pieces]:
                 file.unlink(missing_ok=True)
             if parts.is_dir():
@@ -140,6 +140,11 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: give a folder for the record", parameter="out")
+    if (folder / PARTS).is_symlink():
+        raise UserError(
+            f"{folder / PARTS} is a link, and pieces are kept in a folder: look at it, and remove it",
+            parameter="out",
+        )
     file = folder / PLAN
     if not file.exists():
         others = folder.exists() and any(

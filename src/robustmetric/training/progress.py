@@ -135,5 +135,6 @@ def start_lines(title: str, trainer: L.Trainer, module: L.LightningModule) -> li
         f"{named['data']}: learns from {sets.learn}, {height}×{width} pixels; validated on {sets.score} "
         f"({sets.scored})",
         f"on {workers or module.device}; {count:,} parameters; {begins}",
-        f"{batches * (trainer.max_epochs or 1):,} steps: {trainer.max_epochs:,} epochs of {batches:,}",
+        f"{batches * (trainer.max_epochs or 1):,} steps: {trainer.max_epochs:,} "
+        f"{'epoch' if trainer.max_epochs == 1 else 'epochs'} of {batches:,}",
     ]

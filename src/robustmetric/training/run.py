@@ -16,7 +16,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from robustmetric.defenses import defense
-from robustmetric.files import check_writable
+from robustmetric.files import check_writable, remedy
 from robustmetric.locks import LOCK, locked
 from robustmetric.training.callbacks import CollapseGuard, Keeper, MetricsFile
 from robustmetric.training.checkpoint import AtomicCheckpointIO, Reached, reached, unfit, while_restoring
@@ -33,7 +33,6 @@ from robustmetric.training.stops import (
     Report,
     Signals,
     Stopped,
-    of_disk,
     stopping,
     unsaved,
 )
@@ -253,7 +252,7 @@ def _resumable(run: RunFolder) -> Iterator[None]:
         raise CutShortError(f"{error}; {standing()}") from error
     except OSError as error:  # of a logger, such as Lightning's
         file = Path(str(error.filename or run.path)).absolute()
-        if not of_disk(error) or not file.is_relative_to(run.path.absolute()):
+        if remedy(error) is None or not file.is_relative_to(run.path.absolute()):
             raise
         raise CutShortError(f"{unsaved(file, error)}; {standing()}") from error
     except Stopped as stopped:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import errno
 import signal
 import sys
 import threading
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from robustmetric.files import remedy
 from robustmetric.validate import UserError
 
 PATIENCE = 5.0
@@ -44,19 +44,12 @@ class Left(BaseException):
     """Ends a training in the midst of a step, past all that catches errors."""
 
 
-_NOT_WRITTEN = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make the folder writable"),
-    errno.EIO: "look after the disk",
-}
-
-
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
     """Tell of a `path` that could not be written inside, for want of room or of the right to.
 
     >>> with saving(Path("last.ckpt")):
-    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    ...     raise OSError(28, "No space left on device")
     Traceback (most recent call last):
     ...
     robustmetric.training.stops.CutShortError: last.ckpt could not be saved (No space left on device): ...
@@ -67,30 +60,20 @@ def saving(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         cause: BaseException | None = error
-        while cause is not None and not of_disk(cause):  # torch's writer tells of its own position instead
+        while cause is not None and remedy(cause) is None:  # torch's writer tells of its own position instead
             cause = cause.__cause__ or cause.__context__
         if not isinstance(cause, OSError):
             raise
         raise unsaved(path, cause) from error
 
 
-def of_disk(error: BaseException) -> bool:
-    """Return whether an `error` is that of a disk that takes no more.
-
-    >>> of_disk(OSError(errno.ENOSPC, "No space left on device")), of_disk(FileNotFoundError())
-    (True, False)
-    """
-    return isinstance(error, OSError) and error.errno in _NOT_WRITTEN
-
-
 def unsaved(path: Path, error: OSError) -> CutShortError:
     """Return what to say of an `error` of the disk that keeps `path` from being written.
 
-    >>> print(unsaved(Path("run"), OSError(errno.EROFS, "Read-only file system")))
+    >>> print(unsaved(Path("run"), OSError(30, "Read-only file system")))
     run could not be saved (Read-only file system): make the folder writable
     """
-    advice = _NOT_WRITTEN[error.errno or 0]
-    return CutShortError(f"{path} could not be saved ({error.strerror or error}): {advice}")
+    return CutShortError(f"{path} could not be saved ({error.strerror or error}): {remedy(error)}")
 
 
 class Signals:
@@ -106,38 +89,47 @@ class Signals:
         self.busy = False
         self._timer: threading.Timer | None = None
         self._before: dict[signal.Signals, object] = {}
+        self._active = False
+        self._ending = threading.Lock()
 
     def take(self) -> None:
-        """Let the signals come here."""
+        """Let the signals come here; only the main thread of a program hears any."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._active = True
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.signal(number, self._heard)
             self._before.setdefault(number, before)
 
     def give_back(self) -> None:
         """Let the signals go where they went before."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._active = False
+        with self._ending:  # nobody sends a signal any more that would come too late
+            if self._timer is not None:
+                self._timer.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before = {}
 
     def leave(self, why: str) -> None:
         """Leave the step, whichever thread says so, and say `why`."""
-        self.left = why
-        if sys.platform == "win32":
-            _thread.interrupt_main(signal.SIGINT)
-        else:  # which also ends a call that waits
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        with self._ending:
+            if not self._active:
+                return
+            self.left = why
+            if sys.platform == "win32":
+                _thread.interrupt_main(signal.SIGINT)
+            else:  # which also ends a call that waits
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.left is not None:
-            if self.busy:
-                self._later(1.0, self.left)
-            else:
+        if not self._active:
+            return
+        if self.left is not None or self.stop is not None:
+            self.left = self.left or "stopped at once"
+            if not self.busy:
                 raise Left
-        elif self.stop is not None:
-            self.left = "stopped at once"
-            raise Left
+            self._later(1.0, self.left)
         else:
             self.stop = signal.Signals(number).name
             self._later(PATIENCE, f"the step took longer than {PATIENCE:g} s and was left")
