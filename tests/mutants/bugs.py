@@ -795,8 +795,8 @@ BUGS = [
     ),
     Bug(
         "data/pairs.py",
-        ".div_(255)",
-        ".div_(256)",
+        "(found).div_(255)",
+        "(found).div_(256)",
         "tests/data/test_pairs.py::test_an_image_array_is_the_middle_in_floats",
         "white is less than 1",
     ),
