@@ -71,7 +71,7 @@ def test_the_lock_of_a_killed_process_is_told_and_taken_over(tmp_path: Path) -> 
 @fault(
     "training",
     "the folder is locked by a process of another host",
-    "refused: who holds it, and the file to remove",
+    "refused; the message says who holds it, and which file to remove",
 )
 def test_the_lock_of_another_host_is_refused_with_the_file_to_remove(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text(owner(host="elsewhere"))

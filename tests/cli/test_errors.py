@@ -23,123 +23,46 @@ TRAIN = ("train", "--data", "digits", "--epochs", 1, "--steps", 1)
 NETWORK = ("evaluate", "--model", "c2f2", "--data", "digits", *ONE)
 
 
+@fault(
+    "training",
+    "a GPU that is not there, an unknown accelerator, 0 or a million devices, 0 nodes",
+    "refused; the message names the flag",
+)
+@fault("training", "a billion epochs, or a batch beyond all memory", "refused; the message names the flag")
+@fault(
+    "training",
+    "NaN or an infinite number as --lr, --eps, --alpha or --validation",
+    "refused; the message names the flag",
+)
+@fault("training", "embeddings beyond all memory", "refused; the message names the entry")
+@fault(
+    "evaluation",
+    "embeddings, or images brought to a size, beyond all memory",
+    "refused; the message names the flag",
+)
+@fault("evaluation", "NaN or an infinite number as --eps or --alpha", "refused; the message names the flag")
 @pytest.mark.parametrize(
     ("arguments", "flag", "about"),
     [
-        pytest.param(
-            [*TRAIN, "--devices", 0],
-            "--devices",
-            "not 0",
-            marks=fault("training", "--devices 0 or less", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--devices", -2],
-            "--devices",
-            "not -2",
-            marks=fault("training", "--devices 0 or less", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--devices", 10**6],
-            "--devices",
-            "not 1000000",
-            marks=fault("training", "a million devices", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--nodes", 0],
-            "--nodes",
-            "not 0",
-            marks=fault("training", "--nodes 0", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--accelerator", "quantum"],
-            "--accelerator",
-            "quantum",
-            marks=fault("training", "an unknown accelerator", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--epochs", 10**9],
-            "--epochs",
-            "1000000000",
-            marks=fault("training", "a thousand million epochs", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--batch", 10**12],
-            "--batch",
-            "10000",
-            marks=fault("training", "a batch beyond all memory", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--lr", "nan"],
-            "--lr",
-            "finite",
-            marks=fault("training", "a learning rate that is NaN", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--lr", "inf"],
-            "--lr",
-            "finite",
-            marks=fault("training", "a learning rate without end", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--lr", "1e300"],
-            "--lr",
-            "1e+300",
-            marks=fault("training", "a learning rate that no float32 holds", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--eps", "nan"],
-            "--eps",
-            "nan",
-            marks=fault("training", "ε that is NaN", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--alpha", "inf"],
-            "--alpha",
-            "inf",
-            marks=fault("training", "α without end", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--validation", "nan"],
-            "--validation",
-            "nan",
-            marks=fault("training", "a share of validation images that is NaN", "refused with the flag"),
-        ),
-        pytest.param(
-            [*TRAIN, "--set", "dim=1000000000000"],
-            "dim is",
-            "65536",
-            marks=fault("training", "embeddings beyond all memory", "refused with the entry"),
-        ),
-        pytest.param(
-            [*NETWORK, "--dim", 10**12],
-            "--dim",
-            "65,536",
-            marks=fault("evaluation", "embeddings beyond all memory", "refused with the flag"),
-        ),
-        pytest.param(
-            [*NETWORK, "--size", 10**6],
-            "--size",
-            "4,096",
-            marks=fault("evaluation", "images brought to a size beyond all memory", "refused with the flag"),
-        ),
-        pytest.param(
-            [*NETWORK, "--resize", 10**6],
-            "--resize",
-            "4,096",
-            marks=fault("evaluation", "images brought to a size beyond all memory", "refused with the flag"),
-        ),
-        pytest.param(
-            [*NETWORK, "--eps", "nan"],
-            "--eps",
-            "nan",
-            marks=fault("evaluation", "ε that is NaN", "refused with the flag"),
-        ),
-        pytest.param(
-            [*NETWORK, "--alpha", "1e400"],
-            "--alpha",
-            "1e400",
-            marks=fault("evaluation", "α without end", "refused with the flag"),
-        ),
+        ([*TRAIN, "--devices", 0], "--devices", "not 0"),
+        ([*TRAIN, "--devices", -2], "--devices", "not -2"),
+        ([*TRAIN, "--devices", 10**6], "--devices", "not 1000000"),
+        ([*TRAIN, "--nodes", 0], "--nodes", "not 0"),
+        ([*TRAIN, "--accelerator", "quantum"], "--accelerator", "quantum"),
+        ([*TRAIN, "--epochs", 10**9], "--epochs", "1000000000"),
+        ([*TRAIN, "--batch", 10**12], "--batch", "10000"),
+        ([*TRAIN, "--lr", "nan"], "--lr", "finite"),
+        ([*TRAIN, "--lr", "inf"], "--lr", "finite"),
+        ([*TRAIN, "--lr", "1e300"], "--lr", "1e+300"),
+        ([*TRAIN, "--eps", "nan"], "--eps", "nan"),
+        ([*TRAIN, "--alpha", "inf"], "--alpha", "inf"),
+        ([*TRAIN, "--validation", "nan"], "--validation", "nan"),
+        ([*TRAIN, "--set", "dim=1000000000000"], "dim is", "65536"),
+        ([*NETWORK, "--dim", 10**12], "--dim", "65,536"),
+        ([*NETWORK, "--size", 10**6], "--size", "4,096"),
+        ([*NETWORK, "--resize", 10**6], "--resize", "4,096"),
+        ([*NETWORK, "--eps", "nan"], "--eps", "nan"),
+        ([*NETWORK, "--alpha", "1e400"], "--alpha", "1e400"),
     ],
 )
 def test_a_value_beyond_bounds_is_refused(
@@ -152,27 +75,27 @@ def test_a_value_beyond_bounds_is_refused(
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is one")
-@fault("training", "a GPU is asked for where there is none", "refused with the flag")
+@fault(
+    "training",
+    "a GPU that is not there, an unknown accelerator, 0 or a million devices, 0 nodes",
+    "refused; the message names the flag",
+)
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert "(--accelerator)" in refused(*TRAIN, "--accelerator", "gpu", "--out", tmp_path / "out")
 
 
+@fault("training", "a network beyond all memory", "says how much was asked for and what to lower")
+@fault(
+    "evaluation",
+    "a network, or what it computes, beyond all memory",
+    "says how much was asked for and what to lower",
+)
 @pytest.mark.parametrize("size", [10**12, 10**22])
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(
-            TRAIN,
-            marks=fault(
-                "training", "a network beyond all memory", "says how much was asked for and what to lower"
-            ),
-        ),
-        pytest.param(
-            NETWORK,
-            marks=fault(
-                "evaluation", "a network beyond all memory", "says how much was asked for and what to lower"
-            ),
-        ),
+        TRAIN,
+        NETWORK,
     ],
 )
 def test_a_network_beyond_all_memory(arguments: tuple[object, ...], size: int, tmp_path: Path) -> None:
@@ -183,7 +106,11 @@ def test_a_network_beyond_all_memory(arguments: tuple[object, ...], size: int, t
     assert not (tmp_path / "out").exists()
 
 
-@fault("evaluation", "memory runs out within the network", "says how much was asked for and what to lower")
+@fault(
+    "evaluation",
+    "a network, or what it computes, beyond all memory",
+    "says how much was asked for and what to lower",
+)
 def test_memory_that_runs_out_in_the_network(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\n"
@@ -214,53 +141,24 @@ def test_memory_that_runs_out_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not enough memory" in told(raised.value, monkeypatch)
 
 
+@fault("terminal", "a disk that is full or fails", "says so, and that the same command goes on")
+@fault(
+    "terminal",
+    "a path that may not be read or written, leads through a file, or is a folder where a file belongs",
+    "named, with what to do",
+)
+@fault("terminal", "too many open files", "says how to raise the limit")
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        pytest.param(
-            errno.ENOSPC,
-            "make room",
-            marks=fault(
-                "terminal", "a disk that is full", "says to make room, and that the same command goes on"
-            ),
-        ),
-        pytest.param(
-            errno.EDQUOT,
-            "make room",
-            marks=fault(
-                "terminal", "a disk that is full", "says to make room, and that the same command goes on"
-            ),
-        ),
-        pytest.param(
-            errno.EIO,
-            "look after the disk",
-            marks=fault("terminal", "a disk that fails", "says so, and that the same command goes on"),
-        ),
-        pytest.param(
-            errno.EACCES,
-            "permissions",
-            marks=fault("terminal", "a file that may not be read", "named, with what to do"),
-        ),
-        pytest.param(
-            errno.EROFS,
-            "can be written to",
-            marks=fault("terminal", "a disk that cannot be written to", "named, with what to do"),
-        ),
-        pytest.param(
-            errno.EISDIR,
-            "give a file",
-            marks=fault("terminal", "a folder where a file belongs", "named, with what to do"),
-        ),
-        pytest.param(
-            errno.ENOTDIR,
-            "give another path",
-            marks=fault("terminal", "a file where a folder belongs", "named, with what to do"),
-        ),
-        pytest.param(
-            errno.EMFILE,
-            "ulimit -n",
-            marks=fault("terminal", "too many open files", "says how to raise the limit"),
-        ),
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room"),
+        (errno.EIO, "look after the disk"),
+        (errno.EACCES, "permissions"),
+        (errno.EROFS, "can be written to"),
+        (errno.EISDIR, "give a file"),
+        (errno.ENOTDIR, "give another path"),
+        (errno.EMFILE, "ulimit -n"),
     ],
 )
 @pytest.mark.parametrize("file", [None, "images/[a].png"])
@@ -282,19 +180,16 @@ def test_a_text_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "save it as UTF-8" in told(raised.value, monkeypatch)
 
 
+@fault(
+    "terminal",
+    "a path that may not be read or written, leads through a file, or is a folder where a file belongs",
+    "named, with what to do",
+)
 @pytest.mark.parametrize(
     ("where", "file"),
     [
-        pytest.param(
-            "--recipe",
-            "/proc/self/mem.yaml",
-            marks=fault("terminal", "a path through a file", "named, with what to do"),
-        ),
-        pytest.param(
-            "--recipe",
-            "FILE/mine.yaml",
-            marks=fault("terminal", "a path through a file", "named, with what to do"),
-        ),
+        ("--recipe", "/proc/self/mem.yaml"),
+        ("--recipe", "FILE/mine.yaml"),
     ],
 )
 def test_a_path_that_leads_nowhere(where: str, file: str, tmp_path: Path) -> None:
@@ -306,19 +201,12 @@ def test_a_path_that_leads_nowhere(where: str, file: str, tmp_path: Path) -> Non
 # Signals that come where a command does not listen itself
 
 
+@fault("terminal", "Ctrl-C or SIGTERM at any moment", "says what is kept; exit code 130 or 143")
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        pytest.param(
-            signal.SIGINT,
-            130,
-            marks=fault("terminal", "Ctrl-C at any moment", "says what is kept, exit code 130"),
-        ),
-        pytest.param(
-            signal.SIGTERM,
-            143,
-            marks=fault("terminal", "SIGTERM at any moment", "says what is kept, exit code 143"),
-        ),
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
@@ -351,19 +239,12 @@ def demo(tmp_path: Path, number: signal.Signals, call: int) -> Said:
         return command("demo", "--out", tmp_path, "--epochs", 1, "--queries", 4)
 
 
+@fault("terminal", "Ctrl-C or SIGTERM during the demo", "says what is kept; the same command goes on")
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        pytest.param(
-            signal.SIGINT,
-            130,
-            marks=fault("terminal", "Ctrl-C during the demo", "says what is kept; the same command goes on"),
-        ),
-        pytest.param(
-            signal.SIGTERM,
-            143,
-            marks=fault("terminal", "SIGTERM during the demo", "says what is kept; the same command goes on"),
-        ),
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
     ],
 )
 def test_the_demo_is_stopped_and_goes_on(number: signal.Signals, code: int, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def heard() -> Iterator[None]:
 
 @fault(
     "evaluation",
-    "a bit of a finished piece flips between two calls of evaluate",
+    "a finished piece has a flipped bit, is cut, empty, overwritten or from an earlier version",
     "the piece is named and made anew; the record has the same bytes",
 )
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -77,8 +77,8 @@ def test_a_damaged_piece_is_said_and_made_anew(
 
 @fault(
     "records",
-    "record.json of a finished evaluation is damaged",
-    "evaluate names what to remove, compare names the file; no traceback",
+    "record.json or plan.json is empty, cut, not UTF-8, no JSON, a huge number or nested too deeply",
+    "the message names the file and what to remove; no traceback",
 )
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"null", b"\xff", b"[" * 10**5, b"1" * 5000])
 def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tm
 @fault(
     "attack",
     "evaluate or attack into a folder that another program works in",
-    "it is told who works there; the other goes on undisturbed",
+    "refused; the message says who works there, and the other goes on undisturbed",
 )
 def test_a_folder_that_is_in_use(command_: tuple[str, ...], run: Path, tmp_path: Path) -> None:
     name, *options = command_
@@ -169,7 +169,7 @@ def test_an_attack_on_a_full_disk(
 
 @fault(
     "evaluation",
-    "the disk is full while evaluate writes",
+    "the disk is full, or read-only, while evaluate writes",
     "one sentence with the file; what is finished is kept, and the same command goes on",
 )
 def test_an_evaluation_on_a_full_disk(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_a_second_signal(
 @fault(
     "terminal",
     "Ctrl-C before a command has begun, or in one that is quick",
-    "a sentence says to run it again, with exit code 130; no bare Aborted",
+    "says that it was stopped and to run it again; exit code 130",
 )
 @pytest.mark.parametrize("name", ["compare", "evaluate", "train"])
 def test_an_early_signal(
@@ -518,7 +518,7 @@ def test_names_of_an_attack(run: Path, tmp_path: Path) -> None:
 
 @fault(
     "terminal",
-    "a record of somebody else's with control characters and markup in its texts and names",
+    "a record from somebody else with control characters and markup in its texts and names",
     "compare shows them as text",
 )
 def test_a_hostile_record(whole: tuple[Path, str], tmp_path: Path) -> None:

@@ -120,37 +120,19 @@ COMMANDS = {
 }
 
 
+@fault(
+    "code",
+    "a recipe file, or a run to evaluate, attack, resume or take as a surrogate, brings code",
+    "not run; named with its digest, for --trust",
+)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            "evaluate",
-            marks=fault(
-                "code", "the run to evaluate brings code", "not run; named with its digest, for --trust"
-            ),
-        ),
-        pytest.param(
-            "attack",
-            marks=fault(
-                "code", "the run to attack brings code", "not run; named with its digest, for --trust"
-            ),
-        ),
-        pytest.param(
-            "surrogate",
-            marks=fault(
-                "code", "the surrogate's run brings code", "not run; named with its digest, for --trust"
-            ),
-        ),
-        pytest.param(
-            "resume",
-            marks=fault(
-                "code", "the run to resume brings code", "not run; named with its digest, for --trust"
-            ),
-        ),
-        pytest.param(
-            "recipe",
-            marks=fault("code", "a recipe file names code", "not run; named with its digest, for --trust"),
-        ),
+        "evaluate",
+        "attack",
+        "surrogate",
+        "resume",
+        "recipe",
     ],
 )
 def test_foreign_code_is_named_and_run_only_if_trusted(
@@ -173,7 +155,7 @@ def test_foreign_code_is_named_and_run_only_if_trusted(
     assert {digest(f) for f in (foreign / "code").glob("*.py")} <= set(store.read_text().split())
 
 
-@fault("code", "trusted code of a run changes", "asked for again")
+@fault("code", "trusted code of a run changes", "not run until --trust is given again")
 @pytest.mark.parametrize("changed", ["net.py", "helper.py"])
 def test_what_is_trusted_stays_so_until_it_changes(changed: str, foreign: Path, marks: Path) -> None:
     rm.load_run(foreign, trust=True)
@@ -206,7 +188,7 @@ def test_ones_own_runs_need_no_flag(tmp_path: Path, marks: Path, monkeypatch: py
 @fault(
     "code",
     "the list of trusted code cannot be written",
-    "training ends well; it is said that --trust will be needed",
+    "training ends well; a line says that --trust will be needed",
 )
 def test_a_store_that_cannot_be_written_is_told(
     tmp_path: Path, marks: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +216,7 @@ def test_what_the_command_line_names_is_the_user_s(foreign: Path, marks: Path, t
     )
 
 
-@fault("code", "compiled bytes of another text lie beside trusted code", "the text is run")
+@fault("code", "compiled bytes of another text lie beside trusted code", "they are not used: the text is run")
 def test_compiled_bytes_are_not_run(foreign: Path, marks: Path) -> None:
     rm.load_run(foreign, trust=True)
     trust.known.folders.clear()
@@ -400,7 +382,7 @@ def test_no_other_file_is_imported_than_the_list_shows(text: str, key: str) -> N
     assert set(imported) <= set(listed)
 
 
-@fault("code", "a recipe names files so that it is not certain which", "refused; --trust takes it")
+@fault("code", "a recipe from which it is not certain which files it names", "refused; --trust takes it")
 @pytest.mark.parametrize(
     "entry",
     ["defense: N/A['net.py:S']", "defense: HM[x(y)/net.py:S,LGA]", "model: net.py:f(o='b.py:g(1)')"],

@@ -190,7 +190,7 @@ def nested(depth: int) -> bytes:
     return data
 
 
-@fault("data", "a MATLAB file of cells nested without end", "one error with the file")
+@fault("data", "a MATLAB file of cells nested thousands deep", "one error with the file")
 def test_cells_nested_without_end_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "cars_annos.mat"
     file.write_bytes(mat(nested(5_000)))

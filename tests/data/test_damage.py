@@ -41,7 +41,7 @@ def flip(file: Path, place: int) -> None:
 
 
 @fault(
-    "training", "a flipped bit in the cache's pixels", "said with the file; decoded anew, the same weights"
+    "training", "a flipped bit in the cache's pixels", "a line names the file; decoded anew, the same weights"
 )
 def test_a_training_on_a_damaged_cache_says_so_and_makes_it_anew(
     training: list[object], tmp_path: Path
@@ -56,7 +56,7 @@ def test_a_training_on_a_damaged_cache_says_so_and_makes_it_anew(
     assert len(weights) == 1
 
 
-@fault("evaluation", "a flipped bit in the cache's pixels", "said with the file; decoded anew")
+@fault("evaluation", "a flipped bit in the cache's pixels", "a line names the file; decoded anew")
 def test_an_evaluation_on_a_damaged_cache_says_so(training: list[object], tmp_path: Path) -> None:
     works(*training, "--out", tmp_path / "run")
     evaluation = [

@@ -55,7 +55,7 @@ def made(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pa
 
 @fault(
     "evaluation",
-    "a bit of a finished piece flips, whatever its stage",
+    "a finished piece has a flipped bit, is cut, empty, overwritten or from an earlier version",
     "the piece is named and made anew; the record has the same bytes",
 )
 @pytest.mark.parametrize("name", ["embed-00000", "retrieval", "attack-01-00001", "check-noise"])
@@ -75,8 +75,8 @@ def test_a_flipped_bit(name: str, place: float, tiny: Tiny, made: tuple[Path, Pa
 
 @fault(
     "evaluation",
-    "finished pieces are cut, emptied, overwritten, or of a version without digests",
-    "they are named and made anew; the record has the same bytes",
+    "a finished piece has a flipped bit, is cut, empty, overwritten or from an earlier version",
+    "the piece is named and made anew; the record has the same bytes",
 )
 def test_pieces_that_are_no_pieces(tiny: Tiny, made: tuple[Path, Path], tmp_path: Path) -> None:
     whole, pieces = made
@@ -233,8 +233,8 @@ NO_JSON = [
 
 @fault(
     "records",
-    "record.json or plan.json is empty, cut, not UTF-8, NaN, a huge number or nested without end",
-    "the file is named with what to remove; no traceback",
+    "record.json or plan.json is empty, cut, not UTF-8, no JSON, a huge number or nested too deeply",
+    "the message names the file and what to remove; no traceback",
 )
 @pytest.mark.parametrize("content", [*NO_JSON, b'{"settings": []}'])
 def test_what_is_no_record_and_no_plan(
@@ -256,7 +256,7 @@ def test_what_is_no_record_and_no_plan(
 @fault(
     "evaluation",
     "a second evaluation of a folder that one is working in",
-    "it is told who works there; the first goes on undisturbed",
+    "refused; the message says who works there, and the first goes on undisturbed",
 )
 def test_the_second_is_told_and_the_first_goes_on(
     tiny: Tiny, made: tuple[Path, Path], tmp_path: Path
@@ -292,8 +292,8 @@ def test_a_refused_network_leaves_no_folder(tiny: Tiny, tmp_path: Path) -> None:
 
 @fault(
     "evaluation",
-    "the disk is full, or read-only, while a piece or the record is written",
-    "one sentence with the file; finished pieces stay, and the same command goes on to the same bytes",
+    "the disk is full, or read-only, while evaluate writes",
+    "one sentence with the file; what is finished is kept, and the same command goes on",
 )
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk(

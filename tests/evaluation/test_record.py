@@ -364,7 +364,7 @@ def test_arrays_that_were_changed_or_are_missing_are_refused(written: tuple[Reco
         load_arrays(out)
 
 
-@fault("records", "a record names arrays outside of its folder", "refused, they are not read")
+@fault("records", "a record names arrays outside of its folder", "refused; they are not read")
 def test_arrays_of_another_folder_are_not_read(written: tuple[Record, Path], tmp_path: Path) -> None:
     _, out = written
     (out / "queries.safetensors").replace(tmp_path / "queries.safetensors")

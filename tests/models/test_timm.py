@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.models import load_weights, model, timm_model
+from robustmetric.validate import UserError
+from tests.helpers.faults import fault
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.25, 0.125)
 
@@ -95,13 +97,38 @@ def test_published_weights_load_except_the_classifier(tmp_path: Path) -> None:
         ("tiny", {"depth": 3}, r"timm cannot create 'tiny' with options \{'depth': 3\}"),
         ("tiny", {"dim": 0}, "dim is 0"),
         ("tiny", {"num_classes": 3}, "num_classes is not an option of timm:tiny here; use dim"),
-        ("tiny", {"pretrained": True}, "pretrained is not an option .* load_weights"),
         ("tiny", {"in_chans": 1}, "in_chans is 1, but timm:tiny normalises 3 channels"),
     ],
 )
 def test_impossible_requests_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         timm_model(name, **options)
+
+
+@fault(
+    "weights",
+    "options or a name with which timm would download weights or unpickle a file",
+    "refused before timm is asked; the message says how to give weights",
+)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("tiny", {"checkpoint_path": "evil.pth"}, "checkpoint_path is not an option of timm:tiny here"),
+        ("tiny", {"pretrained_cfg": {"file": "evil.pth"}}, "pretrained_cfg is not"),
+        ("tiny", {"pretrained_cfg_overlay": {"file": "evil.pth"}}, "pretrained_cfg_overlay is not"),
+        ("tiny", {"cache_dir": "elsewhere"}, "cache_dir is not"),
+        ("tiny", {"pretrained": True}, "pretrained is not"),
+        ("hf-hub:somebody/net", {}, "timm:hf-hub:somebody/net would be taken"),
+        ("hf_hub:somebody/net", {}, "timm:hf_hub:somebody/net would be taken"),
+        ("local-dir:elsewhere", {}, "timm:local-dir:elsewhere would be taken"),
+    ],
+)
+def test_timm_loads_no_weights(
+    name: str, options: dict[str, Any], message: str, calls: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(UserError, match=f"{message}.*--weights"):
+        model(f"timm:{name}", **options)
+    assert calls == []
 
 
 @pytest.mark.usefixtures("calls")

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import re
+import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from robustmetric.files import DamagedError
 from robustmetric.models import C2F2, load_weights, resnet18, save_weights
 from robustmetric.models.weights import digest_of
+from robustmetric.training.checkpoint import load_checkpoint
 from tests.helpers.command import refused
 from tests.helpers.faults import fault
 from tests.helpers.runs import make_run
@@ -355,6 +361,41 @@ def test_no_bit_of_weights_is_flipped_unnoticed(tmp_path: Path) -> None:
         assert equal(before, state(net)), "what loads is what was saved"
     # Such as white space, or the name of the digest itself.
     assert len(loaded) < tensors // 4
+
+
+def packed(source: Path, target: Path) -> None:
+    """Write the archive anew, compressed."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+
+
+def overlapping(source: Path, target: Path) -> None:
+    """Write the archive anew with a directory that names its largest part a second time."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+        large = copy.copy(max(new.infolist(), key=lambda part: part.file_size))
+        large.filename += "0"
+        new.filelist.append(large)
+
+
+@fault(
+    "weights",
+    "weights or a last.ckpt that unpack to more than the file itself",
+    "refused before they are unpacked; the message names the file",
+)
+@pytest.mark.parametrize("make", [packed, overlapping])
+def test_an_archive_that_unpacks_to_more_is_not_unpacked(
+    tmp_path: Path, make: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb, checkpoint = tmp_path / "bomb.pt", tmp_path / "last.ckpt"
+    make(write({"zeros": torch.zeros(1 << 18)}, tmp_path / "whole.pt"), bomb)
+    shutil.copy(bomb, checkpoint)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it is unpacked"))
+    refuses(small(), bomb, "it unpacks to more than the file itself", ".safetensors")
+    with pytest.raises(DamagedError, match=r"last\.ckpt .* unpacks to more .* begin a new run"):
+        load_checkpoint(checkpoint)
 
 
 def test_weights_of_others_need_no_digest(tmp_path: Path) -> None:

@@ -36,54 +36,19 @@ def full_after(monkeypatch: pytest.MonkeyPatch, name: str, number: int, calls: i
         yield
 
 
+@fault(
+    "training",
+    "a disk that is full, over its quota or read-only while a run is saved",
+    "one sentence names the file and the reason; --resume goes on when there is room",
+)
 @needs_proc
 @pytest.mark.parametrize(
     ("name", "number", "calls", "told"),
     [
-        pytest.param(
-            "last.ckpt",
-            errno.ENOSPC,
-            2,
-            "make room; the checkpoint of step 2 is whole",
-            marks=fault(
-                "training",
-                "a full disk while a checkpoint is saved",
-                "told in a sentence; resumed when there is room",
-            ),
-        ),
-        pytest.param(
-            "best.safetensors",
-            errno.EDQUOT,
-            0,
-            "make room; the checkpoint of step 3 is whole",
-            marks=fault(
-                "training",
-                "a full quota while weights are saved",
-                "told in a sentence; resumed when there is room",
-            ),
-        ),
-        pytest.param(
-            "run.json",
-            errno.ENOSPC,
-            1,
-            "make room; the checkpoint of step 8 is whole",
-            marks=fault(
-                "training",
-                "a full disk while run.json is saved",
-                "told in a sentence; resumed when there is room",
-            ),
-        ),
-        pytest.param(
-            "last.ckpt",
-            errno.EROFS,
-            1,
-            "make the folder writable; the checkpoint of step 1 is whole",
-            marks=fault(
-                "training",
-                "a folder that becomes read-only",
-                "told in a sentence; resumed when it can be written to",
-            ),
-        ),
+        ("last.ckpt", errno.ENOSPC, 2, "make room; the checkpoint of step 2 is whole"),
+        ("best.safetensors", errno.EDQUOT, 0, "make room; the checkpoint of step 3 is whole"),
+        ("run.json", errno.ENOSPC, 1, "make room; the checkpoint of step 8 is whole"),
+        ("last.ckpt", errno.EROFS, 1, "make the folder writable; the checkpoint of step 1 is whole"),
     ],
 )
 def test_a_disk_that_takes_no_more(
@@ -99,7 +64,9 @@ def test_a_disk_that_takes_no_more(
 
 
 @needs_proc
-@fault("training", "a full disk when a run begins", "told in a sentence; nothing is left")
+@fault(
+    "training", "a full disk when a run begins", "one sentence names the file and the reason; nothing is left"
+)
 @pytest.mark.parametrize("name", ["recipe.yaml", "run.json", "metrics.csv"])
 def test_a_disk_that_is_full_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -111,7 +78,11 @@ def test_a_disk_that_is_full_from_the_start(
     assert not (tmp_path / "run").exists()
 
 
-@fault("training", "a disk that fills up within a checkpoint", "told in a sentence; the one before is whole")
+@fault(
+    "training",
+    "a disk that fills up within a checkpoint",
+    "one sentence names the file and the reason; nothing partial is left",
+)
 def test_torch_hides_what_the_disk_said(tmp_path: Path) -> None:
     # Python ignores SIGXFSZ: a file that grows beyond the limit is an error, as on a full disk.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -163,18 +134,16 @@ def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(run: Path, save: Calla
     assert not (run / "metrics-1.csv").exists()
 
 
+@fault(
+    "training",
+    "metrics.csv without steps, or with other bytes than text, before --resume",
+    "put aside; the message names the new file",
+)
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(
-            b"epoch,loss\r\n1,2\r\n",
-            id="no steps",
-            marks=fault("training", "metrics.csv without its steps", "put aside, and told"),
-        ),
-        pytest.param(
-            b"epoch,step,\xff\xfe\r\n1,2,3\r\n",
-            marks=fault("training", "metrics.csv with other bytes than text", "put aside, and told"),
-        ),
+        pytest.param(b"epoch,loss\r\n1,2\r\n", id="no steps"),
+        b"epoch,step,\xff\xfe\r\n1,2,3\r\n",
         pytest.param(b"PK\x03\x04\n\0\0", id="another format"),
         pytest.param(b'epoch,step\n1,"' + b"x" * 200_000 + b'"\n', id="a field too long"),
     ],
@@ -197,7 +166,7 @@ def test_the_table_of_a_logger_is_put_aside_too(run: Path) -> None:
     assert "R@1" in table.read_text()
 
 
-@fault("training", "rows of metrics.csv without a step", "left out, and told")
+@fault("training", "rows of metrics.csv without a step", "left out; the message says how many")
 def test_rows_without_a_step_are_left_out(run: Path) -> None:
     text = (run / "metrics.csv").read_bytes().decode()
     (run / "metrics.csv").write_bytes(text.replace("0,4,", "0,nan,").encode())

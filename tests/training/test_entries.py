@@ -29,160 +29,45 @@ def refused_file(tmp_path: Path, content: bytes) -> str:
     return said
 
 
+@fault(
+    "code",
+    "a recipe file that is no flat YAML map of single values: aliases, tags, nesting, an entry twice",
+    "refused; the message names the file and the line",
+)
+@fault(
+    "code",
+    "a recipe file that is no UTF-8 text, is empty, or has values of 900,000 characters",
+    "refused; the message names the file and the line",
+)
 @pytest.mark.parametrize(
     ("content", "line", "about"),
     [
-        pytest.param(
-            BOMB.encode(),
-            1,
-            "'a' has an anchor",
-            marks=fault("code", "a recipe file of YAML aliases of aliases", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: &a 3\nsteps: *a",
-            1,
-            "write the value alone",
-            marks=fault("code", "a recipe file with an anchor", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\nsteps: *a",
-            2,
-            "is an alias",
-            marks=fault("code", "a recipe file with an alias", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\nsteps: !!binary aGk=",
-            2,
-            "tag",
-            marks=fault("code", "a recipe file with a tag", "refused with its line"),
-        ),
-        pytest.param(
-            b"x: !!python/name:os.system ''",
-            1,
-            "tag",
-            marks=fault("code", "a recipe file that asks for an object of Python's", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\n" + b"steps: " + b"[" * 900_000,
-            2,
-            "write a single value",
-            marks=fault("code", "a recipe file with lists in lists", "refused with its line"),
-        ),
-        pytest.param(
-            b"? " * 10_000,
-            1,
-            "",
-            marks=fault("code", "a recipe file with maps in maps", "refused with its line"),
-        ),
-        pytest.param(
-            b"{" * 10_000,
-            1,
-            "",
-            marks=fault("code", "a recipe file with maps in maps", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\nsteps: 4\ndim: 5",
-            3,
-            "'dim' is given twice",
-            marks=fault("code", "a recipe file with an entry twice", "refused with its line"),
-        ),
-        pytest.param(
-            b"3: dim",
-            1,
-            "'3' is no name",
-            marks=fault("code", "a recipe file with a number for a name", "refused with its line"),
-        ),
-        pytest.param(
-            b"<<: {dim: 3}",
-            1,
-            "single value",
-            marks=fault("code", "a recipe file with a merge key", "refused with its line"),
-        ),
-        pytest.param(
-            "dim: 3\nsteps: 4".encode("utf-16"),
-            1,
-            "save it as UTF-8",
-            marks=fault("code", "a recipe file in UTF-16", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\nroot: \xff",
-            2,
-            "save it as UTF-8",
-            marks=fault("code", "a recipe file that is no text", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\nroot: a\x00b",
-            2,
-            "0x0",
-            marks=fault("code", "a recipe file with a NUL", "refused with its line"),
-        ),
-        pytest.param(
-            b'root: "a\\0b"',
-            1,
-            "NUL",
-            marks=fault("code", "a recipe file with a NUL", "refused with its line"),
-        ),
-        pytest.param(
-            b'root: "\\ud800"',
-            1,
-            "cannot be read",
-            marks=fault("code", "a recipe file with half a character", "refused with its line"),
-        ),
-        pytest.param(
-            b'root: "\\UFFFFFFFF"',
-            1,
-            "not YAML",
-            marks=fault("code", "a recipe file with an escape that is no character", "refused with its line"),
-        ),
-        pytest.param(
-            b"root: " + b"a" * 900_000,
-            1,
-            "900,000 characters",
-            marks=fault("code", "a recipe file with an endless value", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: " + b"9" * 900_000,
-            1,
-            "900,000 characters",
-            marks=fault("code", "a recipe file with an endless number", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 0b_",
-            1,
-            "'0b_', which cannot be read",
-            marks=fault("code", "a recipe file with a number without digits", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\n---\ndim: 4",
-            3,
-            "a second document",
-            marks=fault("code", "a recipe file with two documents", "refused with its line"),
-        ),
-        pytest.param(b"", 1, "nothing in it", marks=fault("code", "an empty recipe file", "refused")),
-        pytest.param(
-            b"- epochs: 3",
-            1,
-            "one in each line",
-            marks=fault("code", "a recipe file that is a list", "refused with its line"),
-        ),
-        pytest.param(
-            b"epochs=3",
-            1,
-            "one in each line",
-            marks=fault("code", "a recipe file that is no YAML", "refused with its line"),
-        ),
-        pytest.param(
-            b"dim: 3\na: b: c",
-            2,
-            "not YAML",
-            marks=fault("code", "a recipe file that is no YAML", "refused with its line"),
-        ),
-        pytest.param(
-            b"\tdim: 3",
-            1,
-            "not YAML",
-            marks=fault("code", "a recipe file that is no YAML", "refused with its line"),
-        ),
+        (BOMB.encode(), 1, "'a' has an anchor"),
+        (b"dim: &a 3\nsteps: *a", 1, "write the value alone"),
+        (b"dim: 3\nsteps: *a", 2, "is an alias"),
+        (b"dim: 3\nsteps: !!binary aGk=", 2, "tag"),
+        (b"x: !!python/name:os.system ''", 1, "tag"),
+        (b"dim: 3\n" + b"steps: " + b"[" * 900_000, 2, "write a single value"),
+        (b"? " * 10_000, 1, ""),
+        (b"{" * 10_000, 1, ""),
+        (b"dim: 3\nsteps: 4\ndim: 5", 3, "'dim' is given twice"),
+        (b"3: dim", 1, "'3' is no name"),
+        (b"<<: {dim: 3}", 1, "single value"),
+        ("dim: 3\nsteps: 4".encode("utf-16"), 1, "save it as UTF-8"),
+        (b"dim: 3\nroot: \xff", 2, "save it as UTF-8"),
+        (b"dim: 3\nroot: a\x00b", 2, "0x0"),
+        (b'root: "a\\0b"', 1, "NUL"),
+        (b'root: "\\ud800"', 1, "cannot be read"),
+        (b'root: "\\UFFFFFFFF"', 1, "not YAML"),
+        (b"root: " + b"a" * 900_000, 1, "900,000 characters"),
+        (b"dim: " + b"9" * 900_000, 1, "900,000 characters"),
+        (b"dim: 0b_", 1, "'0b_', which cannot be read"),
+        (b"dim: 3\n---\ndim: 4", 3, "a second document"),
+        (b"", 1, "nothing in it"),
+        (b"- epochs: 3", 1, "one in each line"),
+        (b"epochs=3", 1, "one in each line"),
+        (b"dim: 3\na: b: c", 2, "not YAML"),
+        (b"\tdim: 3", 1, "not YAML"),
     ],
 )
 def test_a_file_that_is_no_recipe(content: bytes, line: int, about: str, tmp_path: Path) -> None:
@@ -196,25 +81,20 @@ def test_a_file_that_is_too_large(tmp_path: Path) -> None:
     assert f"mine.yaml is larger than {LARGEST:,} bytes" in refused_file(tmp_path, b"#" * 5_000_000)
 
 
+@fault(
+    "code",
+    "NaN, infinity, a date or hundreds of digits as a number of a recipe file",
+    "refused; the message names the entry",
+)
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param(".inf", marks=fault("code", "infinity in a recipe file", "refused with the entry")),
-        pytest.param(".nan", marks=fault("code", "NaN in a recipe file", "refused with the entry")),
-        pytest.param(
-            "9" * 400, marks=fault("code", "hundreds of digits in a recipe file", "refused with the entry")
-        ),
-        pytest.param(
-            "2001-02-03",
-            marks=fault("code", "a date in a recipe file", "refused with the entry, unless it is a text"),
-        ),
-        pytest.param(
-            "2001-99-99",
-            marks=fault("code", "a date in a recipe file", "refused with the entry, unless it is a text"),
-        ),
-        pytest.param(
-            "=", marks=fault("code", "a date in a recipe file", "refused with the entry, unless it is a text")
-        ),
+        ".inf",
+        ".nan",
+        "9" * 400,
+        "2001-02-03",
+        "2001-99-99",
+        "=",
     ],
 )
 @pytest.mark.parametrize(
@@ -231,27 +111,21 @@ def test_a_mark_of_windows_and_a_folder_called_by_a_date(tmp_path: Path) -> None
     assert (recipe.root, recipe.dim) == (Path("2001-02-03"), 3)
 
 
+@fault(
+    "code",
+    "--set with a list, a map, an alias, a tag or a number of 10,000 digits",
+    "refused; the message names the entry",
+)
 @pytest.mark.parametrize(
     "pair",
     [
-        pytest.param("dim=[", marks=fault("code", "--set with half a list", "refused with the option")),
-        pytest.param("dim=[3]", marks=fault("code", "--set with a list", "refused with the option")),
-        pytest.param(
-            "dim=&a [*a]", marks=fault("code", "--set with an alias of itself", "refused with the option")
-        ),
-        pytest.param(
-            "dim=" + "[" * 100_000,
-            marks=fault("code", "--set with lists in lists", "refused with the option"),
-        ),
-        pytest.param(
-            "dim=" + "9" * 10_000,
-            marks=fault("code", "--set with an endless number", "refused with the option"),
-        ),
-        pytest.param(
-            "dim=!!python/name:os.system ''",
-            marks=fault("code", "--set that asks for an object of Python's", "refused with the option"),
-        ),
-        pytest.param("dim=3: 4", marks=fault("code", "--set with a map", "refused with the option")),
+        "dim=[",
+        "dim=[3]",
+        "dim=&a [*a]",
+        "dim=" + "[" * 100_000,
+        "dim=" + "9" * 10_000,
+        "dim=!!python/name:os.system ''",
+        "dim=3: 4",
     ],
 )
 def test_a_value_of_set_that_is_none(pair: str, tmp_path: Path) -> None:

@@ -74,29 +74,18 @@ def move(data: Path) -> None:
     (data / "class03" / "3.png").rename(data / "class04" / "0a.png")
 
 
+@fault(
+    "training",
+    "images added, removed, changed or moved between classes before --resume",
+    "refused; the message says what differs and what to restore",
+)
 @pytest.mark.parametrize(
     ("do", "told"),
     [
-        pytest.param(
-            add,
-            "24 of 6 classes, are 25 of 6",
-            marks=fault("training", "images added before --resume", "refused: the counts are told"),
-        ),
-        pytest.param(
-            remove,
-            "24 of 6 classes, are 23 of 6",
-            marks=fault("training", "images removed before --resume", "refused: the counts are told"),
-        ),
-        pytest.param(
-            change,
-            "some have other pixels",
-            marks=fault("training", "images changed before --resume", "refused, and told"),
-        ),
-        pytest.param(
-            move,
-            "some are in other classes",
-            marks=fault("training", "images moved between classes before --resume", "refused, and told"),
-        ),
+        (add, "24 of 6 classes, are 25 of 6"),
+        (remove, "24 of 6 classes, are 23 of 6"),
+        (change, "some have other pixels"),
+        (move, "some are in other classes"),
     ],
 )
 def test_other_images_are_noticed(own: Path, tmp_path: Path, do: Callable[[Path], None], told: str) -> None:
@@ -116,7 +105,11 @@ def test_other_images_are_noticed(own: Path, tmp_path: Path, do: Callable[[Path]
     works(*again)
 
 
-@fault("training", "a changed copy of the user's file before --resume", "refused, with the file to restore")
+@fault(
+    "training",
+    "a changed copy of the user's file before --resume",
+    "refused; the message names the file to restore",
+)
 @pytest.mark.parametrize(
     ("do", "told"),
     [
@@ -134,7 +127,7 @@ def test_a_changed_copy_is_another_run_also_if_it_is_trusted(
     assert "or begin a new run in another folder with --weights" in said
 
 
-@fault("training", "another number of workers at --resume", "refused, with the number to give")
+@fault("training", "another number of workers at --resume", "refused; the message names the number to give")
 def test_another_number_of_workers_is_refused(run: Path) -> None:
     before = contents(run)
     said = refused(*resume(run, 3, "--devices", 2, "--accelerator", "cpu"))
@@ -152,7 +145,9 @@ def test_a_run_of_before_is_resumed_and_gets_its_digests(run: Path) -> None:
     assert json.loads((run / "run.json").read_text())["origin"] == origin
 
 
-@fault("training", "the user's network file changed before --resume", "told: the run's copy counts")
+@fault(
+    "training", "the user's network file changed before --resume", "a line says that the run's copy counts"
+)
 @pytest.mark.parametrize("named", [False, True])
 def test_a_changed_file_of_the_user_is_told(own: Path, tmp_path: Path, named: bool) -> None:
     (tmp_path / "nets.py").write_text(NET.replace("= 8", "= 9"))
@@ -190,7 +185,11 @@ def test_fewer_epochs_than_were_done_are_refused(run: Path) -> None:
     assert "goes on from step 8" in works(*resume(run, 3))
 
 
-@fault("training", "a recipe.yaml with fewer epochs than were done", "resumed with --epochs")
+@fault(
+    "training",
+    "a recipe.yaml with fewer epochs than were done",
+    "refused; the message says which --epochs goes on",
+)
 def test_a_run_that_blocked_itself_goes_on(run: Path) -> None:
     recipe = run / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("epochs: 2 ", "epochs: 1 "))
@@ -213,7 +212,11 @@ def test_an_epoch_that_was_begun_counts(tmp_path: Path, monkeypatch: pytest.Monk
 # Two programs
 
 
-@fault("training", "a second training in the folder", "refused, and told who holds the folder")
+@fault(
+    "training",
+    "a second training, or --resume, in a folder where one is running",
+    "refused; the message says who holds the folder",
+)
 def test_a_folder_in_which_another_program_trains_is_refused(run: Path, tmp_path: Path) -> None:
     before = contents(run)
     for out, arguments in (
@@ -227,7 +230,11 @@ def test_a_folder_in_which_another_program_trains_is_refused(run: Path, tmp_path
     assert contents(run) == before
 
 
-@fault("training", "--resume beside a running training", "refused, and told who holds the folder")
+@fault(
+    "training",
+    "a second training, or --resume, in a folder where one is running",
+    "refused; the message says who holds the folder",
+)
 def test_a_training_holds_its_folder_until_its_end(tmp_path: Path) -> None:
     out, said = tmp_path / "run", []
 
@@ -242,7 +249,7 @@ def test_a_training_holds_its_folder_until_its_end(tmp_path: Path) -> None:
     assert not (out / LOCK).exists()
 
 
-@fault("training", "a training that was killed", "told, and resumed")
+@fault("training", "a training that was killed", "--resume says which process left it, and goes on")
 def test_a_run_left_by_a_killed_program_is_told_and_resumed(run: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -58,19 +58,16 @@ def stopped(out: Path, *numbers: signal.Signals) -> Said:
     return said
 
 
+@fault(
+    "training",
+    "Ctrl-C or SIGTERM during an endless perturbation",
+    "the step is left after a few seconds; the message says how to go on",
+)
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        pytest.param(
-            signal.SIGTERM,
-            143,
-            marks=fault("training", "SIGTERM during an endless perturbation", "it is left after seconds"),
-        ),
-        pytest.param(
-            signal.SIGINT,
-            130,
-            marks=fault("training", "Ctrl-C during an endless perturbation", "it is left after seconds"),
-        ),
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
     ],
 )
 def test_one_signal_leaves_a_step_without_end(
@@ -84,7 +81,7 @@ def test_one_signal_leaves_a_step_without_end(
     assert not (tmp_path / "run" / ".lock").exists()
 
 
-@fault("training", "a second Ctrl-C", "stopped at once, and told how to go on")
+@fault("training", "a second Ctrl-C", "stops at once, and says how to go on")
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     said = stopped(tmp_path / "run", signal.SIGINT, signal.SIGINT)
     assert said.code == 130
@@ -163,7 +160,7 @@ def test_another_thread_trains_without_signals() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@fault("training", "Ctrl-C while images are decoded", "told: the same command starts again")
+@fault("training", "Ctrl-C while images are decoded", "says that the same command starts again")
 def test_a_stop_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

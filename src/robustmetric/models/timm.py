@@ -10,13 +10,25 @@ from torch import Tensor, nn
 from robustmetric.models.resnet import Normalize
 from robustmetric.validate import UserError
 
+_LOAD = "load a file of weights with load_weights (--weights)"
+_INSTEAD = {
+    "num_classes": "use dim",
+    # With these timm downloads weights, or unpickles a file.
+    "pretrained": _LOAD,
+    "pretrained_cfg": _LOAD,
+    "pretrained_cfg_overlay": _LOAD,
+    "checkpoint_path": _LOAD,
+    "cache_dir": _LOAD,
+}
+
 
 def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
     """Create timm's network ``name``, randomly initialised, with its own pixel normalisation inside.
 
     Images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``. Parameters keep timm's names, so that a
     file of its published weights can be given to :func:`robustmetric.models.load_weights`. `dim`
-    is the length of the embeddings, `options` are those of ``timm.create_model``.
+    is the length of the embeddings, `options` are those of ``timm.create_model``, except those that load
+    weights: timm would download or unpickle them.
 
     >>> timm_model("vit_small_patch16_224", dim=128, pretrained=True)
     Traceback (most recent call last):
@@ -25,10 +37,14 @@ def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
     """
     if dim < 1:
         raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
-    instead = {"num_classes": "use dim", "pretrained": "load a file of weights with load_weights"}
-    for option, advice in instead.items():
-        if option in options:
-            raise UserError(f"{option} is not an option of timm:{name} here; {advice}")
+    if ":" in name:  # such as hf-hub: and local-dir:, from where timm takes a configuration and weights
+        raise UserError(
+            f"timm:{name} would be taken from the network or a folder; give a name of timm.list_models(),"
+            " and a file of weights with load_weights (--weights)"
+        )
+    for option in options:
+        if option in _INSTEAD:
+            raise UserError(f"{option} is not an option of timm:{name} here; {_INSTEAD[option]}")
     try:
         timm = importlib.import_module("timm")
     # A torchvision that does not match torch fails in any of these ways.

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -115,6 +116,21 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def is_oversized(path: Path) -> bool:
+    """Return whether the file `path` is an archive that unpacks to more than itself; torch.save writes none.
+
+    >>> is_oversized(Path(__file__))  # no archive
+    False
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":  # as torch tells archives from its older files
+            return False
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+    packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
+    return packed or sum(part.file_size for part in parts) > path.stat().st_size
+
+
 def _with_digest(content: bytes, digest: str) -> bytes:
     """Put a digest into the metadata of a file of tensors."""
     # By hand: safetensors writes several entries of metadata in an order of chance.
@@ -161,10 +177,15 @@ def _read(path: Path) -> object:
     try:
         if path.suffix == ".safetensors":
             return _safetensors(path)
+        if is_oversized(path):
+            raise UserError(
+                f"{path} is not plain weights: it was refused, for it unpacks to more than the file itself;"
+                " save them with torch.save or as .safetensors where the file comes from"
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about odd pickles before it refuses them
             return torch.load(path, map_location="cpu", weights_only=True)
-    except DamagedError:
+    except UserError:
         raise
     except pickle.UnpicklingError:
         # `from None`: torch's own text recommends loading the file unsafely.

@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from robustmetric.files import DamagedError, check_seal, write_sealed
+from robustmetric.models.weights import is_oversized
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import saving
 from robustmetric.validate import UserError
@@ -65,7 +66,10 @@ def load_checkpoint(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """
     try:
         check_seal(path)
-        _check_archive(path)
+        if not zipfile.is_zipfile(path):
+            raise UserError("is damaged or cut short: it is no archive of torch.save")
+        if is_oversized(path):
+            raise UserError("is damaged, or comes from elsewhere: it unpacks to more than the file itself")
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         _check_entries(found)
     except OSError:
@@ -128,17 +132,6 @@ def _refusal(path: Path, what: str) -> DamagedError:
     last = RunFolder(path.parent).last
     begin = f", from the last weights with --weights {last}" if last.is_file() else ""
     return DamagedError(f"{path} {what}; begin a new run in another folder (--out){begin}")
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse what torch.save does not write: anything but an archive whose parts are as long as they say."""
-    if not zipfile.is_zipfile(path):
-        raise UserError("is damaged or cut short: it is no archive of torch.save")
-    with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-    packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
-    if packed or sum(part.file_size for part in parts) > path.stat().st_size:
-        raise UserError("is damaged, or comes from elsewhere: its parts are larger than the file")
 
 
 def _check_entries(found: object) -> None:
