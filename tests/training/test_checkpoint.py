@@ -63,6 +63,9 @@ def test_a_flipped_bit_is_noticed(run: Path, place: float) -> None:
     [
         lambda whole: whole[: len(whole) // 2],
         pytest.param(lambda whole: whole[:-200], id="end"),
+        pytest.param(lambda whole: whole[:-1], id="a byte less"),
+        pytest.param(lambda whole: whole[:-73], id="no digest"),
+        pytest.param(lambda whole: whole[:-70] + b"X" + whole[-69:], id="no word of a digest"),
         lambda _: b"",
         lambda _: np.random.default_rng(0).bytes(5000),
         pytest.param(lambda _: pickle.dumps({"global_step": 3}), id="a pickle"),

@@ -137,6 +137,7 @@ def test_another_number_of_workers_is_refused(run: Path) -> None:
 
 def test_a_run_of_before_is_resumed_and_gets_its_digests(run: Path) -> None:
     about = json.loads((run / "run.json").read_text())
+    del about["sha256"]
     origin = about.pop("origin")
     assert origin["workers"] == 1
     assert origin["images"]["training images"]["count"] == 1000
@@ -264,3 +265,36 @@ def test_a_run_left_by_a_killed_program_is_told_and_resumed(run: Path) -> None:
 def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     refused("train", *QUICK, "--out", tmp_path / "a" / "b", "--weights", tmp_path / "gone")
     assert not (tmp_path / "a").exists()
+
+
+@fault("training", "a damaged run.json before --resume or evaluate", "refused with the file and what to do")
+@pytest.mark.parametrize("damage", ["flip", "", "{", "[]"])
+def test_a_damaged_run_json(run: Path, damage: str) -> None:
+    about = run / "run.json"
+    text = about.read_text()
+    about.write_text(text.replace('"workers": 1', '"workers": 3') if damage == "flip" else damage)
+    before = contents(run)
+    for arguments in (resume(run), ("evaluate", run)):
+        said = refused(*arguments)
+        assert str(about) in said
+        assert "restore it" in said
+    assert contents(run) == before
+
+
+@fault("training", "run.json is gone before --resume", "refused with the file and what to do")
+def test_a_run_json_that_is_gone(run: Path) -> None:
+    (run / "run.json").unlink()
+    assert f"{run / 'run.json'} is gone" in refused(*resume(run))
+
+
+@fault("training", "an entry given by an option and by --set", "refused; one of them is to be left out")
+def test_an_entry_is_given_once(tmp_path: Path) -> None:
+    said = refused("train", "--data", "digits", "--epochs", 1, "--set", "epochs=3", "--out", tmp_path / "run")
+    assert "epochs: given by an option and by --set" in said
+
+
+@fault("training", "an unknown entry in the recipe of a run", "refused; the message names the file")
+def test_an_unknown_entry_names_its_file(run: Path) -> None:
+    file = run / "recipe.yaml"
+    file.write_text(file.read_text().replace("schedule:", "schedude:"))
+    assert f"{file}: unknown recipe entry 'schedude'" in refused("evaluate", run)

@@ -327,8 +327,8 @@ def test_resume_of_a_finished_run_does_nothing(tmp_path: Path) -> None:
     assert len(json.loads(after["run.json"])["starts"]) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"seed": 0}', '{"starts": 3}'])
-def test_an_account_of_earlier_starts_that_cannot_be_read_stops_nothing(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ['{"seed": 0}', '{"starts": 3}'])
+def test_an_account_of_earlier_starts_that_says_nothing_stops_nothing(tmp_path: Path, text: str) -> None:
     go(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text(text)
     go(tmp_path / "run", resume=True)

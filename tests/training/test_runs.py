@@ -154,6 +154,7 @@ def test_a_run_on_grey_images_takes_them_from_colour_files(tmp_path: Path) -> No
         assert run.network(run.inputs.tensor(Image.new("RGB", (size, size), "red"))).shape == (1, 512)
     # One that did not write down the shape of its images looks at them.
     about = json.loads(RunFolder(tmp_path / "run").about.read_text())
+    del about["sha256"]
     assert about.pop("images") == {"height": 8, "width": 8, "channels": 1}
     RunFolder(tmp_path / "run").about.write_text(json.dumps(about))
     assert rm.load_run(tmp_path / "run").inputs == Inputs(resize=8, channels=1)

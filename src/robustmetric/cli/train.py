@@ -14,7 +14,7 @@ from rich.table import Table
 from robustmetric.cli.app import OWN, TRUST, app, exit_code, read_changes, stoppable
 from robustmetric.cli.progress import Decoding, Training
 from robustmetric.cli.terminal import Terminal
-from robustmetric.files import write_atomically
+from robustmetric.files import write_atomically, writing
 from robustmetric.training import CutShortError, Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
 from robustmetric.validate import UserError
@@ -108,7 +108,9 @@ def train(
         "crop": size, "validation": validation, "seed": seed, "precision": precision,
     }  # fmt: skip
     changes = {key: value for key, value in given.items() if value is not None}
-    changes |= read_changes(change)
+    if twice := sorted(changes.keys() & (others := read_changes(change)).keys()):
+        raise UserError(f"{', '.join(twice)}: given by an option and by --set; leave one of them out")
+    changes |= others
     if after_collapse not in ("stop", "continue"):
         raise UserError(f"--after-collapse is stop or continue, not {after_collapse!r}")
     for key in ("root", "weights"):
@@ -167,7 +169,7 @@ def train(
     finally:
         decoding.bar.stop()
         shown.stop()
-    for line in _end_lines(RunFolder(out), cache):
+    for line in _end_lines(RunFolder(out), cache, skip_broken):
         say(line)
 
 
@@ -204,7 +206,7 @@ def _command(out: Path, again: dict[str, Any]) -> str:
     return shlex.join(parts)
 
 
-def _end_lines(run: RunFolder, cache: Path | None) -> list[str]:
+def _end_lines(run: RunFolder, cache: Path | None, skip_broken: bool) -> list[str]:
     """Say how well a finished run ranks, where its weights are, and what comes next."""
     choice = run.read().get("choice", {})
     lines = []
@@ -218,6 +220,7 @@ def _end_lines(run: RunFolder, cache: Path | None) -> list[str]:
         "evaluate",
         str(run.path),
         *([] if cache is None else ["--cache", str(cache)]),
+        *(["--skip-broken"] if skip_broken else []),
     ]
     return [*lines, f"weights: {told}", f"next: {shlex.join(following)}"]
 
@@ -252,5 +255,6 @@ def describe(
         image = about.contact_sheet(load(name, root, "train"), seed=seed)
         buffer = io.BytesIO()
         image.save(buffer, "PNG")
-        write_atomically(sheet, lambda file: file.write(buffer.getvalue()))
+        with writing(sheet, "then run the same command again"):
+            write_atomically(sheet, lambda file: file.write(buffer.getvalue()))
         console.print(f"contact sheet in {sheet}")

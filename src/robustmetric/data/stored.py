@@ -30,6 +30,10 @@ Row = int | np.integer[Any]
 Rows = Row | slice | Sequence[int] | NDArray[Any]
 
 
+class ChangedError(UserError):
+    """Pixels that changed in their file while they were read."""
+
+
 class Stored:
     """Pixels (N, H, W, C) with 8 bits in the file `path`, from the byte `start` on, read when needed.
 
@@ -131,9 +135,9 @@ class Stored:
                 read = self._part(room, place)
             except OSError as error:
                 reason = error.strerror or error
-                raise UserError(f"{self.path} cannot be read ({reason}): {_AGAIN}") from None
+                raise ChangedError(f"{self.path} cannot be read ({reason}): {_AGAIN}") from None
             if not read:
-                raise UserError(f"{self.path} became shorter while it was read: {_AGAIN}")
+                raise ChangedError(f"{self.path} became shorter while it was read: {_AGAIN}")
             room, place = room[read:], place + read
 
     def _part(self, room: memoryview, place: int) -> int:
@@ -194,9 +198,7 @@ class Stored:
         return found
 
 
-_AGAIN = (
-    "another program changed it, or the disk fails; run the same command again, which decodes what is lost"
-)
+_AGAIN = "another program changed it, or the disk fails; the next start decodes what is lost"
 
 Pictures: TypeAlias = NDArray[np.uint8] | Stored
 """Pixels (N, H, W, C) with 8 bits, in memory or in a file."""

@@ -149,8 +149,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     tensors = load_file(path)
     if digest is not None and digest != digest_of(tensors):
         raise DamagedError(
-            f"{path} is damaged: its tensors do not match the digest in it; give other weights or a copy of "
-            "them, or train on from last.ckpt (--resume), which writes them anew"
+            f"{path} is damaged: its tensors do not match the digest in it; give a copy of it, or "
+            "other weights, such as the last of its run"
         )
     return tensors
 

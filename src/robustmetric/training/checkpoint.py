@@ -17,6 +17,8 @@ from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import saving
 from robustmetric.validate import UserError
 
+_SEALED = "sealed"  # says in a checkpoint that a digest follows it
+
 _ENTRIES = {
     "state_dict": dict,
     "global_step": int,
@@ -37,7 +39,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint; until the last moment `path` holds the previous one."""
         with saving(Path(path)):
-            write_sealed(Path(path), lambda file: torch.save(checkpoint, file))
+            write_sealed(Path(path), lambda file: torch.save({**checkpoint, _SEALED: True}, file))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -65,13 +67,15 @@ def load_checkpoint(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     FileNotFoundError: ...
     """
     try:
-        check_seal(path)
+        sealed = check_seal(path)
         if not zipfile.is_zipfile(path):
             raise UserError("is damaged or cut short: it is no archive of torch.save")
         if is_oversized(path):
             raise UserError("is damaged, or comes from elsewhere: it unpacks to more than the file itself")
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         _check_entries(found)
+        if found.get(_SEALED) and not sealed:
+            raise UserError("is damaged or cut short: the digest at its end is not there")
     except OSError:
         raise
     except pickle.UnpicklingError:

@@ -118,7 +118,12 @@ def load_recipe(
             entries = files_beside(entries, Path(name).parent)
             kept = {key: value for key, value in entries.items() if key not in changes}
             admit_files(kept, Path(name), changes, trust=trust)
-    return make_recipe({**entries, **changes})
+    try:
+        return make_recipe({**entries, **changes})
+    except UserError as error:
+        if name is None or not _is_file(name) or error.parameter in changes:
+            raise
+        raise UserError(f"{name}: {error}", parameter=error.parameter) from None
 
 
 def make_recipe(entries: Mapping[str, Any]) -> Recipe:
@@ -131,7 +136,7 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
     """
     for key in entries:
         if key not in Recipe.model_fields:
-            raise UserError(unknown("recipe entry", str(key), Recipe.model_fields))
+            raise UserError(unknown("recipe entry", str(key), Recipe.model_fields), parameter=str(key))
     try:
         return Recipe(**entries)
     except ValidationError as error:

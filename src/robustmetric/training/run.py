@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from robustmetric.data.stored import ChangedError
 from robustmetric.defenses import defense
 from robustmetric.files import check_writable, remedy
 from robustmetric.locks import LOCK, locked
@@ -248,7 +249,7 @@ def _resumable(run: RunFolder) -> Iterator[None]:
 
     try:
         yield
-    except CutShortError as error:
+    except (CutShortError, ChangedError) as error:
         raise CutShortError(f"{error}; {standing()}") from error
     except OSError as error:  # of a logger, such as Lightning's
         file = Path(str(error.filename or run.path)).absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import sys
@@ -16,7 +17,7 @@ from torch import nn
 from robustmetric import data
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs
-from robustmetric.files import is_draft, write_atomically
+from robustmetric.files import DamagedError, is_draft, write_atomically
 from robustmetric.locks import LOCK
 from robustmetric.models import NetworkSource
 from robustmetric.training.code import bare, copy_files, named_files, remember_files, rename_files
@@ -150,6 +151,11 @@ class RunFolder:
         `now` has some of these, as :meth:`begin` takes them. A run of before, which did not write them down,
         is not refused.
         """
+        if not self.about.exists():
+            raise UserError(
+                f"{self.about} is gone, which says what the run began with: restore it, or begin a new run "
+                "in another folder"
+            )
         if found := differences(self._origin(), now):
             last = f" with --weights {self.last}" if self.last.is_file() else ""
             raise UserError(
@@ -241,16 +247,24 @@ class RunFolder:
         self._write({**self.read(), "choice": dict(choice)})
 
     def read(self) -> dict[str, Any]:
-        """Return the contents of `run.json`; empty if it is missing or damaged.
+        """Return the contents of `run.json`; empty if it is missing. A damaged one is refused.
 
         >>> RunFolder("nowhere").read()
         {}
         """
         try:
             found = json.loads(self.about.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+        except OSError:
             return {}
-        return found if isinstance(found, dict) else {}
+        except (ValueError, RecursionError):
+            found = None
+        # Runs of before have no digest.
+        if not isinstance(found, dict) or found.pop("sha256", None) not in (None, _digest(found)):
+            raise DamagedError(
+                f"{self.about} is damaged, or was changed by hand: its digest does not match; restore it, or "
+                "remove it if only the network of the run is to be used"
+            )
+        return found
 
     def recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
         """Return the run's recipe with some `changes`; the files that it names are those of the run."""
@@ -335,9 +349,14 @@ class RunFolder:
         return "validation images" if self.recipe().validation and not found else "test images"
 
     def _write(self, content: dict[str, Any]) -> None:
-        text = json.dumps(content, indent=1)
+        text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
         with saving(self.about):
             write_atomically(self.about, lambda file: file.write(text.encode()))
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of the entries of `run.json`, however they are laid out in the file."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
