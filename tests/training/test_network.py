@@ -88,7 +88,7 @@ def with_network(nets: Path, name: str) -> tuple[object, ...]:
 
 @fault(
     "training",
-    ("a network without parameters, or that ignores the image, or looks at the rest of its batch"),
+    "a network without parameters, or that ignores the image, or looks at the rest of its batch",
     "refused before images are decoded",
 )
 @fault(
