@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from robustmetric.registry import Registry, lookup, registry, unknown
+from robustmetric.registry import Registry, lookup, registry, take_apart, unknown
+from robustmetric.usercode import file_of, without_folder
 from robustmetric.validate import UserError, fraction, parameters
 
 KNOWN = {"resnet18": 18, "resnet50": 50, "C2F2": 2, "nothing": 0}
@@ -341,3 +342,12 @@ def test_copies_of_a_file_register_the_same_part(tmp_path: Path) -> None:
 def test_a_class_of_another_kind_is_refused_before_it_is_made(own: Path) -> None:
     with pytest.raises(UserError, match="is the class Mine; it must be derived from Part"):
         registry_of(Part).make(f"{own}:Mine(size=-1)")
+
+
+@pytest.mark.parametrize("folder", ["mine (1)", "a,b=(2)", "a[1]", "a:b.py:c", "f(x=1)", "ü ö"])
+@pytest.mark.parametrize("options", ["", "(k=2)", "(k='y.py:z')", "(k=(1, 2))"])
+def test_the_path_of_a_file_may_have_any_letters(folder: str, options: str) -> None:
+    whole = f"/runs/{folder}/n.py:net"
+    assert file_of(whole + options) == (Path(f"/runs/{folder}/n.py"), "net")
+    assert take_apart("model", whole + options) == (whole, take_apart("model", f"net{options}")[1])
+    assert without_folder(whole + options) == f"n.py:net{options}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own
+from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own, split_options
 from robustmetric.validate import UserError, brief
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         if text in self._known:
             return self._known[text], {}
         name, options = take_apart(self.kind, text)
-        if (source := file_of(name)) is not None:
+        if (source := file_of(text)) is not None:
             return _from_file(self.kind, *source, self.expects), options
         return lookup(self.kind, name, self._known), options
 
@@ -106,7 +106,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
             )
         whole = {**{k: v for k, v in (offered or {}).items() if _accepts(factory, k)}, **options, **given}
         _check_options(self.kind, text, factory, whole, {*self.passed, *fixed})
-        if (source := file_of(text.partition("(")[0])) is None:
+        if (source := file_of(text)) is None:
             made = factory(**whole)
         else:
             with neighbours(source.file.absolute().parent):
@@ -217,13 +217,13 @@ def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     >>> take_apart("search", "pgd(restarts=2, best=True)")
     ('pgd', {'restarts': 2, 'best': True})
     """
-    name, bracket, inside = text.partition("(")
+    name, bracket = split_options(text)
     if not bracket:
         return name.strip(), {}
-    if not inside.rstrip().endswith(")"):
+    if not bracket.rstrip().endswith(")"):
         raise UserError(f"{kind} {brief(text)} has no closing bracket; write NAME(option=value, ...)")
     options: dict[str, Any] = {}
-    for part in split_names(inside.rstrip()[:-1]):
+    for part in split_names(bracket.rstrip()[1:-1]):
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key in options:
             raise UserError(f"{kind} {text!r}: {key} is given already; leave it out")
@@ -283,5 +283,5 @@ def _check_options(
         signature.bind(**options)
     except TypeError as error:
         allowed = ", ".join(p for p in signature.parameters if p not in fixed)
-        name = text.partition("(")[0].strip()
+        name = split_options(text)[0].strip()
         raise UserError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None

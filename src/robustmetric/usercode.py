@@ -18,6 +18,9 @@ from robustmetric.validate import UserError
 
 _MODULE = "robustmetric_user"
 
+OWN = re.compile(r"\A(\s*)(.+?\.py)(?=:(\w+)\s*(?:\(.*\))?\s*\Z)", re.DOTALL)
+"""What a text that names an object of a file begins with: blanks and the path, which may have any letters."""
+
 
 class UserCodeError(UserError):
     """Code of the user's own that failed: the message ends with its traceback."""
@@ -42,8 +45,19 @@ def file_of(text: str) -> Source | None:
     >>> file_of("resnet18") is None
     True
     """
-    found = re.fullmatch(r"\s*(.+\.py):(\w+)\s*(?:\(.*\))?\s*", text, re.DOTALL)
-    return None if found is None else Source(Path(found[1]).expanduser(), found[2])
+    found = OWN.match(text)
+    return None if found is None else Source(Path(found[2]).expanduser(), found[3])
+
+
+def split_options(text: str) -> tuple[str, str]:
+    """Split `text` before the bracket of its options; brackets in the path of a file are none.
+
+    >>> split_options("runs (new)/mine.py:Small(width=8)"), split_options("resnet18")
+    (('runs (new)/mine.py:Small', '(width=8)'), ('resnet18', ''))
+    """
+    found = OWN.match(text)
+    behind = text.find("(", 0 if found is None else found.end())
+    return (text, "") if behind < 0 else (text[:behind], text[behind:])
 
 
 def without_folder(text: str) -> str:
@@ -52,8 +66,8 @@ def without_folder(text: str) -> str:
     >>> without_folder("nets/mine.py:Small(width=8)"), without_folder("resnet18")
     ('mine.py:Small(width=8)', 'resnet18')
     """
-    source = file_of(text)
-    return text if source is None else f"{source.file.name}:{text.rpartition('.py:')[2]}"
+    found = OWN.match(text)
+    return text if found is None else f"{Path(found[2]).name}{text[found.end() :]}"
 
 
 _IMPORTED: dict[Path, tuple[str, ModuleType]] = {}

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from robustmetric import load_record
+from robustmetric import load_record, trust
 from robustmetric.evaluation.record import load_arrays
+from tests.cli.tables import ONE
 from tests.helpers.command import command, refused, works
 
 OWN = '''
@@ -408,3 +409,65 @@ def test_a_part_of_a_file_is_the_same_as_in_python(home: Path) -> None:
     arrays = load_arrays("out")
     objective, moved = arrays["mine/objective/last"], arrays["mine/after/mine:D"]
     assert torch.allclose(objective, -3 * moved.square(), atol=1e-5)
+
+
+FOLDERS = ["mine (1)", "a,b", "a&b", "a[1]", "ü ö", "a:b.py:c", "it's", "x)y"]
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with parts of the user's own in nets.py."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "from robustmetric.triplets import Random\n"
+        "class Near(Random): pass\n"
+        "def small(dim=4, channels=3):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, dim))\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_run_is_used_again_whatever_its_folder_is_called(folder: str, parts: Path) -> None:
+    run = parts / folder / "a"
+    new = ("--data", "digits", "--model", "nets.py:small(dim=8)", "--defense", "N/A[R]", "--batch", 512)
+    works("train", *new, "--epochs", 1, "--out", run)
+    (parts / "nets.py").unlink()
+    trust.known.digests.clear()
+    works("evaluate", run, *ONE)
+    works("train", "--resume", "--out", run, "--epochs", 2)
+    assert "model: code/nets.py:small(dim=8)" in (run / "recipe.yaml").read_text()
+    assert load_file(run / "last.safetensors")["1.weight"].shape[0] == 8
+
+
+@pytest.mark.parametrize("folder", sorted({*FOLDERS} - {"ü ö"}))
+def test_a_folder_that_no_defense_can_name_is_refused_before_training(folder: str, parts: Path) -> None:
+    new = ("--data", "digits", "--defense", "N/A[nets.py:Near]", "--batch", 512, "--epochs", 1)
+    said = refused("train", *new, "--out", folder)
+    assert folder in said
+    assert "--out" in said
+    assert not (parts / folder / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_defense_is_used_again_from_within_any_folder(
+    folder: str, parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (parts / folder).mkdir()
+    monkeypatch.chdir(parts / folder)
+    shutil.move(parts / "nets.py", "nets.py")
+    new = ("--data", "digits", "--model", "nets.py:small(dim=8)", "--defense", "N/A[nets.py:Near]")
+    works("train", *new, "--batch", 512, "--epochs", 1, "--out", "runs/a")
+    Path("nets.py").unlink()
+    trust.known.digests.clear()
+    works("evaluate", "runs/a", *ONE)
+    works("train", "--resume", "--out", parts / folder / "runs" / "a", "--epochs", 2)
+    assert "defense: N/A[code/nets.py:Near]" in Path("runs/a/recipe.yaml").read_text()
+
+
+def test_a_folder_that_reads_as_another_file_is_refused_before_training(parts: Path) -> None:
+    new = ("--data", "digits", "--model", "nets.py:small(dim=8)", "--defense", "N/A[R]", "--epochs", 1)
+    assert "x.py:y (1)" in refused("train", *new, "--out", "x.py:y (1)")
+    assert not (parts / "x.py:y (1)" / "recipe.yaml").exists()

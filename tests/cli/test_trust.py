@@ -343,6 +343,7 @@ PIECES = st.sampled_from(
         "k=1",
         "k='c.py:Z'",
         "x/",
+        "a:b.py:c/",
         " ",
         "LGA",
         "S",

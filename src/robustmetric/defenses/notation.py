@@ -17,7 +17,7 @@ from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term, check_term
 from robustmetric.perturb import Budget
 from robustmetric.registry import Registry, take_apart, unknown
 from robustmetric.triplets import SAMPLERS, Sampler, check_margin, check_sampler
-from robustmetric.usercode import UserCodeError, file_of
+from robustmetric.usercode import UserCodeError, file_of, split_options
 from robustmetric.validate import UserError, parameters
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def _family(part: _Part, *, bare: bool) -> tuple[str, bool]:
 
 def _kind_of(term: Term, text: str) -> str:
     """Return what a term is logged as: its kind, else the name it was found by."""
-    return str(getattr(term, "kind", None) or text.partition("(")[0].rpartition(":")[2])
+    return str(getattr(term, "kind", None) or split_options(text)[0].rpartition(":")[2])
 
 
 class _Reader:

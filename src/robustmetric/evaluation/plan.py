@@ -248,7 +248,7 @@ def check_title(name: str) -> str:
     >>> check_title("8-bit"), check_title("mine.py:odd(limit=2)")
     ('8-bit', 'odd(limit=2)')
     """
-    return name if file_of(name) is None else name[name.index(".py:") + 4 :]
+    return name if file_of(name) is None else without_folder(name).partition(".py:")[2]
 
 
 def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:

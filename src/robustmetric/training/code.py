@@ -9,15 +9,17 @@ from typing import Any
 
 from robustmetric.files import write_atomically
 from robustmetric.trust import admit, digests_of, neighbours, own, remember
-from robustmetric.usercode import file_of
+from robustmetric.usercode import OWN
 from robustmetric.validate import UserError, brief, printable
 
-_ONE = re.compile(r"(\s*)(.+\.py)(?=:\w+\s*(?:\(.*\))?\s*$)", re.DOTALL)
 _SEVERAL = re.compile(r"(\s*)([^\[\],&()\s][^\[\],&()]*?\.py)(?=:\w)")
 
 _CERTAIN = re.compile(r"""(?:^|[\[,&(])\s*([^\[\],&()'":\s][^\[\],&()'":\n]*\.py)(?=:\w)""")
 
-_NAMED = {"model": _ONE, "data": _ONE, "defense": _SEVERAL}
+_READINGS = re.compile(r"(?=\.py:\w+\s*(?:\(.*\))?\s*\Z)", re.DOTALL)
+"""Where the path may end in a text that names one file; if there are several places, the first counts."""
+
+_NAMED = {"model": OWN, "data": OWN, "defense": _SEVERAL}
 """The entries of a recipe that may name files: a network and a data set one, a defense one for each part."""
 
 
@@ -48,7 +50,8 @@ def bare(entries: Mapping[str, Any]) -> dict[str, Any]:
 def files_beside(entries: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the entries of a recipe with its files in the folder that the recipe was read from.
 
-    A file that is not there, and is there from the working directory, stays as it is.
+    A file that is not there, and is there from the working directory, stays as it is. A defense names its
+    files from the working directory where their whole path could not be told from the rest of its name.
 
     >>> files_beside({"model": "code/nets.py:small"}, Path("/runs/a"))
     {'model': '/runs/a/code/nets.py:small'}
@@ -58,7 +61,26 @@ def files_beside(entries: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         beside = (folder / file).absolute()
         return beside if beside.is_file() or not file.is_file() else file
 
-    return rename_files(entries, place)
+    placed = rename_files(entries, place)
+    if _can_be_read("defense", entries, place):
+        return placed
+    return {**placed, "defense": rename_files(entries, lambda file: _near(place(file)))["defense"]}
+
+
+def _near(file: Path) -> Path:
+    """Return a file in the working directory by its path from there."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
+
+
+def _can_be_read(key: str, entries: Mapping[str, Any], place: Callable[[Path], Path]) -> bool:
+    """Return whether the files of an entry are found again in its text once they are in another place."""
+    if not isinstance(entries.get(key), str):
+        return True
+    one = {key: entries[key]}
+    placed = rename_files(one, place)
+    expected = list(dict.fromkeys(map(place, named_files(one))))
+    return named_files(placed) == expected and _is_certain(key, placed[key])
 
 
 def named_files(entries: Mapping[str, Any]) -> list[Path]:
@@ -95,19 +117,43 @@ def admit_files(
 
 def _check_readable(entries: Mapping[str, Any], source: Path) -> None:
     """Refuse texts of which it is not certain that the files found in them are all that they name."""
-    for key, pattern in _NAMED.items():
+    for key in _NAMED:
         text = str(entries.get(key, ""))
-        if pattern is _ONE:
-            found = file_of(text.partition("(")[0])
-            certain = [] if found is None else [found.file]
-        else:
-            certain = [Path(path).expanduser() for path in _CERTAIN.findall(text)]
-            certain = certain if len(certain) == text.count(".py:") else []
-        if list(dict.fromkeys(certain)) != named_files({key: text}):
+        if not _is_certain(key, text):
             raise UserError(
                 f"{printable(str(source))}: it cannot be told which files the {key} {printable(brief(text))} "
                 "names; write paths without brackets, quotes, commas, colons and &, or read all of its code "
                 "and run the same command with --trust (in Python, trust=True)"
+            )
+
+
+def _is_certain(key: str, text: str) -> bool:
+    """Return whether the files found in the text of an entry are all that it names, however it is read."""
+    if _NAMED[key] is OWN:
+        return len(_READINGS.findall(text)) <= 1
+    certain = [Path(path).expanduser() for path in _CERTAIN.findall(text)]
+    certain = certain if len(certain) == text.count(".py:") else []
+    return list(dict.fromkeys(certain)) == named_files({key: text})
+
+
+def check_place(entries: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a `folder` for copies of the files that `entries` name if its path cannot be written in them.
+
+    >>> check_place({"model": "nets.py:small"}, Path("runs (new)"))
+    """
+    copied = bare(entries)
+
+    def place(file: Path) -> Path:
+        return folder.absolute() / file
+
+    for key in _NAMED:
+        near = key == "defense" and _can_be_read(key, copied, lambda file: _near(place(file)))
+        if not near and _can_be_read(key, copied, Path) and not _can_be_read(key, copied, place):
+            raise UserError(
+                f"{printable(str(folder.absolute()))} cannot hold the files of the {key} "
+                f"{printable(brief(copied[key]))}: their path would stand in its text, where brackets, "
+                "quotes, commas, colons and & mean something else; give a folder without these",
+                parameter="out",
             )
 
 

@@ -20,7 +20,14 @@ from robustmetric.data.inputs import Inputs
 from robustmetric.files import DamagedError, is_draft, write_atomically
 from robustmetric.locks import LOCK
 from robustmetric.models import NetworkSource
-from robustmetric.training.code import bare, copy_files, named_files, remember_files, rename_files
+from robustmetric.training.code import (
+    bare,
+    check_place,
+    copy_files,
+    named_files,
+    remember_files,
+    rename_files,
+)
 from robustmetric.training.origins import code_of, differences
 from robustmetric.training.parts import inputs_of, source_of
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe
@@ -144,6 +151,8 @@ class RunFolder:
             raise UserError(
                 f"{self.path} is not empty and holds no run: give another folder", parameter="out"
             )
+        else:
+            check_place(recipe.model_dump(), self.code)
 
     def check_origin(self, now: Mapping[str, Any]) -> None:
         """Refuse to go on with a run whose images, files or workers are not those it began with.
@@ -238,8 +247,8 @@ class RunFolder:
     def _copied(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Copy the user's files into the run; those of a run that goes on are there already."""
         here = self.path.absolute()
-        if all(file.is_relative_to(here) for file in named_files(entries)):
-            return rename_files(entries, lambda file: file.relative_to(here))
+        if all(file.absolute().is_relative_to(here) for file in named_files(entries)):
+            return rename_files(entries, lambda file: file.absolute().relative_to(here))
         return copy_files(entries, self.path, _CODE)
 
     def finish(self, choice: Mapping[str, Any]) -> None:
