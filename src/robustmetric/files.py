@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from robustmetric.validate import UserError
 
@@ -159,6 +160,16 @@ def read_sealed(path: Path) -> bytes:
     if seal != _SEAL + hashlib.sha256(body).hexdigest().encode() + b"\n":
         raise DamagedError(f"{path} is damaged: its content does not match the digest at its end")
     return body
+
+
+def digest_of_entries(entries: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the `entries` of a JSON object but "sha256", however a file lays them out.
+
+    >>> digest_of_entries({"a": 1, "b": 2}) == digest_of_entries({"b": 2, "a": 1, "sha256": "0"})
+    True
+    """
+    rest = {key: value for key, value in entries.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def is_draft(path: Path) -> bool:

@@ -85,7 +85,7 @@ def test_a_training_whose_cache_shrinks_is_told(
         patch.setattr(pairs.PairLoader, "_batch", cut)
         said = refused(*training, "--out", tmp_path / "run")
     assert ".npy became shorter while it was read" in said
-    assert "run the same command again" in said
+    assert "start the same command again" in said
     again = command(*training, "--out", tmp_path / "again")
     assert again.code == 0
     assert "is damaged" in again.out

@@ -879,8 +879,8 @@ BUGS = [
     ),
     Bug(
         "training/checkpoint.py",
-        "        check_seal(path)\n",
-        "",
+        "sealed = check_seal(path)\n",
+        "sealed = True\n",
         "tests/training/test_checkpoint.py::test_a_flipped_bit_is_noticed",
         "a damaged checkpoint is gone on from",
     ),

@@ -65,7 +65,6 @@ ON_TEST, ON_VALIDATION = (
         (ON_TEST, 0.1, None, "last", "last weights"),  # nothing could be set apart
         (ON_TEST, 0.1, "best", "best", "chosen on test images"),
         ('{"starts": []}', 0.1, None, "last", "last weights"),  # of a time without validation images
-        ("{", 0.1, None, "best", "chosen on validation images"),
     ],
 )
 def test_weights_of_a_run(

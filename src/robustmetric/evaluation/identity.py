@@ -51,14 +51,14 @@ def digest_of_names(names: Sequence[str] | None) -> str | None:
     return None if names is None else hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what computes the scores.
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python and of `packages`; by default of what computes the scores.
 
     >>> "torch" in versions()
     True
     """
     found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("robustmetric", "torch", "numpy", "scikit-learn"):
+    for package in packages or ("robustmetric", "torch", "numpy", "scikit-learn"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -22,7 +22,7 @@ from robustmetric.evaluation.pieces import PER_QUERY, Materials
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.store import ARRAYS, GO_ON, RECORD
-from robustmetric.files import DamagedError, write_atomically, writing
+from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
 from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
@@ -266,17 +266,11 @@ def write_record(folder: Path, made: dict[str, Any], arrays: dict[str, Tensor]) 
 def make_record(made: dict[str, Any], arrays: bytes) -> Record:
     """Put a record together with the digest of its arrays, and its own."""
     record = Record(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made)
-    return record.model_copy(update={"sha256": _digest(_dumped(record))})
+    return record.model_copy(update={"sha256": digest_of_entries(_dumped(record))})
 
 
 def _dumped(record: Record) -> dict[str, Any]:
     return record.model_dump(mode="json", by_alias=True)
-
-
-def _digest(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record's entries but this one, however they are laid out in the file."""
-    rest = {key: value for key, value in content.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def load_record(path: str | Path) -> Record:
@@ -309,7 +303,7 @@ def load_record(path: str | Path) -> Record:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{path} is not a whole record: {place}: {first['msg']}") from None
-    if record.sha256 not in (None, _digest(content)):
+    if record.sha256 not in (None, digest_of_entries(content)):
         raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
     return record
 

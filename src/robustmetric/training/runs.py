@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -17,7 +15,8 @@ from torch import nn
 from robustmetric import data
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs
-from robustmetric.files import DamagedError, is_draft, write_atomically
+from robustmetric.evaluation.identity import versions
+from robustmetric.files import DamagedError, digest_of_entries, is_draft, write_atomically
 from robustmetric.locks import LOCK
 from robustmetric.models import NetworkSource
 from robustmetric.training.code import (
@@ -215,12 +214,8 @@ class RunFolder:
             report(f"{store()} cannot be written: the code in {self.code} will need --trust to run again")
         with saving(self.recipe_file):
             write_atomically(self.recipe_file, lambda file: file.write(dump_recipe(kept).encode()))
-        about = {"python": platform.python_version(), "platform": platform.platform()}
-        for package in ("robustmetric", "torch", "lightning", "numpy", "pillow"):
-            try:
-                about[package] = version(package)
-            except PackageNotFoundError:
-                about[package] = "not installed"
+        about = versions("robustmetric", "torch", "lightning", "numpy", "pillow")
+        about["platform"] = platform.platform()
         before = self.read()
         starts, chosen = before.get("starts"), before.get("choice")
         here = self.path.absolute()
@@ -268,7 +263,7 @@ class RunFolder:
         except (ValueError, RecursionError):
             found = None
         # Runs of before have no digest.
-        if not isinstance(found, dict) or found.pop("sha256", None) not in (None, _digest(found)):
+        if not isinstance(found, dict) or found.pop("sha256", None) not in (None, digest_of_entries(found)):
             raise DamagedError(
                 f"{self.about} is damaged, or was changed by hand: its digest does not match; restore it, or "
                 "remove it if only the network of the run is to be used"
@@ -358,14 +353,9 @@ class RunFolder:
         return "validation images" if self.recipe().validation and not found else "test images"
 
     def _write(self, content: dict[str, Any]) -> None:
-        text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
+        text = json.dumps({**content, "sha256": digest_of_entries(content)}, indent=1)
         with saving(self.about):
             write_atomically(self.about, lambda file: file.write(text.encode()))
-
-
-def _digest(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of the entries of `run.json`, however they are laid out in the file."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
