@@ -70,7 +70,7 @@ def test_an_evaluation_on_a_damaged_cache_says_so(training: list[object], tmp_pa
     assert "is damaged" not in works(*evaluation, tmp_path / "third")
 
 
-@fault("training", "a cache that shrinks during a run", "an error with its name; the same command goes on")
+@fault("training", "a cache that shrinks during a run", "an error with its name and the command that goes on")
 def test_a_training_whose_cache_shrinks_is_told(
     training: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
