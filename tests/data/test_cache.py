@@ -21,8 +21,9 @@ from PIL import Image, ImageFile
 from robustmetric.data import cache, cache_build, decode
 from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import Pixels, cached
-from robustmetric.data.cache_plan import LostError, opened, seal_of
+from robustmetric.data.cache_plan import LostError, opened
 from robustmetric.data.stored import Stored
+from robustmetric.files import digest_of_entries
 from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 
@@ -466,7 +467,7 @@ def other_description(pixels: Path) -> None:
     text = json.loads(about.read_text())
     del text["sha256"]
     text["key"] = text["key"][::-1]
-    about.write_text(json.dumps({**text, "sha256": seal_of(text)}))
+    about.write_text(json.dumps({**text, "sha256": digest_of_entries(text)}))
 
 
 def of_before(pixels: Path) -> None:

@@ -21,10 +21,10 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from robustmetric.data.cache_plan import MARK, Finished, LostError, Plan, Row, opened, seal_of, start_of_file
+from robustmetric.data.cache_plan import MARK, Finished, LostError, Plan, Row, opened, start_of_file
 from robustmetric.data.decode import decoded_or_reason, one_size
 from robustmetric.data.stored import BLOCK, Stored, cores
-from robustmetric.files import publish, write_atomically
+from robustmetric.files import digest_of_entries, publish, write_atomically
 from robustmetric.validate import UserError
 
 if sys.platform != "win32":
@@ -172,7 +172,7 @@ def _describe(plan: Plan, row: Row, kept: Sequence[int], broken: Broken, blocks:
         "digests": {"rows": BLOCK, "sha256": [digest.hex() for digest in blocks]},
         "pillow": PIL.__version__,
     }
-    text = json.dumps({**about, "sha256": seal_of(about)}, indent=1)
+    text = json.dumps({**about, "sha256": digest_of_entries(about)}, indent=1)
     write_atomically(plan.about, lambda file: file.write(text.encode()))
 
 

@@ -17,6 +17,7 @@ from numpy.lib import format as npy
 from robustmetric.data.base import Box, ImageSet
 from robustmetric.data.decode import Channels, Size
 from robustmetric.data.stored import BLOCK, Stored
+from robustmetric.files import digest_of_entries
 
 FORMAT = 1  # of the cache: raised when the same files would give other pixels
 MARK = 16  # bytes of a mark, which stands for an image's file, its box and the shape of its row
@@ -153,16 +154,11 @@ def _about(pixels: Path) -> dict[str, Any]:
     seal = about.pop("sha256", None)
     if seal is None and "digests" not in about:
         raise LostError("was made before there were digests in caches")
-    if seal != seal_of(about):
+    if seal != digest_of_entries(about):
         raise LostError("cannot be used (its .json is damaged)")
     if about["key"] != pixels.stem[-2 * MARK :] or about["digests"]["rows"] != BLOCK:
         raise LostError("cannot be used (its .json is that of another)")
     return about
-
-
-def seal_of(about: dict[str, Any]) -> str:
-    """Return the digest that stands in the description of a cache, of all else in it."""
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def start_of_file(shape: tuple[int, ...]) -> bytes:

@@ -11,10 +11,10 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Search
+from robustmetric.models import weights
 
 
 def digest_of(model: nn.Module) -> str:
@@ -23,14 +23,8 @@ def digest_of(model: nn.Module) -> str:
     >>> digest_of(nn.Flatten())[:8]
     'e3b0c442'
     """
-    whole = hashlib.sha256()
     # Buffers that are not saved, such as constants of a normalisation, count as well.
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, value in sorted(state.items()):
-        tensor = value.detach().cpu().contiguous()
-        whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()
+    return weights.digest_of({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
 
 def digest_of_numbers(numbers: Tensor | None) -> str | None:

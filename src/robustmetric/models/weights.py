@@ -111,7 +111,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
         digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from robustmetric.data.cache import Pixels
 from robustmetric.training.sets import Sets
+from robustmetric.trust import digest_of
 
 
 def images_of(sets: Sets) -> dict[str, dict[str, Any]]:
@@ -32,9 +33,7 @@ def code_of(folder: Path) -> dict[str, str]:
     {}
     """
     files = sorted(folder.rglob("*.py"))
-    return {
-        file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
-    }
+    return {file.relative_to(folder).as_posix(): digest_of(file.read_bytes()) for file in files}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
