@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,14 @@ from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
 from robustmetric.data.sides import Sides, by_marks, of_two
-from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
+from robustmetric.evaluation import Evaluation, Plan, Subject
 from robustmetric.evaluation.evaluate import Progress
 from robustmetric.evaluation.plan import usual_eps
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError, printable
+from robustmetric.validate import UserError
 
 SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
 
@@ -162,33 +162,17 @@ class Request:
     ) -> Evaluation:
         """Put the evaluation together of networks and images that were made."""
         sides, skipped = images
-        queries, gallery = sides.queries, sides.gallery
-        subject = Subject(
+        subject = Subject.of_sides(
             networks[0],
-            queries.images,
-            queries.labels,
-            gallery=None if gallery is None else (gallery.images, gallery.labels),
-            own=sides.own,
-            cameras=queries.cameras,
-            gallery_cameras=None if gallery is None else gallery.cameras,
+            sides,
             surrogate=networks[1],
-            classes=_shown(sides.classes),
-            train_classes=_shown(self.trained_on),
+            train_classes=self.trained_on,
             name=self.name,
             data=self.data,
-            origin=Origin(
-                files=_shown(queries.files),
-                gallery_files=None if gallery is None else _shown(gallery.files),
-                skipped=_shown(skipped) or (),
-                weights=self.chosen,
-            ),
+            skipped=skipped,
+            weights=self.chosen,
         )
         return Evaluation(subject, self.plan(), out, progress, report)
-
-
-def _shown(names: Sequence[str] | None) -> list[str] | None:
-    """Make names what a record can hold: text, without control characters."""
-    return None if names is None else [printable(name) for name in names]
 
 
 def device_of_share(name: str, share: int) -> torch.device:

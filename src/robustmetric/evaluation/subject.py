@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import Gallery, Queries, Search
 from robustmetric.attacks.gallery import count_mates
+from robustmetric.data.sides import Sides
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Fingerprint, Images, Joined
 from robustmetric.evaluation.plan import Plan
@@ -21,7 +22,7 @@ from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
 from robustmetric.retrieval import check_cameras, check_own
 from robustmetric.triplets import check_labels
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, printable
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,47 @@ class Subject:
         self._check_images()
         self._check_classes()
         self._check_rules()
+
+    @classmethod
+    def of_sides(
+        cls,
+        model: nn.Module,
+        sides: Sides,
+        *,
+        surrogate: nn.Module | None = None,
+        train_classes: Sequence[str] | None = None,
+        name: str | None = None,
+        data: str = "images",
+        skipped: Sequence[str] = (),
+        weights: str | None = None,
+    ) -> Subject:
+        """Return a network with decoded images, who queries and who is ranked.
+
+        `sides` are the images; `skipped` are files of them that could not be read, `weights` says how the
+        network's were chosen, and the others are as the class has them. Names of files and classes are made
+        such that a record can hold them: text without control characters.
+        """
+        queries, gallery = sides.queries, sides.gallery
+        return cls(
+            model,
+            queries.images,
+            queries.labels,
+            gallery=None if gallery is None else (gallery.images, gallery.labels),
+            own=sides.own,
+            cameras=queries.cameras,
+            gallery_cameras=None if gallery is None else gallery.cameras,
+            surrogate=surrogate,
+            classes=_shown(sides.classes),
+            train_classes=_shown(train_classes),
+            name=name,
+            data=data,
+            origin=Origin(
+                files=_shown(queries.files),
+                gallery_files=None if gallery is None else _shown(gallery.files),
+                skipped=_shown(skipped) or (),
+                weights=weights,
+            ),
+        )
 
     @property
     def title(self) -> str:
@@ -247,3 +289,7 @@ class Subject:
                 "no query has an image of its class from another camera, so none has an answer to find: "
                 "look at the cameras, or leave them out"
             )
+
+
+def _shown(names: Sequence[str] | None) -> list[str] | None:
+    return None if names is None else [printable(name) for name in names]

@@ -1,0 +1,255 @@
+"""Cells: the single trainings and measurements that tables and figures are made of, and at which scale."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from robustmetric.defenses import defense
+from robustmetric.evaluation.plan import Plan
+from robustmetric.training.code import bare
+from robustmetric.training.parts import suited_recipe
+from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
+from robustmetric.validate import UserError
+
+PUBLISHED_WORKERS = dict.fromkeys(("cub", "cars", "sop"), 2)
+"""How many workers shared an update of the published trainings."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A training and its evaluation: `defense` on `data` with `steps` (η, None without attacks) and `seed`.
+
+    Two cells that train the same are equal: `Cell.of` writes a defense in one way.
+
+    >>> Cell.of("cub", "HM[R,R]", None) == Cell.of("cub", "N/A[R]", None)
+    True
+    """
+
+    data: str
+    defense: str
+    steps: int | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, data: str, name: str, steps: int | None, seed: int = 0) -> Cell:
+        """Return the cell of a published `name`, which may be another one's name for the same training."""
+        return cls(data, as_trained(data, name), steps, seed)
+
+    @property
+    def label(self) -> str:
+        """The cell in a few words."""
+        eta = "" if self.steps is None else f" η={self.steps}"
+        return f"{self.data} {self.defense}{eta} seed {self.seed}"
+
+    @property
+    def slug(self) -> str:
+        """The cell as part of a file's name."""
+        eta = "" if self.steps is None else f"-{self.steps}"
+        return f"{_slug(self.data)}-{_slug(self.defense)}{eta}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Samplers:
+    """Table 1's measurement: the hardness that each sampler draws on `data`, before any training.
+
+    >>> Samplers("cub").slug
+    'cub-samplers-seed0'
+    """
+
+    data: str
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """The measurement in a few words."""
+        return f"{self.data} samplers seed {self.seed}"
+
+    @property
+    def slug(self) -> str:
+        """The measurement as part of a file's name."""
+        return f"{_slug(self.data)}-samplers-seed{self.seed}"
+
+
+Task = Cell | Samplers
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large an experiment is run: what is not the paper's, and where the images are.
+
+    - `epochs`: those of a training; None for the recipe's.
+    - `changes`: other entries of the recipe that are changed.
+    - `steps`: η of the evaluation's attacks.
+    - `queries`: how many test images are attacked; None for all.
+    - `batches`: how many batches Table 1 looks at.
+    - `devices`: workers of a training; None for as many as the published ones had.
+    - `roots`: where the files of each data set are. This, `cache`, `skip_broken` and `accelerator` say
+      nothing of the result.
+
+    >>> Scale(epochs=2).told("digits")
+    '2 epochs (of 8), all queries, attacks of 32 steps, 1 worker'
+    """
+
+    epochs: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 32
+    queries: int | None = None
+    batches: int = 1000
+    devices: int | None = None
+    roots: Mapping[str, Path] = field(default_factory=dict)
+    cache: Path | None = None
+    skip_broken: bool = False
+    accelerator: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "queries", "batches", "devices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, not {value}", parameter=name)
+        if fixed := sorted(self.changes.keys() & _OF_CELL):
+            raise UserError(
+                f"{', '.join(fixed)} cannot be changed: a table says what it is, or an option of its own does"
+            )
+
+    def workers(self, data: str) -> int:
+        """Return the number of workers that share an update."""
+        return PUBLISHED_WORKERS.get(data, 1) if self.devices is None else self.devices
+
+    def recipe(self, task: Task) -> Recipe:
+        """Return the recipe of a cell: its data set's, trained as the published networks were."""
+        usual = load_recipe(usual_recipe(task.data))
+        epochs = self.epochs or usual.epochs
+        entries: dict[str, Any] = {
+            "data": task.data,
+            "root": self.roots.get(task.data),
+            "seed": task.seed,
+            "epochs": epochs,
+            "validation": 0,
+            "validate_every": epochs,
+            "reference": True,
+            **self.changes,
+        }
+        if isinstance(task, Cell):
+            entries["defense"] = task.defense
+            if task.steps is not None:
+                entries["steps"] = task.steps
+        return suited_recipe(entries)
+
+    def plan(self, task: Cell) -> Plan:
+        """Return how a cell's network is evaluated: as published ones were."""
+        return Plan.make(
+            protocol="reference",
+            eps=self.recipe(task).eps,
+            steps=self.steps,
+            queries=self.queries,
+            checks="none",
+        )
+
+    def identity(self, task: Task) -> dict[str, Any]:
+        """Return all that a cell's result depends on, in JSON's types, but for the files of images."""
+        recipe = bare(self.recipe(task).model_dump(mode="json"))
+        for path in ("root", "weights"):  # they lie elsewhere on another machine
+            recipe[path] = recipe[path] and Path(recipe[path]).name
+        recipe["root"] = None
+        found: dict[str, Any] = {"recipe": recipe}
+        if isinstance(task, Cell):
+            found |= {"workers": self.workers(task.data), "plan": self.plan(task).describe()["settings"]}
+        else:
+            del recipe["defense"], recipe["epochs"], recipe["validate_every"]
+            found["batches"] = self.batches
+        return found
+
+    def name(self, task: Task) -> str:
+        """Return the name of a cell's folder, which tells cells and scales apart.
+
+        >>> Scale().name(Cell("digits", "HM[S,LGA]&ICS", 8))[:32]
+        'digits-HM-S-LGA-and-ICS-8-seed0-'
+        """
+        text = json.dumps(self.identity(task), sort_keys=True)
+        return f"{task.slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def told(self, data: str) -> str:
+        """Say in a line at which scale a data set's cells are run."""
+        usual = load_recipe(usual_recipe(data))
+        epochs = self.epochs or usual.epochs
+        parts = [f"{epochs} {'epoch' if epochs == 1 else 'epochs'}"]
+        if epochs != usual.epochs:
+            parts[0] += f" (of {usual.epochs})"
+        parts.append("all queries" if self.queries is None else f"{self.queries} queries")
+        parts.append(f"attacks of {self.steps} steps")
+        workers, were = self.workers(data), PUBLISHED_WORKERS.get(data, 1)
+        parts.append(f"{workers} {'worker' if workers == 1 else 'workers'}")
+        if workers != were:
+            parts[-1] += f" (published: {were})"
+        parts += [f"{key} = {value}" for key, value in self.changes.items()]
+        return ", ".join(parts)
+
+
+_OF_CELL = {"data", "root", "defense", "steps", "epochs", "seed", "validation", "validate_every", "reference"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to be made: the `task`, its `scale`, and the `folder` that it is made in."""
+
+    task: Task
+    scale: Scale
+    folder: Path
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the cell."""
+        return self.scale.name(self.task)
+
+
+def as_trained(data: str, name: str) -> str:
+    """Return the one name of a training for a published `name` on `data`.
+
+    HM[X,X] is regular training; parameters that are the default are left out; on SOP λ is 0.05 unless it is
+    given.
+
+    >>> as_trained("cub", "HM[S,S]"), as_trained("cub", "HM[S,gB(M,ξ=0.1)]")
+    ('N/A[S]', 'HM[S,gB(M)]')
+    >>> as_trained("sop", "HM[S,LGA]&ICS"), as_trained("sop", "HM[S,LGA]&ICS(λ=0.5)")
+    ('HM[S,LGA]&ICS(λ=0.05)', 'HM[S,LGA]&ICS')
+    """
+    written = defense(name).name
+    if same := re.fullmatch(r"HM\[([RMSDH]),\1\]", written):
+        return f"N/A[{same[1]}]"
+    if data == "sop" and written.endswith("&ICS"):
+        return f"{written}(λ=0.05)"
+    return written.replace("ICS(λ=0.5)", "ICS").replace("gB(M,ξ=0.1)", "gB(M)")
+
+
+_SPELLED = {"γ": "gamma", "λ": "lambda", "ξ": "xi", "&": "-and-", "-": "minus", "/": "over"}
+
+
+def _slug(text: str) -> str:
+    """Write a text with letters, digits, dots and dashes alone; different defenses stay different.
+
+    >>> _slug("HM[S,-γ/2]&ICS(λ=0.05)")
+    'HM-S-minusgammaover2-and-ICS-lambda0.05'
+    """
+    if text == "N/A" or text.startswith("N/A["):
+        text = text.replace("N/A", "NA")
+    if not text.replace("-", "").isalnum():  # a data set's name has dashes
+        text = "".join(_SPELLED.get(letter, letter) for letter in text)
+    return re.sub(r"-+", "-", re.sub(r"[^\w.-]", "-", text.replace("=", ""))).strip("-")
+
+
+def names_of(scale: Scale, tasks: Sequence[Task]) -> dict[str, Task]:
+    """Return different `tasks` by the names of their folders.
+
+    >>> list(names_of(Scale(), [Cell("digits", "N/A[R]"), Cell("digits", "N/A[R]")])) == [
+    ...     Scale().name(Cell("digits", "N/A[R]"))
+    ... ]
+    True
+    """
+    return {scale.name(task): task for task in dict.fromkeys(tasks)}

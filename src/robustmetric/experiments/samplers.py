@@ -1,0 +1,73 @@
+"""Table 1: how hard the triplets are that each sampler draws, before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from robustmetric.data.pairs import PairLoader
+from robustmetric.distance import embed
+from robustmetric.perturb import frozen
+from robustmetric.training.network import make_network
+from robustmetric.training.recipe import Recipe
+from robustmetric.training.sets import load_sets
+from robustmetric.triplets import SAMPLERS, Batch, Mined
+
+EDGES = np.linspace(-2, 2, 401)
+"""The edges of the histograms' bins: hardness is in [−2, 2]."""
+LETTERS = "RMSDH"
+
+
+def measure_samplers(
+    recipe: Recipe,
+    batches: int,
+    *,
+    cache: Path | None = None,
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Return mean, variance and histogram of the hardness that each sampler draws from `batches` batches.
+
+    The network, images and batches are those that a training with the `recipe` begins with; they are kept in
+    `cache`. Mean and variance are taken in each batch and averaged. `report` is told of what goes on.
+
+    >>> found = measure_samplers(Recipe(data="digits", validation=0, batch=250), batches=2)
+    >>> found["H"]["mean"] > found["R"]["mean"], sum(found["R"]["counts"])
+    (True, 250)
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = make_network(recipe, device, report)
+    sets = load_sets(recipe, cache, report=report)
+    loader = PairLoader(
+        sets.learn.source.pixels,
+        sets.learn.source.labels,
+        rows=sets.learn.rows,
+        pairs=recipe.batch // 2,
+        seed=recipe.seed,
+        crop=recipe.crop,
+        flip=recipe.flip,
+    )
+    generator = torch.Generator().manual_seed(recipe.seed)
+    samplers = {letter: SAMPLERS.make(letter) for letter in LETTERS}
+    drawn: dict[str, list[np.ndarray[Any, np.dtype[np.float64]]]] = {letter: [] for letter in LETTERS}
+    with frozen(model), torch.no_grad():
+        while len(drawn["R"]) < batches:
+            for images, labels in loader:
+                batch = Batch.of(embed(model, images.to(device)), labels.to(device))
+                for letter, sampler in samplers.items():
+                    drawn[letter].append(Mined.of(batch, sampler, generator).hardness.double().cpu().numpy())
+                if len(drawn["R"]) == batches:
+                    break
+    return {letter: _statistics(found) for letter, found in drawn.items()}
+
+
+def _statistics(found: list[np.ndarray[Any, np.dtype[np.float64]]]) -> dict[str, Any]:
+    counts, _ = np.histogram(np.concatenate(found), EDGES)
+    return {
+        "mean": float(np.mean([hardness.mean() for hardness in found])),
+        "variance": float(np.mean([hardness.var(ddof=1) for hardness in found])),
+        "counts": counts.tolist(),
+    }

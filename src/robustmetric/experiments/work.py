@@ -1,0 +1,109 @@
+"""The work of one cell: train and evaluate, or measure the samplers; it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from robustmetric.data.inputs import load_pixels, relative_files
+from robustmetric.data.sides import by_marks
+from robustmetric.evaluation.evaluate import Evaluation
+from robustmetric.evaluation.subject import Subject
+from robustmetric.experiments.cells import Cell, Job, Samplers
+from robustmetric.experiments.outcome import Outcome, read_outcome, run_of, write_result
+from robustmetric.experiments.samplers import measure_samplers
+from robustmetric.training.run import Machines, train
+from robustmetric.training.runs import load_run
+from robustmetric.training.stops import CollapsedError
+from robustmetric.training.workers import is_first
+
+Report = Callable[[str], None]
+
+
+def make(job: Job, report: Report = print) -> Outcome | None:
+    """Make the cell of a `job`, as far as it is not made yet, and return what it came to.
+
+    Whatever stopped it before, a signal or a power cut, it goes on from its last checkpoint or from the
+    finished pieces of its evaluation. `report` is told in lines what happens. A worker of a training that is
+    not the first returns None.
+    """
+    task, scale, folder = job.task, job.scale, job.folder
+    if (done := read_outcome(task, scale, folder)) is not None:
+        return done
+    if is_first():
+        write_result(task, scale, folder)
+    if isinstance(task, Samplers):
+        with _timed(job, "measure"):
+            found = measure_samplers(scale.recipe(task), scale.batches, cache=scale.cache, report=report)
+        write_result(task, scale, folder, hardness=found)
+        return read_outcome(task, scale, folder)
+    with _timed(job, "train"):
+        collapsed = _train(job, task, report)
+    if not is_first():
+        return None
+    if collapsed is None:
+        with _timed(job, "evaluate"):
+            _evaluate(job, task, report)
+    else:
+        write_result(task, scale, folder, collapsed=collapsed)
+    return read_outcome(task, scale, folder)
+
+
+def _train(job: Job, task: Cell, report: Report) -> str | None:
+    """Train to the end; return how the network collapsed, which is a result too."""
+    scale = job.scale
+    try:
+        train(
+            scale.recipe(task),
+            run_of(job.folder).path,
+            resume=True,
+            machines=Machines(accelerator=scale.accelerator, devices=scale.workers(task.data)),
+            cache=scale.cache,
+            skip_broken=scale.skip_broken,
+            progress=False,
+            report=report,
+        )
+    except CollapsedError as error:
+        return str(error).partition(". ")[0]
+    return None
+
+
+def _evaluate(job: Job, task: Cell, report: Report) -> None:
+    """Evaluate the last weights of the cell's run on the test images."""
+    scale, folder = job.scale, run_of(job.folder)
+    run, recipe = load_run(folder.path, "last"), folder.recipe()
+    (pixels,) = load_pixels(
+        recipe.data,
+        recipe.root,
+        run.inputs,
+        ["test"],
+        scale.cache,
+        skip_broken=scale.skip_broken,
+        report=report,
+    )
+    device = "cuda" if scale.accelerator in ("auto", "gpu") and torch.cuda.is_available() else "cpu"
+    subject = Subject.of_sides(
+        run.network.to(device),
+        by_marks(pixels, run.inputs.crop, relative_files(pixels, recipe.root)),
+        train_classes=folder.train_classes(),
+        name=folder.name,
+        data=task.data,
+        skipped=[str(file) for file in pixels.skipped],
+        weights=run.chosen,
+    )
+    Evaluation(subject, scale.plan(task), folder.evaluation, report=report).run()
+
+
+@contextmanager
+def _timed(job: Job, what: str) -> Iterator[None]:
+    """Write down how long the inside took, added to what earlier starts of the same took."""
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        if is_first():
+            took = round(time.monotonic() - begun, 1)
+            write_result(job.task, job.scale, job.folder, seconds={what: took})

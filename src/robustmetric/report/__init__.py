@@ -1,0 +1,1 @@
+"""Reports: tables and plots, made from records and logs alone."""
