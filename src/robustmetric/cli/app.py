@@ -47,6 +47,9 @@ COMMANDS = {
     ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
     "compare": Place("compare", "Put records side by side."),
+    "reproduce": Place(
+        "reproduce", "Train and evaluate what a table or figure of the paper is made of, and show it."
+    ),
     "recipes": Place("train", "List the recipes that come with the package, with every entry."),
     "data": Place("train", "Look at data sets."),
 }

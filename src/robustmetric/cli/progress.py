@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from rich.progress import (
 from robustmetric.validate import printable
 
 if TYPE_CHECKING:
+    from robustmetric.experiments.progress import Pace
     from robustmetric.training.progress import Status
 
 SILENCE = 60.0
@@ -122,6 +124,45 @@ class Decoding:
         self.spoke = self.clock()
         if not self.console.is_terminal:
             self.console.print(text, highlight=False)
+
+
+class Making:
+    """Shows how far the cells of experiments are: a bar on a terminal, else a line at least every minute.
+
+    `pace` tells the share that is done and the seconds that are left; it is asked from a thread, for cells
+    take long.
+    """
+
+    def __init__(self, console: Console, pace: Pace) -> None:
+        self.console, self.pace = console, pace
+        self.bar = Progress(
+            TextColumn("cells"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True, name="pace")
+
+    def __enter__(self) -> Making:
+        self.bar.start()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+        self.bar.stop()
+
+    def _look(self) -> None:
+        task = self.bar.add_task("", total=1.0, left="")
+        while not self.over.wait(1.0 if self.console.is_terminal else SILENCE):
+            share, left = self.pace.now()
+            self.bar.update(task, completed=share, left=f"{duration(left)} left")
+            if not self.console.is_terminal:
+                self.console.print(f"{100 * share:.0f} % done, {duration(left)} left", highlight=False)
 
 
 def duration(seconds: float) -> str:

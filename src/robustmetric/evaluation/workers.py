@@ -98,9 +98,7 @@ def _worker(
     trusted: Known,
 ) -> None:
     trusted.share()
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with_parent()
     try:
         work(*arguments, share, shares)
     except Exception as error:
@@ -121,6 +119,13 @@ def _sendable(error: Exception) -> Exception:
             return UserError(str(error), parameter=error.parameter)
         return RuntimeError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
     return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def end_with_parent() -> None:
+    """Let this process end as soon as the one that started it has gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:

@@ -188,20 +188,26 @@ class Scale:
         parts.append(f"{workers} {'worker' if workers == 1 else 'workers'}")
         if workers != were:
             parts[-1] += f" (published: {were})"
-        parts += [f"{key} = {value}" for key, value in self.changes.items()]
+        if data in PUBLISHED_WORKERS and self.changes.get("weights") is None:
+            parts.append("from random weights (published: ImageNet's)")
+        parts += [f"{key} = {value}" for key, value in self.changes.items() if key != "weights"]
         return ", ".join(parts)
 
 
 _OF_CELL = {"data", "root", "defense", "steps", "epochs", "seed", "validation", "validate_every", "reference"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """A cell to be made: the `task`, its `scale`, and the `folder` that it is made in."""
+    """A cell to be made: the `task`, its `scale`, and the `folder` that it is made in.
+
+    `command` are the arguments of the command line that makes this cell alone.
+    """
 
     task: Task
     scale: Scale
     folder: Path
+    command: tuple[str, ...] = ()
 
     @cached_property
     def name(self) -> str:

@@ -35,6 +35,13 @@ class Outcome:
     hardness: Mapping[str, Any] | None = None
     seconds: Mapping[str, float] | None = None
 
+    def __str__(self) -> str:
+        if self.record is not None and self.collapsed is None:
+            return f"R@1 {self.record.show('R@1')}, ERS {self.record.show('ERS')}"
+        if self.collapsed is not None:
+            return f"collapse: {self.collapsed}"
+        return ", ".join(f"{name} {found['mean']:.3f}" for name, found in (self.hardness or {}).items())
+
 
 def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return where the cells of these `names` are in `out`: in it, or in a folder of it.
@@ -112,9 +119,13 @@ def described(task: Task, scale: Scale) -> dict[str, Any]:
 def write_result(task: Task, scale: Scale, folder: Path, **result: Any) -> None:
     """Write down what a cell in `folder` is, and its `result` if that is no record.
 
-    What was written before is kept.
+    What was written before is kept; `seconds` are added to those of earlier starts.
     """
-    content = {**(_read(folder / RESULT) or {}), **described(task, scale), **result}
+    before = _read(folder / RESULT) or {}
+    spent = dict(before.get("seconds", {}))
+    for what, seconds in result.pop("seconds", {}).items():
+        spent[what] = round(spent.get(what, 0.0) + seconds, 1)
+    content = {**before, **described(task, scale), **result, "seconds": spent}
     text = json.dumps({**content, "sha256": digest_of_entries(content)}, indent=1, ensure_ascii=False)
     with writing(folder / RESULT, "then run the same command again: what is finished is kept"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,19 @@ def kept_rows(path: Path, step: int, report: Report = print) -> list[dict[str, s
     return [{**row, "step": str(number)} for row, number in known if number <= step]
 
 
+def last_step(path: Path) -> int:
+    """Return the last step in the table `path`, which may be written to meanwhile; 0 where there is none.
+
+    >>> last_step(Path("nowhere.csv"))
+    0
+    """
+    try:
+        rows = _rows(path.read_bytes())
+    except OSError:
+        return 0
+    return max((number for row in rows or () if (number := _number(row["step"])) is not None), default=0)
+
+
 def _rows(content: bytes) -> list[dict[str, str]] | None:
     """Read a table as spreadsheets write it; None if it is none, or has no steps."""
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -1,0 +1,256 @@
+"""Reproduce the paper's tables and figures."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from robustmetric.cli.app import app, exit_code, read_changes, stoppable
+from robustmetric.cli.progress import Making, duration
+from robustmetric.cli.terminal import Terminal, wide
+from robustmetric.validate import UserError
+
+if TYPE_CHECKING:
+    from robustmetric.experiments.cells import Job, Scale
+    from robustmetric.experiments.estimate import Cost
+    from robustmetric.experiments.findings import Finding
+    from robustmetric.experiments.paper import Experiment
+
+KEPT = "what is finished is kept: the same command goes on from there"
+
+
+@app.command()
+def reproduce(
+    names: list[str] = typer.Argument(
+        help="table1 to table11, figure1, figure6 to figure8, or all.", metavar="NAME..."
+    ),
+    data: list[str] = typer.Option([], help="Data set, instead of the paper's; several times for several."),
+    root: list[Path] = typer.Option([], help="Where its files are: one for each --data, in their order."),
+    weights: Path = typer.Option(None, help="Weights that trainings begin with: ImageNet's, for ResNets."),
+    epochs: int = typer.Option(None, help="Epochs of a training; by default the recipe's."),
+    steps: int = typer.Option(32, help="η of the evaluation's attacks; that of a training is its cell's."),
+    seeds: int = typer.Option(1, help="Trainings of each cell; several are shown as mean ± deviation."),
+    queries: int = typer.Option(None, help="How many test images are attacked; by default all."),
+    batches: int = typer.Option(1000, help="Batches that table1 looks at."),
+    change: list[str] = typer.Option([], "--set", help="KEY=VALUE: change another entry of the recipes."),
+    out: Path = typer.Option(Path("runs/reproduce"), help="Folder of the cells, tables and figures."),
+    on: str = typer.Option("local", help="What runs the cells: local processes, or ray."),
+    address: str = typer.Option(None, help="Of a running Ray cluster: HOST:PORT; by default one is started."),
+    jobs: int = typer.Option(1, help="Cells that are made at the same time."),
+    threads: int = typer.Option(None, help="Threads of each; by default the cores, shared out."),
+    devices: int = typer.Option(None, help="Workers of a training; by default the published number."),
+    accelerator: str = typer.Option("auto", help="auto, cpu, gpu or mps."),
+    cache: Path = typer.Option(None, help="Where decoded images are kept."),
+    skip_broken: bool = typer.Option(False, "--skip-broken", help="Leave out images that cannot be read."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Print the command of each cell that is missing, for any scheduler."
+    ),
+    cell: str | None = typer.Option(None, help="Make this cell alone, by its name, as --dry-run prints it."),
+) -> None:
+    """Train and evaluate what a table or figure of the paper is made of, and show it beside the published."""
+    from robustmetric.experiments.findings import find
+    from robustmetric.experiments.paper import experiment, experiment_names
+    from robustmetric.training.stops import Stopped
+    from robustmetric.training.workers import is_first
+
+    wanted = experiment_names() if names == ["all"] else list(dict.fromkeys(names))
+    _check_counts(seeds=seeds, jobs=jobs, threads=threads)
+    if on not in ("local", "ray"):
+        raise UserError(f"--on is local or ray, not {on!r}", parameter="on")
+    sets = _sets(data, root)
+    shown = [experiment(name, list(sets), range(seeds)) for name in wanted]
+    scale = _scale(
+        sets,
+        weights,
+        change,
+        epochs=epochs,
+        steps=steps,
+        queries=queries,
+        batches=batches,
+        devices=devices,
+        cache=cache,
+        skip_broken=skip_broken,
+        accelerator=accelerator,
+    )
+    given = {
+        "--data": list(sets), "--root": [str(path) for path in scale.roots.values()], "--weights": weights,
+        "--epochs": epochs, "--steps": steps, "--seeds": seeds, "--queries": queries, "--batches": batches,
+        "--set": change, "--out": out, "--threads": threads, "--devices": devices,
+        "--accelerator": accelerator, "--cache": cache, "--skip-broken": skip_broken,
+    }  # fmt: skip
+    work = _Work.of(shown, scale, out, ["reproduce", *wanted, *_options(given)])
+    if dry_run:
+        for job in work.missing:
+            typer.echo(shlex.join(["robustmetric", *job.command]))
+        return
+    console = wide()
+    console.quiet = not is_first()
+    each = threads or max(1, (os.cpu_count() or 1) // jobs)
+    failed: dict[str, str] = {}
+    try:
+        with stoppable(console, KEPT):
+            if cell is not None:
+                _make_one(work.named(cell), each, console)
+            elif work.missing:
+                failed = _make_all(work, console, on, address, jobs, each)
+    except Stopped as stopped:
+        console.print(f"stopped by {stopped}; {KEPT}")
+        raise typer.Exit(exit_code(str(stopped))) from None
+    for table in shown if cell is None else ():
+        _show(console, table, find(table, scale, out), scale, out)
+    if failed:
+        for label, why in failed.items():
+            console.print(f"not made: {label}: {why}", markup=False, highlight=False, soft_wrap=True)
+        raise UserError(f"{len(failed)} of {len(work.jobs)} cells were not made; {KEPT}")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """All cells that are asked for, and those that are missing."""
+
+    jobs: list[Job]
+    missing: list[Job]
+
+    @classmethod
+    def of(cls, shown: Sequence[Experiment], scale: Scale, out: Path, command: list[str]) -> _Work:
+        """Look for the cells of tables and figures; refuse what does not belong to its cell."""
+        from robustmetric.experiments.cells import Job, names_of
+        from robustmetric.experiments.outcome import find_folders, read_outcome
+
+        tasks = names_of(scale, [task for table in shown for task in table.tasks])
+        folders = find_folders(out, list(tasks))
+        jobs = [Job(task, scale, folders[name], (*command, "--cell", name)) for name, task in tasks.items()]
+        missing = [job for job in jobs if read_outcome(job.task, scale, job.folder) is None]
+        return cls(jobs, missing)
+
+    def named(self, name: str) -> Job:
+        """Find the cell of a name."""
+        from robustmetric.registry import lookup
+
+        return lookup("cell", name, {job.name: job for job in self.jobs})
+
+
+def _make_one(job: Job, threads: int, console: Terminal) -> None:
+    """Make a cell in this process."""
+    import torch
+
+    from robustmetric.experiments.work import make
+
+    torch.set_num_threads(threads)
+    outcome = make(job, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+    if outcome is not None:
+        console.print(f"{job.task.label}: {outcome}; in {job.folder}", highlight=False, soft_wrap=True)
+
+
+def _make_all(
+    work: _Work, console: Terminal, on: str, address: str | None, count: int, threads: int
+) -> dict[str, str]:
+    """Make what is missing; return why some could not be made, by what they are."""
+    import torch
+
+    from robustmetric.experiments.engine import run_here, run_local
+    from robustmetric.experiments.estimate import estimate
+    from robustmetric.experiments.progress import Pace
+    from robustmetric.experiments.sets import check_data
+    from robustmetric.files import check_writable
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    scale = work.jobs[0].scale
+    for job in work.missing:
+        check_writable(job.folder)
+    for name in dict.fromkeys(job.task.data for job in work.missing):
+        if lacks := check_data(name, scale.roots.get(name)):
+            say(f"careful: {lacks}")
+    torch.set_num_threads(threads)
+    costs = estimate([job.task for job in work.missing], scale, say)
+    _show_plan(console, work, costs, count)
+    pace = Pace({job: costs[job.task] for job in work.missing}, count)
+    ended = run_here(work.missing, say) if count == 1 else run_local(work.missing, count, threads)
+    failed: dict[str, str] = {}
+    with Making(console, pace):
+        for number, (job, error) in enumerate(ended, 1):
+            pace.ended(job)
+            if error is not None:
+                failed[job.task.label] = str(error)
+            told = f"failed: {error}" if error is not None else _told(job)
+            say(f"{number} of {len(work.missing)}: {job.task.label}: {told}")
+    return failed
+
+
+def _told(job: Job) -> str:
+    """Say what became of a cell."""
+    from robustmetric.experiments.outcome import read_outcome
+
+    return str(read_outcome(job.task, job.scale, job.folder) or "not finished")
+
+
+def _show_plan(console: Terminal, work: _Work, costs: dict[Any, Cost], count: int) -> None:
+    """Show what is to be done and what it is expected to cost."""
+    table = Table("to do", "training", "evaluation", box=None)
+    for job in work.missing:
+        cost = costs[job.task]
+        table.add_row(job.task.label, duration(cost.train), duration(cost.evaluate) if cost.evaluate else "")
+    console.print(table, highlight=False)
+    whole = sum(costs[job.task].total for job in work.missing)
+    there = len(work.jobs) - len(work.missing)
+    console.print(
+        f"{len(work.missing)} cells to make, {there} there already; about {duration(whole / count)} "
+        f"{'in all' if count == 1 else f'with {count} at a time'}, from a few timed steps of each kind",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show(console: Terminal, table: Experiment, findings: Sequence[Finding], scale: Scale, out: Path) -> None:
+    """Print a table, and write it and its figures to files."""
+
+
+def _sets(data: list[str], root: list[Path]) -> dict[str, Path | None]:
+    """Pair data sets with where their files are."""
+    if len(set(data)) < len(data):
+        raise UserError(f"a data set is given twice: {', '.join(data)}", parameter="data")
+    if len(root) > len(data) and data:
+        raise UserError(
+            f"{len(root)} roots are given for {len(data)} data sets: one for each", parameter="root"
+        )
+    if root and not data:
+        raise UserError("a root goes with a data set: give --data before it", parameter="root")
+    paths = [path.expanduser().absolute() for path in root]
+    return {name: paths[k] if k < len(paths) else None for k, name in enumerate(data)}
+
+
+def _scale(sets: dict[str, Path | None], weights: Path | None, change: list[str], **options: Any) -> Scale:
+    from robustmetric.experiments.cells import Scale
+
+    changes = read_changes(change)
+    if weights is not None:
+        changes["weights"] = weights.expanduser().absolute()
+    roots = {name: path for name, path in sets.items() if path is not None}
+    return Scale(changes=changes, roots=roots, **options)
+
+
+def _options(given: dict[str, Any]) -> list[str]:
+    """Write options as they were given; those that were not are left out."""
+    found: list[str] = []
+    for option, value in given.items():
+        if value is True:
+            found.append(option)
+        elif value is not None and value is not False:
+            for one in value if isinstance(value, list) else [value]:
+                found += [option, str(one)]
+    return found
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}", parameter=name)

@@ -1,0 +1,176 @@
+"""What cells will cost: from a few timed steps of each kind, before anything is trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric.data.pairs import Batch, PairLoader
+from robustmetric.defenses import Defense, defense
+from robustmetric.defenses.hardness import HardnessManipulation
+from robustmetric.distance import cross_distance, embed
+from robustmetric.experiments.cells import Cell, Scale, Task
+from robustmetric.perturb import frozen
+from robustmetric.training.network import make_network
+from robustmetric.training.recipe import Recipe
+from robustmetric.training.sets import Sets, load_sets
+
+_STEPS = 2  # that are timed of each kind
+_ON_GALLERY = 6 / 9  # of the attacks look at the whole gallery in each step
+_BLOCK = 128  # queries that are perturbed together
+
+
+class Cost(NamedTuple):
+    """Seconds that a cell is expected to take: to `train` (or to measure) and to `evaluate`.
+
+    `steps` are those of the training.
+
+    >>> Cost(60, 20).total
+    80
+    """
+
+    train: float
+    evaluate: float = 0.0
+    steps: int = 0
+
+    @property
+    def total(self) -> float:
+        """The seconds of both."""
+        return self.train + self.evaluate
+
+
+def estimate(tasks: Iterable[Task], scale: Scale, report: Callable[[str], None] = print) -> dict[Task, Cost]:
+    """Return what each of the `tasks` will cost on this machine at a `scale`.
+
+    The first steps of each kind (defense and η) are timed on the data set's own network and images, once for
+    all seeds; a gradual adversary is timed at its easiest and at its hardest, and the mean counts. `report`
+    is told if images are left out or damaged.
+    """
+    found: dict[Task, Cost] = {}
+    kinds: dict[Task, Cost] = {}
+    for some in _by_data(tasks).values():
+        bench = _Bench.of(some[0], scale, report)
+        for task in some:
+            kind = Cell(task.data, task.defense, task.steps) if isinstance(task, Cell) else task
+            if kind not in kinds:
+                kinds[kind] = bench.cost(kind)
+            found[task] = kinds[kind]
+    return found
+
+
+def _by_data(tasks: Iterable[Task]) -> dict[str, list[Task]]:
+    found: dict[str, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(task.data, []).append(task)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Bench:
+    """A data set's network and a batch of its images, to time things with."""
+
+    scale: Scale
+    model: nn.Module
+    sets: Sets
+    batch: Batch
+    passing: float  # seconds of a block of queries forward and backward
+    embedding: float  # seconds of all test images forward
+    ranking: float  # seconds of a block's distances to the gallery, and their gradient
+
+    @classmethod
+    def of(cls, task: Task, scale: Scale, report: Callable[[str], None]) -> _Bench:
+        recipe = scale.recipe(task)
+        device = torch.device(
+            "cuda" if scale.accelerator in ("auto", "gpu") and torch.cuda.is_available() else "cpu"
+        )
+        model = make_network(recipe, device, lambda _: None).train()
+        sets = load_sets(recipe, scale.cache, skip_broken=scale.skip_broken, report=report)
+        source = sets.learn.source
+        loader = PairLoader(
+            source.pixels,
+            source.labels,
+            rows=sets.learn.rows,
+            pairs=recipe.batch // 2,
+            seed=0,
+            crop=recipe.crop,
+        )
+        images, labels = next(iter(loader))
+        batch = Batch(images.to(device), labels.to(device))
+        tested = len(sets.score)
+        asked = min(scale.queries or tested, _BLOCK)
+        block = batch.images[torch.arange(asked) % len(batch.images)]
+        with frozen(model):
+            z = embed(model, block).detach()
+            gallery = nn.functional.normalize(torch.randn(tested, z.shape[1], device=device))
+            passing = _seconds(lambda: _through(model, block))
+            with torch.no_grad():
+                embedding = _seconds(lambda: embed(model, block)) * tested / asked
+            ranking = _seconds(lambda: _to_all(z, gallery))
+        return cls(scale, model, sets, batch, passing, embedding, ranking)
+
+    def cost(self, task: Task) -> Cost:
+        recipe = self.scale.recipe(task)
+        if not isinstance(task, Cell):
+            return Cost(self.scale.batches * self.embedding * len(self.batch.images) / len(self.sets.score))
+        workers = self.scale.workers(task.data)
+        steps = recipe.epochs * -(-len(self.sets.learn) // (workers * (recipe.batch // 2)))
+        asked = min(self.scale.queries or len(self.sets.score), len(self.sets.score))
+        blocks = -(-asked // min(asked, _BLOCK))
+        attack = self.scale.steps * (self.passing + _ON_GALLERY * self.ranking)
+        return Cost(steps * self.step(recipe), self.embedding + 9 * blocks * attack, steps)
+
+    def step(self, recipe: Recipe) -> float:
+        """Time a step of a training."""
+        method = defense(
+            recipe.defense,
+            eps=recipe.eps,
+            alpha=recipe.alpha,
+            steps=recipe.steps,
+            margin=recipe.margin,
+            seed=recipe.seed,
+        )
+        easiest = _seconds(lambda: self._step(method))
+        if not (isinstance(method, HardnessManipulation) and list(method.destination.buffers())):
+            return easiest
+        method.train()
+
+        def hardest() -> None:
+            method.destination.update(torch.zeros(()))
+            self._step(method)
+
+        return (easiest + _seconds(hardest)) / 2
+
+    def _step(self, method: Defense) -> None:
+        self.model.zero_grad()
+        method(self.model, *self.batch).loss.backward()
+
+
+def _through(model: nn.Module, images: Tensor) -> None:
+    x = images.detach().requires_grad_()
+    torch.autograd.grad(embed(model, x).sum(), x)
+
+
+def _to_all(z: Tensor, gallery: Tensor) -> None:
+    z = z.detach().requires_grad_()
+    torch.autograd.grad(cross_distance(z, gallery).sum(), z)
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    """Time an act: once to warm up, then the mean of a few."""
+    act()
+    _wait()
+    begun = time.perf_counter()
+    for _ in range(_STEPS):
+        act()
+    _wait()
+    return (time.perf_counter() - begun) / _STEPS
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
