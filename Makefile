@@ -1,4 +1,5 @@
-# Every target sets up .venv first if it is missing or older than what it is made from.
+# Every target sets up .venv first if it is missing or older than what it is made from: for the demo with the
+# package alone, for all others with what the tests need beside it.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -18,15 +19,19 @@ TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
 .PHONY: setup demo quick test kernels lint bench mutants fuzz clean
 
-setup: .venv/.ready
+setup: .venv/.ready-dev
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/.ready-dev: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: setup
+demo: .venv/.ready
 	$(BIN)/robustmetric demo
 
 lint: setup

@@ -80,10 +80,12 @@ def reproduce(
         accelerator=accelerator,
     )
     given = {
-        "--data": list(sets), "--root": [str(path) for path in scale.roots.values()], "--weights": weights,
-        "--epochs": epochs, "--steps": steps, "--seeds": seeds, "--queries": queries, "--batches": batches,
-        "--set": change, "--out": out, "--threads": threads, "--devices": devices,
-        "--accelerator": accelerator, "--cache": cache, "--skip-broken": skip_broken,
+        "--data": list(sets), "--root": list(scale.roots.values()), "--weights": weights, "--epochs": epochs,
+        "--steps": steps if steps != 32 else None, "--seeds": seeds if seeds > 1 else None,
+        "--queries": queries, "--batches": batches if batches != 1000 else None, "--set": change,
+        "--out": out.expanduser().absolute(), "--threads": threads, "--devices": devices,
+        "--accelerator": accelerator if accelerator != "auto" else None, "--cache": cache,
+        "--skip-broken": skip_broken,
     }  # fmt: skip
     work = _Work.of(shown, scale, out, ["reproduce", *wanted, *_options(given)])
     if dry_run:

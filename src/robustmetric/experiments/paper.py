@@ -129,7 +129,9 @@ def _elsewhere(cell: Cell) -> Published | None:
 def _published_rows(name: str, about: Mapping[str, Any]) -> Iterator[Published]:
     if "lines" in about:
         for defense, table in about["lines"].items():
-            yield from (row for row in _rows_of(table) if row.defense == defense and row.steps)
+            # A table may have a row twice, in two of its parts.
+            points = {row.steps: row for row in _rows_of(table) if row.defense == defense and row.steps}
+            yield from (points[steps] for steps in sorted(filter(None, points)))
     else:
         yield from _rows_of(about.get("rows", int(name.removeprefix("table"))))
 

@@ -1,0 +1,138 @@
+"""The paper's tables and figures: the right rows, published values and cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from robustmetric.defenses import defense
+from robustmetric.evaluation import COLUMNS
+from robustmetric.evaluation.ers import terms
+from robustmetric.experiments.cells import Cell, Samplers, Scale, as_trained
+from robustmetric.experiments.paper import all_cells, experiment, experiment_names
+from robustmetric.experiments.published import published, published_hardness
+
+
+def test_every_table_and_figure_is_there() -> None:
+    tables = [f"table{k}" for k in range(1, 12)]
+    assert experiment_names() == [*tables, "figure1", "figure6", "figure7", "figure8"]
+
+
+def test_tables_have_the_paper_s_rows() -> None:
+    rows = {name: len(experiment(name).rows) for name in experiment_names()}
+    assert rows == {
+        "table1": 1, "table2": 25, "table3": 21, "table4": 16, "table5": 14, "table6": 27, "table7": 2,
+        "table8": 2, "table9": 3, "table10": 2, "table11": 25, "figure1": 15, "figure6": 20, "figure7": 25,
+        "figure8": 20,
+    }  # fmt: skip
+
+
+def test_a_cell_of_two_tables_is_one() -> None:
+    cells = [task for task in all_cells() if isinstance(task, Cell)]
+    assert len(cells) == len(set(cells)) == 92
+    assert Counter(cell.data for cell in cells) == {"cub": 72, "cars": 9, "sop": 11}
+
+
+def test_what_is_published_of_one_training_is_the_same_everywhere() -> None:
+    """Cells are shared rightly: rows of different tables that are one training have one set of figures."""
+    found: dict[Cell, dict[str, float]] = {}
+    for row in published():
+        cell = Cell.of(row.data, row.defense, row.steps)
+        assert found.setdefault(cell, dict(row.scores)) == row.scores
+
+
+def test_the_ers_of_each_complete_row_is_the_mean_of_its_terms() -> None:
+    complete = [row for row in published() if set(COLUMNS) <= row.scores.keys()]
+    assert len(complete) == 102 + 3
+    for row in complete[:102]:
+        ten = terms({name: row.scores[name] for name in COLUMNS}, protocol="reference")
+        # Each column is rounded to 0.05 points, TMA to 0.05 and ES:D to 0.025; the ERS itself to 0.05.
+        assert sum(ten.values()) / 10 == pytest.approx(row.scores["ERS"], abs=0.1), row
+
+
+def test_figures_take_their_points_from_the_tables() -> None:
+    rows = experiment("figure1").rows
+    assert [row.cost for row in rows] == [3, 5, 9, 17, 33] * 3
+    ours = [row for row in rows if row.defense == "HM[S,LGA]&ICS"]
+    assert [row.published.scores["ERS"] for row in ours if row.published] == [15.2, 24.6, 33.5, 36.0, 36.0]
+    known = (
+        set(experiment("table3").tasks) | set(experiment("table4").tasks) | set(experiment("table5").tasks)
+    )
+    for name in ("figure1", "figure6", "figure7", "figure8"):
+        assert set(experiment(name).tasks) <= known
+
+
+def test_another_data_set_takes_the_rows_and_no_published_figures() -> None:
+    table = experiment("table6", ["digits"])
+    assert [row.defense for row in table.rows] == [row.defense for row in experiment("table6", ["cub"]).rows]
+    assert all(row.published is None for row in table.rows)
+
+
+def test_fashion_mnist_is_compared_with_what_the_reference_s_page_gave() -> None:
+    table = experiment("table6", ["fashion-mnist"])
+    known = {row.defense: row.published.scores["ERS"] for row in table.rows if row.published is not None}
+    assert known == {"N/A[R]": 4.5, "EST[R]": 36.4, "ACT[R]": 67.7, "HM[S,LGA]&ICS": 83.9}
+
+
+def test_each_seed_is_a_cell() -> None:
+    row = experiment("table7", seeds=(0, 1, 2)).rows[0]
+    assert [cell.seed for cell in row.tasks] == [0, 1, 2]
+
+
+def test_names_are_those_of_a_training() -> None:
+    for cell in all_cells():
+        if isinstance(cell, Cell):
+            assert defense(cell.defense).name == cell.defense
+            assert as_trained("cub", cell.defense) == cell.defense
+
+
+def test_hardness_is_published_for_each_sampler() -> None:
+    assert [published_hardness()["cub", letter][0] for letter in "RMSDH"] == [
+        -0.164, -0.126, -0.085, 0.043, 0.044,
+    ]  # fmt: skip
+
+
+def test_names_of_folders_are_one_to_one() -> None:
+    scale = Scale()
+    cells = all_cells(seeds=(0, 1)) + all_cells(["digits"], seeds=(0, 1))
+    slugs = [cell.slug for cell in cells]
+    assert len(set(slugs)) == len(set(cells)) == len(cells)
+    assert all(slug.isascii() and "/" not in slug for slug in slugs)
+    some = [cells[0], *cells[1:8]]
+    assert len({scale.name(cell) for cell in some}) == len(some)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"epochs": 3}, {"steps": 4}, {"queries": 5}, {"devices": 2}, {"changes": {"dim": 16}},
+        {"changes": {"weights": "a/other.pth"}},
+    ],
+)  # fmt: skip
+def test_whatever_decides_about_a_result_is_in_the_name(changed: dict[str, object]) -> None:
+    cell = Cell("digits", "HM[S,LGA]", 8)
+    assert Scale(**changed).name(cell) != Scale().name(cell)  # type: ignore[arg-type]
+
+
+def test_where_files_are_is_not_in_the_name() -> None:
+    from pathlib import Path
+
+    cell = Cell("cub", "HM[S,LGA]", 8)
+    here, there = (Scale(roots={"cub": Path(p)}, changes={"weights": Path(p, "w.pth")}) for p in ("a", "b"))
+    assert here.name(cell) == there.name(cell)
+
+
+def test_cells_are_trained_as_published() -> None:
+    recipe = Scale().recipe(Cell.of("sop", "HM[S,LGA]&ICS", 32))
+    assert (recipe.defense, recipe.steps, recipe.lr, recipe.freeze_bn) == (
+        "HM[S,LGA]&ICS(λ=0.05)", 32, 1e-5, True,
+    )  # fmt: skip
+    assert (recipe.reference, recipe.validation, recipe.epochs, recipe.batch) == (True, 0, 75, 112)
+    plan = Scale().plan(Cell.of("sop", "HM[S,LGA]&ICS", 32))
+    assert (plan.protocol, plan.eps, plan.alpha, plan.steps) == ("reference", 8 / 255, 3 / 255, 32)
+
+
+def test_the_samplers_are_measured_whatever_is_trained() -> None:
+    assert Scale(epochs=3).name(Samplers("digits")) == Scale().name(Samplers("digits"))
+    assert Scale(batches=3).name(Samplers("digits")) != Scale().name(Samplers("digits"))
