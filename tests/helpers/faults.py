@@ -16,7 +16,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
-PLACES = ("training", "evaluation", "attack", "data", "code", "terminal", "weights", "records")
+PLACES = (
+    "training", "evaluation", "attack", "data", "code", "terminal", "weights", "records", "reproduction",
+)  # fmt: skip
 
 
 class Fault(NamedTuple):
