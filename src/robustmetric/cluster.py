@@ -105,9 +105,8 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     # A cluster may be older than this environment, and have other modules.
     options: dict[str, Any] = {"runtime_env": {"env_vars": _environment()}}
     if not joins:
-        options |= {
-            "num_cpus": os.cpu_count() or 1, "include_dashboard": False, "object_store_memory": _STORE,
-        }  # fmt: skip
+        options |= {"num_cpus": os.cpu_count() or 1, "object_store_memory": _STORE}
+        options |= {"include_dashboard": False}
     try:
         with _own_signals():
             ray.init(
@@ -151,8 +150,8 @@ def _unanswered(address: str | None, error: Exception) -> UserError:
             parameter="address",
         )
     return UserError(
-        f"no Ray cluster answers at {address} ({reason}): begin one with `ray start --head`, and run this on a "
-        f"machine that has joined it with `ray start --address={address}`",
+        f"no Ray cluster answers at {address} ({reason}): begin one with `ray start --head`, and run "
+        f"this on a machine that has joined it with `ray start --address={address}`",
         parameter="address",
     )
 
@@ -274,28 +273,18 @@ class Cluster:
         try:
             while not group.wait(_PERIOD):  # others work on the cluster, too
                 tick()
-            refs = [
-                self._send(
-                    function,
-                    (*arguments, k, count),
-                    retries,
-                    {
-                        "num_cpus": cpus,
-                        "num_gpus": gpus,
-                        "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
-                            placement_group=group, placement_group_bundle_index=k
-                        ),
-                    },
-                )
-                for k in range(count)
-            ]
+            refs = []
+            for k in range(count):
+                place = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=k)
+                options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": place}
+                refs.append(self._send(function, (*arguments, k, count), retries, options))
             found = {outcome.number: outcome.get() for outcome in self._done(refs, tick)}
         finally:
             groups.remove_placement_group(group)
         return [found[k] for k in range(count)]
 
     def check_room(self, count: int, cpus: int, gpus: int) -> None:
-        """Refuse `count` tasks at a time, with `cpus` and `gpus` each, if the machines have no room for them."""
+        """Refuse `count` tasks at a time, with `cpus` and `gpus` each, if there is no room for them."""
         nodes = self.nodes
         room = sum(node.room(cpus, gpus) for node in nodes)
         if room >= count:

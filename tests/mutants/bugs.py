@@ -52,6 +52,13 @@ BUGS = [
         "the lock of another host is taken over",
     ),
     Bug(
+        "locks.py",
+        'retried = alone is True and owner.get("task") in tasks[:-1]',
+        'retried = owner.get("task") in tasks[:-1]',
+        "tests/test_locks.py::test_the_lock_of_another_host_is_taken_by_a_later_attempt_at_the_same_task",
+        "a retried task takes a lock that nobody has granted",
+    ),
+    Bug(
         "trust.py",
         "or digest in _stored()",
         "or bool(_stored())",
