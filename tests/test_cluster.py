@@ -254,7 +254,7 @@ def test_what_ray_says_of_a_failed_start_is_told(
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_NUM_REDIS_GET_RETRIES"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(cluster, "_check_address", lambda _: None)
-    monkeypatch.setitem(sys.modules, "ray", broken)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", broken)
     with pytest.raises(UserError, match=r"\(the version is another\)"), connect(address):
         pass
     assert broken.down == 1
