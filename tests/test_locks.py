@@ -6,13 +6,14 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from robustmetric import locks
-from robustmetric.locks import LOCK, InUseError, locked
+from robustmetric.locks import LOCK, InUseError, handed_out, locked
 from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 from tests.helpers.processes import die, forked, needs_fork
@@ -83,6 +84,62 @@ def test_the_lock_of_another_host_is_refused_with_the_file_to_remove(tmp_path: P
     (tmp_path / LOCK).unlink()
     with locked(tmp_path, "a training"):
         assert (tmp_path / LOCK).exists()
+
+
+SLURM = {"SLURM_CLUSTER_NAME": "c", "SLURM_JOB_ID": "17"}
+
+
+@fault(
+    "training",
+    "Ray, or Slurm by --requeue, runs a task again on another machine, which finds the lock of the first",
+    "taken over and told, where the file system grants it; every other task is refused",
+)
+@pytest.mark.parametrize(
+    ("task", "environment", "left", "alone", "goes_on"),
+    [
+        ("ray 1", {}, "ray 1", True, True),
+        ("ray 1", {}, "ray 1", False, False),  # it still runs
+        ("ray 1", {}, "ray 1", None, False),  # whether it does cannot be seen
+        ("ray 1", {}, "ray 2", True, False),
+        ("ray 1", {}, None, True, False),
+        (None, {}, "ray 1", True, False),
+        (None, {}, None, True, False),
+        (None, {**SLURM, "SLURM_RESTART_COUNT": "2"}, "slurm c 17 0", True, True),
+        (None, {**SLURM, "SLURM_RESTART_COUNT": "2"}, "slurm c 17 1", True, True),
+        (None, {**SLURM, "SLURM_RESTART_COUNT": "2"}, "slurm c 17 2", True, False),  # another step of the job
+        (None, {**SLURM, "SLURM_RESTART_COUNT": "2"}, "slurm c 18 0", True, False),
+        (None, SLURM, "slurm c 17 0", True, False),
+    ],
+)
+def test_the_lock_of_another_host_is_taken_by_a_later_attempt_at_the_same_task(
+    task: str | None,
+    environment: dict[str, str],
+    left: str | None,
+    alone: bool | None,
+    goes_on: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (*SLURM, "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if alone is not True:
+        monkeypatch.setattr(locks, "_alone", lambda _: alone)
+    before = owner(host="elsewhere", **({} if left is None else {"task": left}))
+    (tmp_path / LOCK).write_text(before)
+    said: list[str] = []
+    with nullcontext() if task is None else handed_out(task):
+        if not goes_on:
+            with pytest.raises(InUseError, match="on elsewhere"), locked(tmp_path, "a training"):
+                pass
+            assert (tmp_path / LOCK).read_text() == before
+            return
+        with locked(tmp_path, "a training", said.append):
+            mine = json.loads((tmp_path / LOCK).read_text())
+    assert mine["host"] == HERE
+    assert mine["task"] == (task or "slurm c 17 2")
+    assert "on elsewhere" in said[0]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 1}', "\x00\xff"])

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from io import FileIO
 from pathlib import Path
 
@@ -23,11 +24,41 @@ if sys.platform != "win32":
 LOCK = ".lock"
 """The name of the file, in the folder that is locked."""
 
+_TASK: ContextVar[str | None] = ContextVar("task", default=None)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # a file system that has none
 
 
 class InUseError(UserError):
     """A folder that another program works in."""
+
+
+@contextmanager
+def handed_out(task: str) -> Iterator[None]:
+    """Say that the work inside is a `task` of an engine that runs it in one place at a time.
+
+    When its machine dies, the engine runs it again on another one, which finds the lock that is left. It is
+    taken over if it names the same task and the file system grants the kernel's lock.
+
+    >>> with handed_out("ray 0123"):
+    ...     _TASK.get()
+    'ray 0123'
+    """
+    before = _TASK.set(task)
+    try:
+        yield
+    finally:
+        _TASK.reset(before)
+
+
+def _tasks() -> list[str]:
+    """Name the task that this is of an engine, last, behind the attempts at it that have ended."""
+    if (task := _TASK.get()) is not None:
+        return [task, task]  # which Ray names the same each time
+    cluster, job, again = (
+        os.environ.get(f"SLURM_{name}", "") for name in ("CLUSTER_NAME", "JOB_ID", "RESTART_COUNT")
+    )
+    attempts = 1 + int(again) if again.isdecimal() else 1
+    return [f"slurm {cluster} {job} {attempt}" for attempt in range(attempts)] if job else []
 
 
 @contextmanager
@@ -37,7 +68,8 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
     A file `.lock` names the host, the process and what it is `doing`, such as "a training". A folder that is
     in use raises an `InUseError` that says by whom. The lock of a process of this host that has ended is told
     to `report` and taken over. Whether a process of another host still runs cannot be seen: its lock is
-    refused, with the file to remove. On Windows, and where a file system has no locks, a process of this host
+    refused, with the file to remove, unless an engine ran the same task there before: Ray (`handed_out`), or
+    Slurm, which requeued the job. On Windows, and where a file system has no locks, a process of this host
     is looked for by its number. A lock that is a link, or another name of a file elsewhere, is refused.
 
     >>> import tempfile
@@ -61,7 +93,9 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
                 f"{folder} is in use: {_told(owner)}; wait until it has ended, or use another folder",
                 parameter="out",
             )
-        if owner and owner["host"] != here:
+        tasks = _tasks()
+        retried = alone is True and owner.get("task") in tasks[:-1]
+        if owner and owner["host"] != here and not retried:
             raise InUseError(
                 f"{folder} is in use: {_told(owner)}; if that has ended, remove {path} and start again",
                 parameter="out",
@@ -69,6 +103,7 @@ def locked(folder: Path, doing: str, report: Callable[[str], None] = print) -> I
         if owner:
             report(f"{folder} was left by {_told(owner)}, which has ended: going on from there")
         mine = {"host": here, "process": os.getpid(), "doing": doing, "since": time.strftime("%F %T")}
+        mine |= {"task": tasks[-1]} if tasks else {}
         try:
             with writing(path, "or use another folder"):
                 file.seek(0)
@@ -137,7 +172,7 @@ def _owner(file: FileIO) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     known = {"host", "process", "doing", "since"}
-    return {key: found[key] for key in known} if isinstance(found, dict) and known <= found.keys() else {}
+    return found if isinstance(found, dict) and known <= found.keys() else {}
 
 
 def _told(owner: dict[str, object]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import pickle
 import re
 import sys
 import traceback
@@ -24,6 +25,10 @@ OWN = re.compile(r"\A(\s*)(.+?\.py)(?=:(\w+)\s*(?:\(.*\))?\s*\Z)", re.DOTALL)
 
 class UserCodeError(UserError):
     """Code of the user's own that failed: the message ends with its traceback."""
+
+
+class SentTraceError(Exception):
+    """Stands for where another process failed, as text: a traceback cannot be sent."""
 
 
 class Source(NamedTuple):
@@ -174,6 +179,25 @@ def run_own(what: str, code: Callable[[], Any]) -> Any:
         own = own_traceback(error)
         told = f"{what} failed with {type(error).__name__}: {error}"
         raise UserCodeError(told if own is None else f"{told}\n{own}") from error
+
+
+def sendable(error: Exception) -> Exception:
+    """Return an exception that arrives in another process as the `error` that it was, or that tells of it.
+
+    >>> sendable(UserError("no such folder"))
+    UserError('no such folder')
+    """
+    # Where code of the user's failed is known only here.
+    if (own := own_failure(error)) is not None:
+        return UserError(own)
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
+            return error
+    except Exception as problem:
+        if isinstance(error, UserError):  # of a class that cannot be sent, as those of a user's file
+            return UserError(str(error), parameter=error.parameter)
+        return RuntimeError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def home_of(part: Any) -> str:

@@ -146,6 +146,8 @@ def test_the_way_to_go_on_repeats_what_is_not_in_the_recipe(
         raise Stopped("SIGINT")
 
     monkeypatch.setattr("robustmetric.training.run.train", stopped)
+    for name, value in {"NODE_RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     out = tmp_path / "a run"
     done = CliRunner().invoke(cli.app, ["train", "--out", str(out), *options])
     assert done.exit_code == 130

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from robustmetric.evaluation.workers import WorkerError, _deaf, _sendable, run_workers
+from robustmetric.evaluation.workers import WorkerError, _deaf, run_workers
 from robustmetric.registry import registry
-from robustmetric.usercode import UserCodeError
+from robustmetric.usercode import UserCodeError, sendable
 from robustmetric.validate import UserError
 
 pytestmark = pytest.mark.slow  # workers start as processes that import everything
@@ -156,7 +156,7 @@ def test_an_interrupt_while_workers_start_is_not_lost() -> None:
 
 def sent(error: Exception) -> Exception:
     """Return what arrives of an error."""
-    arrived = pickle.loads(pickle.dumps(_sendable(error)))  # noqa: S301 (our own bytes)
+    arrived = pickle.loads(pickle.dumps(sendable(error)))  # noqa: S301 (our own bytes)
     assert isinstance(arrived, Exception)
     return arrived
 

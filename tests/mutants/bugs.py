@@ -46,10 +46,17 @@ BUGS = [
     ),
     Bug(
         "locks.py",
-        'if owner and owner["host"] != here:',
+        'if owner and owner["host"] != here and not retried:',
         "if False:",
         "tests/test_locks.py::test_the_lock_of_another_host_is_refused_with_the_file_to_remove",
         "the lock of another host is taken over",
+    ),
+    Bug(
+        "locks.py",
+        'retried = alone is True and owner.get("task") in tasks[:-1]',
+        'retried = owner.get("task") in tasks[:-1]',
+        "tests/test_locks.py::test_the_lock_of_another_host_is_taken_by_a_later_attempt_at_the_same_task",
+        "a retried task takes a lock that nobody has granted",
     ),
     Bug(
         "trust.py",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 import robustmetric as rm
 from robustmetric.data.pairs import Batch, PairLoader
+from robustmetric.locks import LOCK
 from robustmetric.training import MetricModule, load_recipe
 from robustmetric.training.sets import set_apart
+from robustmetric.training.workers import is_first, number_worker
+from tests.helpers.command import refused
 from tests.helpers.faults import fault
 from tests.helpers.processes import alive, needs_proc, until
 
@@ -145,6 +151,121 @@ def test_a_worker_that_is_killed_ends_all_with_a_word(
     assert f"error: {told}" in said
     assert again.replace("OUT", str(out)) in said
     assert "Traceback" not in said
+
+
+def start_node(rank: int, port: int, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    """Start a command as a machine of two; a program on each of them is what they share with real ones."""
+    where = {"NODE_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with log.open("w") as file:
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "robustmetric", "train", *map(str, arguments)],
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **where, "OMP_NUM_THREADS": "1"},
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@fault(
+    "training",
+    "one of several machines is gone",
+    "the others say so and end; the same command with --resume on all of them goes on, to the same weights",
+)
+@pytest.mark.slow
+def test_two_machines_train_as_two_workers_of_one_also_if_one_is_killed(tmp_path: Path) -> None:
+    out, alone = tmp_path / "run", tmp_path / "alone"
+    recipe = ["--steps", 1, "--batch", 128, "--epochs", 2, "--set", "dim=16", "--set", "save_every=1"]
+    one = [*recipe, "--accelerator", "cpu"]
+    logs = [tmp_path / f"log{rank}" for rank in (0, 1)]
+    two = ["--accelerator", "cpu", "--devices", 1, "--nodes", 2, "--out", out]
+
+    port = free_port()
+    nodes = [start_node(rank, port, logs[rank], *recipe, *two) for rank in (0, 1)]
+    try:
+        assert until((out / "last.ckpt").exists), [log.read_text() for log in logs]
+        assert json.loads((out / LOCK).read_text())["process"] == nodes[0].pid
+        nodes[1].kill()
+        assert nodes[0].wait(timeout=90) == 1
+    finally:
+        for node in nodes:
+            node.kill()
+    said = logs[0].read_text()
+    assert said.count("error: the connection to another worker was lost; the checkpoint of step ") == 1, said
+    assert f"go on with: robustmetric train --out {out} --resume --accelerator cpu --nodes 2" in said
+    assert "Traceback" not in said
+
+    port = free_port()
+    nodes = [start_node(rank, port, logs[rank], "--resume", *two) for rank in (0, 1)]
+    try:
+        assert [node.wait(timeout=120) for node in nodes] == [0, 0], [log.read_text() for log in logs]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert "goes on from step" in logs[0].read_text()
+    assert logs[1].read_text() == ""
+    assert not (out / LOCK).exists()
+
+    # The same network and the same figures as of two workers on one machine, never interrupted.
+    done = start_node(0, free_port(), logs[0], *one, "--devices", 2, "--out", alone)
+    assert done.wait(timeout=120) == 0, logs[0].read_text()
+    for name in ("last.safetensors", "metrics.csv"):
+        assert (out / name).read_bytes() == (alone / name).read_bytes()
+    assert {path.name for path in out.iterdir()} == {path.name for path in alone.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({"NODE_RANK": "0"}, 0),
+        ({"NODE_RANK": "1"}, 2),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "1"}, 3),
+        ({"NODE_RANK": "", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "a", "SLURM_PROCID": "2"}, 2),
+        ({"NODE_RANK": "", "TORCHELASTIC_RUN_ID": "a", "RANK": "3", "GROUP_RANK": "1"}, 3),
+    ],
+)
+def test_a_worker_knows_its_number_before_it_connects(
+    environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    usual = {"MASTER_ADDR": "here", "MASTER_PORT": "1", "SLURM_NTASKS_PER_NODE": "2"}
+    for name, value in {**usual, **environment}.items():
+        monkeypatch.setenv(name, value)
+    number_worker(devices=2, nodes=1)
+    assert is_first()
+    number_worker(devices=2, nodes=2)
+    assert rank_zero_only.rank == rank
+    assert is_first() == (rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "MASTER_PORT: MASTER_ADDR, MASTER_PORT not set; give"),
+        ({"NODE_RANK": "2"}, "NODE_RANK must be 0 to 1, not '2'"),
+        ({"NODE_RANK": "-1"}, "NODE_RANK must be 0 to 1, not '-1'"),
+        ({"NODE_RANK": "x"}, "NODE_RANK must be 0 to 1, not 'x'"),
+    ],
+)
+@fault(
+    "training",
+    "several machines without NODE_RANK, MASTER_ADDR or MASTER_PORT, or with a number that is none of theirs",
+    "refused; the message names what is missing",
+)
+def test_machines_that_cannot_find_each_other_are_refused(
+    environment: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {"NODE_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    for name, value in {**usual, **environment}.items():
+        monkeypatch.setenv(name, value)
+    said = refused("train", "--nodes", 2, "--out", tmp_path / "run")
+    assert told in said
+    assert said.endswith("(--nodes)\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_module_is_lazy_but_there() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 import typer
 
 from robustmetric.cli.app import app, stoppable
-from robustmetric.cli.options import Tested, takes
+from robustmetric.cli.options import ADDRESS, ON, Tested, check_engine, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.cli.terminal import Terminal, styled, wide
+from robustmetric.cluster import connect
 from robustmetric.evaluation import Plan
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
@@ -28,6 +30,8 @@ def evaluate(
     settings: dict[str, object],
     *,
     devices: int = typer.Option(1, help="Workers that share the queries."),
+    on: str = ON,
+    address: str | None = ADDRESS,
     out: Path | None = typer.Option(None, help="Folder of the record; by default RUN/evaluation."),
 ) -> None:
     """Score how well a network ranks, and how well it keeps its ranking under attack.
@@ -37,6 +41,7 @@ def evaluate(
     console = wide()
     if devices < 1:
         raise UserError(f"devices must be at least 1, not {devices}", parameter="devices")
+    check_engine(on, address)
     request = Request.of(tested, settings)
     if out is None:
         if tested.run is None:
@@ -46,7 +51,16 @@ def evaluate(
     finished = Store(out).finished
     if not finished:
         check_writable(out)
-    with stoppable(console, "what is finished is kept: the same command goes on from there"):
+    with ExitStack() as leaving:
+        leaving.enter_context(
+            stoppable(console, "what is finished is kept: the same command goes on from there")
+        )
+        cluster, gpus = None, 0
+        if on == "ray" and not finished:
+            cluster = leaving.enter_context(connect(address))
+            gpus = int(tested.device != "cpu" and any(node.gpus for node in cluster.nodes))
+            cluster.check_room(devices, 1, gpus)
+            cluster.check_folder(out)
         networks = request.networks(tried=finished)
         images = request.images(console)
         if request.source.weights is None:
@@ -55,9 +69,16 @@ def evaluate(
             evaluation = request.evaluation(networks, images, out, watch, watch.say)
 
             def help_out() -> None:
-                run_workers(work, (request, out), devices, evaluation.tell)
+                if cluster is None:
+                    threads = max(1, (os.cpu_count() or 1) // devices)
+                    run_workers(work, (request, out, threads), devices, evaluation.tell)
+                else:
+                    cpus = cluster.threads(devices, gpus)
+                    cluster.run_together(
+                        work, (request, out, cpus), devices, cpus=cpus, gpus=gpus, tick=evaluation.tell
+                    )
 
-            record = evaluation.run(help_out if devices > 1 else None)
+            record = evaluation.run(help_out if devices > 1 or cluster is not None else None)
     show_checks(console, record)
     show_scores(console, [record])
     if failed := [check.name for check in record.checks if check.status == "fail"]:
@@ -65,8 +86,8 @@ def evaluate(
     console.print(f"the record is in {out}")
 
 
-def work(request: Request, out: Path, share: int, shares: int) -> None:
-    """Do a worker's share of an evaluation."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // shares))
+def work(request: Request, out: Path, threads: int, share: int, shares: int) -> None:
+    """Do a worker's share of an evaluation, with so many threads."""
+    torch.set_num_threads(threads)
     networks = request.networks(share, tried=True)
     request.evaluation(networks, request.images(), out, report=Terminal().print).work(share, shares)

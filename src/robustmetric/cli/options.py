@@ -15,8 +15,21 @@ from robustmetric.cli.app import OWN, TRUST
 from robustmetric.data import DATA
 from robustmetric.evaluation import Plan
 from robustmetric.models import MODELS
-from robustmetric.registry import split_names
+from robustmetric.registry import split_names, unknown
 from robustmetric.validate import UserError, fraction
+
+ON = typer.Option("local", help="Where workers run: local, as processes here, or ray, as tasks of Ray.")
+ADDRESS = typer.Option(
+    None, help="The Ray cluster, HOST:PORT or auto; by default Ray is started on this machine alone."
+)
+
+
+def check_engine(on: str, address: str | None) -> None:
+    """Refuse an engine that is not there, and the address of another one."""
+    if on not in (engines := dict.fromkeys(("local", "ray"))):
+        raise UserError(unknown("engine", on, engines), parameter="on")
+    if address is not None and on != "ray":
+        raise UserError(f"an address goes with --on ray, not with {on}", parameter="address")
 
 
 @dataclass(frozen=True, kw_only=True)

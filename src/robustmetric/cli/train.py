@@ -119,15 +119,16 @@ def train(
             changes[key] = Path(str(changes[key])).expanduser().absolute()
     title, made = _resumed(out, recipe, changes, trust) if resume else _recipe(recipe, changes, trust)
 
-    from lightning.pytorch.utilities import rank_zero_only
-
     from robustmetric.training.loggers import make_logger
     from robustmetric.training.progress import Teller
     from robustmetric.training.run import Machines, checkpoint_step
     from robustmetric.training.run import train as run_training
     from robustmetric.training.runs import RunFolder
+    from robustmetric.training.workers import is_first, number_worker
 
-    console = Terminal(quiet=getattr(rank_zero_only, "rank", 0) != 0)
+    machines = Machines(accelerator=accelerator, devices=devices, nodes=nodes)
+    number_worker(devices, nodes)
+    console = Terminal(quiet=not is_first())
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -146,7 +147,7 @@ def train(
                 made,
                 out,
                 resume=resume,
-                machines=Machines(accelerator=accelerator, devices=devices, nodes=nodes),
+                machines=machines,
                 cache=cache,
                 skip_broken=skip_broken,
                 callbacks=[Teller(shown, say, title)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
-import pickle
 import queue
 import signal
 import threading
@@ -16,7 +15,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 from robustmetric.trust import Known, known
-from robustmetric.usercode import own_failure
+from robustmetric.usercode import SentTraceError, sendable
 from robustmetric.validate import UserError
 
 
@@ -63,17 +62,13 @@ def run_workers(
                 worker.join()
 
 
-class _TracebackOfWorkerError(Exception):
-    """Stands for where a worker failed, as text: a traceback cannot be sent."""
-
-
 def _raise_from(errors: Queue[tuple[Exception, str]], wait: float) -> None:
     """Raise what a worker has sent, if one does so within a while."""
     try:
         error, trace = errors.get(timeout=wait)
     except queue.Empty:
         return
-    raise error from _TracebackOfWorkerError(trace)
+    raise error from SentTraceError(trace)
 
 
 @contextmanager
@@ -102,23 +97,8 @@ def _worker(
     try:
         work(*arguments, share, shares)
     except Exception as error:
-        errors.put((_sendable(error), f"\n{traceback.format_exc()}"))
+        errors.put((sendable(error), f"\n{traceback.format_exc()}"))
         raise SystemExit(1) from None
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return an exception that arrives as what it was, or one that tells of it."""
-    # Where code of the user's failed is known only here.
-    if (own := own_failure(error)) is not None:
-        return UserError(own)
-    try:
-        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
-            return error
-    except Exception as problem:
-        if isinstance(error, UserError):  # of a class that cannot be sent, as those of a user's file
-            return UserError(str(error), parameter=error.parameter)
-        return RuntimeError(f"{type(error).__name__}: {error} ({type(problem).__name__} in sending it)")
-    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def end_with_parent() -> None:

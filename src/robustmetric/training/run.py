@@ -37,7 +37,7 @@ from robustmetric.training.stops import (
     stopping,
     unsaved,
 )
-from robustmetric.training.workers import is_first, together
+from robustmetric.training.workers import is_first, number_worker, together
 from robustmetric.validate import UserError
 
 
@@ -112,7 +112,11 @@ def train(
     """
     run = RunFolder(out)
     hold = nullcontext()
-    if is_first():
+    machines = machines or Machines()
+    number_worker(machines.devices, machines.nodes)
+    if not is_first():
+        report = _nothing
+    else:
         check_writable(run.path)
         hold = locked(run.path, "a training", report)  # type: ignore[assignment]
     with hold:
@@ -120,7 +124,7 @@ def train(
             recipe,
             run,
             resume=resume,
-            machines=machines or Machines(),
+            machines=machines,
             cache=cache,
             skip_broken=skip_broken,
             callbacks=callbacks,
@@ -148,16 +152,15 @@ def _train(
     report: Report,
 ) -> MetricModule:
     """Train in a folder that is this program's own."""
-    say = report if is_first() else lambda _: None
     if is_first():
         run.check(recipe, resume)
     again = resume and run.exists
     if again:
         if is_first():
             run.check_origin({"workers": machines.workers, "code": code_of(run.code)})
-        recipe = run.continued(recipe, say)
+        recipe = run.continued(recipe, report)
     so_far = reached(run.checkpoint) if again else Reached(0, 0, 0)
-    _check_epochs(run, recipe.epochs, so_far, say)
+    _check_epochs(run, recipe.epochs, so_far, report)
     go_on = run.checkpoint if again and run.checkpoint.exists() else None
     method = defense(
         recipe.defense,
@@ -214,6 +217,10 @@ def _train(
             if is_first() and keeper.last:
                 run.finish(_choice(sets, keeper))
     return module
+
+
+def _nothing(_: str) -> None:
+    """Leave it to the first worker to say."""
 
 
 def checkpoint_step(out: Path) -> int:
@@ -319,8 +326,9 @@ def _nothing_left(run: RunFolder, trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Lightning's advertisements and its advice on DataLoader workers, which are not used, to itself."""
-    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "pytorch.utilities.rank_zero")]
+    """Keep Lightning's advertisements, who connects, and its advice on DataLoader workers to itself."""
+    parts = ("pytorch", "pytorch.utilities.rank_zero", "fabric.utilities.distributed")
+    loggers = [logging.getLogger(f"lightning.{part}") for part in parts]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)

@@ -15,9 +15,17 @@ from typing import Any
 
 import lightning as L
 import torch.distributed as dist
+from lightning.fabric.plugins.environments import (
+    LightningEnvironment,
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from robustmetric.training.stops import CutShortError, Left, Signals, Stopped
+from robustmetric.validate import UserError
 
 _PERIOD = 0.2  # seconds between two looks at the others
 _GRACE = 10.0  # seconds that this worker has to end by itself
@@ -31,6 +39,33 @@ def is_first() -> bool:
     True
     """
     return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def number_worker(devices: int, nodes: int) -> None:
+    """Let Lightning know which of all workers this is before it connects: the first of many machines writes.
+
+    With `nodes` machines of `devices` workers each, a scheduler says so (torchrun, Slurm, LSF, MPI), or the
+    user does by `NODE_RANK`, `MASTER_ADDR` and `MASTER_PORT`.
+
+    >>> number_worker(devices=2, nodes=1)
+    """
+    if nodes == 1:
+        return
+    for kind in (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment):
+        if kind.detect():
+            rank_zero_only.rank = kind().global_rank()
+            return
+    wanted = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in wanted if not os.environ.get(name)]:
+        raise UserError(
+            f"{nodes} machines find each other by {', '.join(wanted)}: {', '.join(missing)} not set; give them "
+            "to the command on each machine, with NODE_RANK counting from 0, or start it by torchrun or srun",
+            parameter="nodes",
+        )
+    node = os.environ["NODE_RANK"]
+    if not node.isdecimal() or int(node) >= nodes:
+        raise UserError(f"NODE_RANK must be 0 to {nodes - 1}, not {node!r}", parameter="nodes")
+    rank_zero_only.rank = int(node) * devices + LightningEnvironment().local_rank()
 
 
 @contextmanager
@@ -100,11 +135,11 @@ class _Others:
             threading.Thread(target=self._look, daemon=True, name="other-workers").start()
 
     def who(self) -> str:
-        """Say who is gone, when the connection is; a worker that the first one started leaves that to it."""
+        """Say who is gone, when the connection is; a worker that another one started leaves that to it."""
         end = time.monotonic() + _GRACE / 2
         while self.lost is None and time.monotonic() < end:
             time.sleep(_PERIOD / 4)
-        if self.lost is None and not is_first():
+        if self.lost is None and self.trainer.local_rank != 0:
             raise SystemExit(1)
         return self.lost or "the connection to another worker was lost"
 
@@ -141,7 +176,7 @@ class _Others:
         for number, process in enumerate(self.started, 2):
             if code := process.poll():
                 return f"worker {number} of {self.trainer.world_size} {_ended(code)}"
-        if not is_first() and os.getppid() != self.parent:
+        if self.trainer.local_rank != 0 and os.getppid() != self.parent:
             return "the first worker has ended"
         return None
 

@@ -1,0 +1,313 @@
+"""Tasks of Ray: what becomes of them, what they raise, how they die, and clusters that are not there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robustmetric import cluster
+from robustmetric.cluster import Cluster, LostError, Node, connect
+from robustmetric.validate import UserError
+from tests.helpers.command import refused, works
+from tests.helpers.faults import fault
+from tests.helpers.processes import ROOT, needs_proc, until
+from tests.helpers.runs import make_run
+
+ONE = ("--attacks", "ES,GTM", "--queries", 40, "--batch", 5, "--steps", 40, "--checks", "none")
+
+# Workers import what they call, so it stands in a module of its own.
+WORK = """
+import os, signal, time
+from pathlib import Path
+from robustmetric.validate import UserError
+from robustmetric.locks import locked
+
+def note(folder, name):
+    (Path(folder) / f"{name}.{os.getpid()}").touch()
+
+def work(folder, name):
+    note(folder, name)
+    if name == "picky":
+        raise UserError("no [such] share", parameter="out")
+    if name == "mortal" and len(list(Path(folder).glob("mortal.*"))) == 1 or name == "doomed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return name.upper()
+
+def locks(folder):
+    run = Path(folder) / "run"
+    with locked(run, "a training", lambda line: note(folder, "told")):
+        if not (run / "begun").exists():
+            (run / "begun").touch()
+            lock = run / ".lock"
+            lock.write_text(lock.read_text().replace(os.uname().nodename, "elsewhere"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "went on"
+
+def wait(folder):
+    try:
+        note(folder, "waits")
+        while True:
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        note(folder, "stopped")
+        raise
+
+def meet(folder, share, shares):
+    note(folder, f"share{share}")
+    while len({path.stem for path in Path(folder).glob("share*")}) < shares:
+        time.sleep(0.05)
+    return share
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that workers import."""
+    name = f"work_of_ray_{os.getpid()}"
+    (tmp_path / f"{name}.py").write_text(WORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT / 'src'}")
+    return importlib.import_module(name)
+
+
+def tried(folder: Path, name: str) -> int:
+    return len(list(folder.glob(f"{name}.*")))
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+
+def tasks_named(name: str) -> list[int]:
+    """The processes of Ray that work at a task of this name now."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            if place.name.isdecimal() and (place / "cmdline").read_bytes().startswith(name.encode()):
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
+
+
+# One test, for a Ray takes seconds to start.
+@fault(
+    "evaluation",
+    "a worker of Ray is killed",
+    "Ray runs its task again, which goes on from its files; the record is the same to the bit",
+)
+@fault(
+    "evaluation",
+    "a worker of Ray is killed each time it is tried",
+    "an error says so; what is finished is kept",
+)
+@fault(
+    "evaluation",
+    "more workers than the Ray cluster has room for",
+    "refused; the message says how many CPUs and GPUs there are",
+)
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_tasks_of_a_real_ray(work: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    heard = signal.getsignal(signal.SIGTERM)
+    with connect("local") as found:
+        assert signal.getsignal(signal.SIGTERM) is heard
+        assert sum(node.cpus for node in found.nodes) == os.cpu_count()
+        _values_and_errors(found, work, tmp_path)
+        _together(found, work, tmp_path)
+        _left(found, work, tmp_path)
+        found.check_folder(tmp_path / "new" / "out")
+        assert not (tmp_path / "new").exists()
+        _evaluation(found, tmp_path)
+    import ray
+
+    assert not ray.is_initialized()
+
+
+def _values_and_errors(found: Cluster, work: Any, folder: Path) -> None:
+    names = ["plain", "picky", "mortal"]
+    ended = {one.number: one for one in found.run(work.work, [(str(folder), name) for name in names])}
+    assert ended[0].get() == "PLAIN"
+    error = ended[1].error
+    assert type(error) is UserError
+    assert (str(error), error.parameter) == ("no [such] share", "out")
+    assert "in work" in str(error.__cause__)
+    assert ended[2].get() == "MORTAL"
+    assert [tried(folder, name) for name in names] == [1, 1, 2]
+    (lost,) = found.run(work.work, [(str(folder), "doomed")], retries=0)
+    with pytest.raises(LostError, match=r"lost task 1 of 1 .*what was finished is kept"):
+        lost.get()
+    assert tried(folder, "doomed") == 1
+    # Its machine seems to be another one when it is tried again.
+    (again,) = found.run(work.locks, [(str(folder),)])
+    assert again.get() == "went on"
+    assert tried(folder, "told") == 1
+
+
+def _together(found: Cluster, work: Any, folder: Path) -> None:
+    most = sum(node.cpus for node in found.nodes)
+    shares = min(2, most)
+    assert found.run_together(work.meet, (str(folder),), shares) == [*range(shares)]
+    with pytest.raises(UserError, match=rf"has {most} CPUs .* not for {most + 1}") as caught:
+        found.run_together(work.meet, (str(folder),), most + 1)
+    assert caught.value.parameter == "devices"
+
+
+def _left(found: Cluster, work: Any, folder: Path) -> None:
+    """Who is interrupted ends the tasks as Ctrl-C would."""
+
+    def interrupt() -> None:
+        if tried(folder, "waits"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(found.run(work.wait, [(str(folder),)], tick=interrupt))
+    assert tried(folder, "stopped") == 1
+
+
+def _evaluation(found: Cluster, folder: Path) -> None:
+    """The record is the same if a worker is killed in the middle."""
+    run = make_run(folder / "trained", "last")
+    address = found.ray.get_runtime_context().gcs_address
+    ordered = ["evaluate", run, "--device", "cpu", "--weights", "last", *ONE]
+    on_ray = ["--out", folder / "shared", "--on", "ray", "--address", address, "--devices", 2]
+    arguments = [sys.executable, "-m", "robustmetric", *map(str, [*ordered, *on_ray])]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(arguments, stdout=log, stderr=log, cwd=folder)  # noqa: S603
+    parts = folder / "shared" / "parts"
+    try:
+        assert until(lambda: any(parts.glob("attack-*")) or process.poll() is not None)
+        os.kill(tasks_named("ray::work")[0], signal.SIGKILL)
+        assert not (folder / "shared" / "record.json").exists(), "there is nothing left to do"
+        assert process.wait(timeout=120) == 0, (folder / "log").read_text()
+    finally:
+        process.kill()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    try:
+        works(*ordered, "--out", folder / "alone")
+    finally:
+        torch.set_num_threads(threads)
+    assert contents(folder / "shared") == contents(folder / "alone")
+
+
+@fault("evaluation", "--on ray where Ray is not installed", "refused; the message says what to install")
+def test_without_ray_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    run = make_run(tmp_path / "run", "last")
+    said = refused("evaluate", run, "--on", "ray", "--out", tmp_path / "out", *ONE)
+    assert 'pip install "robustmetric[cluster]"' in said
+    assert said.endswith("(--on)\n")
+    assert not (tmp_path / "out").exists()
+
+
+@fault("evaluation", "a Ray cluster that does not answer", "refused within seconds; the address is named")
+def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = make_run(tmp_path / "run", "last")
+        options = ["--on", "ray", "--address", address, "--out", tmp_path / "out"]
+        said = refused("evaluate", run, *options, *ONE)
+    assert f"no Ray cluster answers at {address}" in said
+    assert "ray start --head" in said
+    assert said.endswith("(--address)\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("address", ["here", "ray://here:1", ":1", "here:", "here:x", "here:0", "here:65536"])
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    with pytest.raises(UserError, match="HOST:PORT") as caught, connect(address):
+        pass
+    assert caught.value.parameter == "address"
+
+
+@pytest.mark.parametrize("address", [None, "auto", "127.0.0.1:1"])
+def test_what_ray_says_of_a_failed_start_is_told(
+    address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        down = 0
+
+        def init(self, **options: Any) -> None:
+            assert options["address"] == (address or "local")
+            raise RuntimeError("the version\nis another")
+
+        def shutdown(self) -> None:
+            self.down += 1
+
+    broken = Broken()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_NUM_REDIS_GET_RETRIES"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(cluster, "_check_address", lambda _: None)
+    monkeypatch.setitem(sys.modules, "ray", broken)
+    with pytest.raises(UserError, match=r"\(the version is another\)"), connect(address):
+        pass
+    assert broken.down == 1
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_the_address_goes_with_ray(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "last")
+    assert "--on ray, not with local" in refused("evaluate", run, "--address", "auto")
+    assert "unknown engine 'rya' (did you mean 'ray'?)" in refused("evaluate", run, "--on", "rya")
+
+
+@fault(
+    "evaluation",
+    "a folder that a machine of the cluster does not see, or cannot write to",
+    "refused before the work; the message names the machine and the folder",
+)
+def test_a_folder_that_a_machine_cannot_use_is_named_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "note"
+    with pytest.raises(UserError, match=rf"{socket.gethostname()}, .* does not see the files of {tmp_path}"):
+        cluster._look(note, "word")
+    note.write_text("word")
+    cluster._look(note, "word")
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match=rf"cannot write to {tmp_path} \(Read-only file system\)"):
+        cluster._look(note, "word")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "tasks", "threads"),
+    [
+        ([2], 2, 1),
+        ([8], 3, 2),
+        ([5, 5], 3, 2),
+        ([8, 8, 8, 8], 3, 8),
+        ([32, 8], 2, 16),
+        ([2], 9, 1),
+        ([], 1, 1),
+    ],
+)
+def test_as_many_threads_as_there_is_room_for(
+    cpus: list[int], tasks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [Node(str(k), "host", count, 0) for k, count in enumerate(cpus)]
+    monkeypatch.setattr(Cluster, "nodes", nodes)
+    assert Cluster(None).threads(tasks) == threads
+    # The most by trying all: each task in a machine of its own share.
+    fits = [n for n in range(1, 33) if sum(count // n for count in cpus) >= tasks]
+    assert threads == max(fits, default=1)
