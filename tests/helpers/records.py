@@ -25,13 +25,15 @@ def a_record(
     why: str = "",
     attacks: bool = True,
 ) -> Record:
-    """Make a record of the paper's scores with some `changes`; intervals reach `width` to both sides.
+    """Make a record of the paper's scores with some `changes`; intervals reach `width` points to both sides.
 
     `why` says why its ERS is not valid.
     """
     scores = {**SCORES, **(changes or {})}
     each: dict[str, dict[str, float | None]] = {
-        n: {"value": v, "low": v - width, "high": v + width} for n, v in scores.items()
+        n: {"value": v, "low": v - width / p, "high": v + width / p}
+        for n, v in scores.items()
+        for p in [COLUMNS[n].unit.points if n in COLUMNS else 1]
     }
     each["NMI"] |= {"low": None, "high": None}
     ten = {n: {**each[n], "better": c.better, "unit": c.unit.name} for n, c in COLUMNS.items()}

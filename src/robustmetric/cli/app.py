@@ -47,6 +47,7 @@ COMMANDS = {
     ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
     "compare": Place("compare", "Put records side by side."),
+    "plot": Place("plot", "Plot trainings, and records beside each other, as files for a paper."),
     "recipes": Place("train", "List the recipes that come with the package, with every entry."),
     "data": Place("train", "Look at data sets."),
 }

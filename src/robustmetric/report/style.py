@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from robustmetric.files import check_writable, write_atomically, writing
-from robustmetric.registry import lookup
+from robustmetric.registry import unknown
 from robustmetric.validate import UserError, printable
 
 if TYPE_CHECKING:
@@ -131,9 +131,10 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     robustmetric.UserError: unknown format 'gif'; known: pdf, png, svg
     """
     if not formats:
-        raise UserError(f"no format is given; known: {', '.join(FORMATS)}", parameter="format")
+        raise UserError(f"no format is given; known: {', '.join(FORMATS)}", parameter="formats")
     for name in formats:
-        lookup("format", name, dict.fromkeys(FORMATS))
+        if name not in FORMATS:
+            raise UserError(unknown("format", name, dict.fromkeys(FORMATS)), parameter="formats")
     return tuple(dict.fromkeys(formats))
 
 
