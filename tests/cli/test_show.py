@@ -11,7 +11,7 @@ from rich.console import Console
 
 from robustmetric import attack, load_record
 from robustmetric.attacks import DISTANCE, Column
-from robustmetric.cli.show import Watch, heading, show_scores
+from robustmetric.cli.show import Watch, show_scores
 from robustmetric.evaluation import Record
 from tests.cli.tables import BEFORE, ONE, expected, scores_in
 from tests.helpers.command import Clock, works
@@ -70,12 +70,12 @@ def test_the_time_left_is_that_of_all_attacks(
     ],
 )
 def test_arrows_point_to_the_better_side(name: str, shown: list[str]) -> None:
-    assert [heading(column) for column in attack(name).columns] == shown
+    assert [column.heading for column in attack(name).columns] == shown
 
 
 def test_the_arrow_of_a_column_of_ones_own() -> None:
     columns = [Column("MY:D", "lower", DISTANCE), Column("MY:R", "higher"), Column("mine", None)]
-    assert [heading(column) for column in columns] == ["MY:D ↓", "MY:R ↑", "mine"]
+    assert [column.heading for column in columns] == ["MY:D ↓", "MY:R ↑", "mine"]
 
 
 def shown(record: Record, width: int) -> str:

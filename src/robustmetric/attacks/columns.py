@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -75,6 +76,15 @@ class Column:
     def arrow(self) -> str:
         """The arrow that points to where the network is more robust; empty if neither way does."""
         return "" if self.better is None else {"higher": "↑", "lower": "↓"}[self.better]
+
+    @property
+    def heading(self) -> str:
+        """The name with the arrow, as it stands above a table.
+
+        >>> Column("CA-", "lower").heading, Column("SP-QA+:keep", None).heading
+        ('CA− ↓', 'SP-QA+:keep')
+        """
+        return f"{re.sub('(?<=[CQ]A)-', '−', self.name)} {self.arrow}".rstrip()
 
     def show(self, value: float | None) -> str:
         """Return the `value` as text with the digits of its unit, "-" if there is none or it is NaN."""

@@ -50,6 +50,7 @@ COMMANDS = {
     "reproduce": Place(
         "reproduce", "Train and evaluate what a table or figure of the paper is made of, and show it."
     ),
+    "plot": Place("plot", "Plot trainings, and records beside each other, as files for a paper."),
     "recipes": Place("train", "List the recipes that come with the package, with every entry."),
     "data": Place("train", "Look at data sets."),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from robustmetric.attacks import Column
 from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.cli.terminal import styled
 from robustmetric.evaluation import COLUMNS, Record
@@ -60,15 +58,6 @@ def show_checks(console: Console, record: Record) -> None:
             styled((check.limit, "dim")),
         )
     console.print(table)
-
-
-def heading(column: Column) -> str:
-    """Name a column with the arrow that points to where it is better.
-
-    >>> heading(COLUMNS["CA-"]), heading(Column("R@1", "higher")), heading(Column("SP-QA+:keep", None))
-    ('CA− ↓', 'R@1 ↑', 'SP-QA+:keep')
-    """
-    return f"{re.sub('(?<=[CQ]A)-', '−', column.name)} {column.arrow}".rstrip()
 
 
 class Watch:
@@ -167,7 +156,7 @@ def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], name
 
 def _table(rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> Table:
     columns = [next((r for r in records if n in r.columns()), records[0]).column(n) for n in names]
-    table = Table("", *(heading(column) for column in columns))
+    table = Table("", *(column.heading for column in columns))
     for row, record in zip(rows, records, strict=True):
         table.add_row(row, *(_cell(record, n) for n in names))
     if len(records) == 1 and any(n in records[0].scores for n in names):

@@ -73,7 +73,7 @@ def _folders(out: Path) -> Iterator[Path]:
 
 def read_outcome(task: Task, scale: Scale, folder: Path) -> Outcome | None:
     """Return what a cell in `folder` came to, None if it is not finished; refuse what is not of this cell."""
-    about = _read(folder / RESULT)
+    about = read_result(folder)
     if about is None:
         if (run_of(folder).evaluation / RECORD).exists():
             raise _stranger(folder, [f"it has no {RESULT}, which says what its record is of"])
@@ -121,7 +121,7 @@ def write_result(task: Task, scale: Scale, folder: Path, **result: Any) -> None:
 
     What was written before is kept; `seconds` are added to those of earlier starts.
     """
-    before = _read(folder / RESULT) or {}
+    before = read_result(folder) or {}
     spent = dict(before.get("seconds", {}))
     for what, seconds in result.pop("seconds", {}).items():
         spent[what] = round(spent.get(what, 0.0) + seconds, 1)
@@ -130,6 +130,14 @@ def write_result(task: Task, scale: Scale, folder: Path, **result: Any) -> None:
     with writing(folder / RESULT, "then run the same command again: what is finished is kept"):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / RESULT, lambda file: file.write(f"{text}\n".encode()))
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return what the cell in `folder` says of itself; None if it holds none. A damaged one is refused.
+
+    >>> read_result(Path("nowhere"))
+    """
+    return _read(folder / RESULT)
 
 
 def _read(file: Path) -> dict[str, Any] | None:

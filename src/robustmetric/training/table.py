@@ -24,7 +24,7 @@ def kept_rows(path: Path, step: int, report: Report = print) -> list[dict[str, s
     """
     if not path.exists():
         return []
-    rows = _rows(path.read_bytes())
+    rows = read_rows(path)
     if rows is None:
         aside = _free(path)
         path.replace(aside)
@@ -43,14 +43,21 @@ def last_step(path: Path) -> int:
     0
     """
     try:
-        rows = _rows(path.read_bytes())
+        rows = read_rows(path)
     except OSError:
         return 0
     return max((number for row in rows or () if (number := _number(row["step"])) is not None), default=0)
 
 
-def _rows(content: bytes) -> list[dict[str, str]] | None:
-    """Read a table as spreadsheets write it; None if it is none, or has no steps."""
+def read_rows(path: Path) -> list[dict[str, str]] | None:
+    """Return the rows of the table `path`, as spreadsheets write it too; None if it has no steps, or is none.
+
+    >>> read_rows(Path("nowhere.csv"))
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.csv'
+    """
+    content = path.read_bytes()
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         text = content.decode("utf-16" if wide else "utf-8-sig")

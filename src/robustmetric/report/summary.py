@@ -1,0 +1,164 @@
+"""What the seeds of a row come to: one figure for each column, and how many of them collapsed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean, stdev
+
+from robustmetric.attacks import Column
+from robustmetric.evaluation import COLUMNS, Record
+from robustmetric.evaluation.record import Ers, Score
+from robustmetric.experiments.outcome import Outcome
+
+SCORES: dict[str, Column] = {
+    **{name: Column(name, "higher") for name in ("R@1", "R@2", "mAP", "NMI")},
+    **COLUMNS,
+    "ERS": Column("ERS", "higher"),
+}
+"""The columns of the paper's tables, in their order."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A `value`: of one seed with the interval `low` to `high`, or the mean of several with its `deviation`.
+
+    >>> Estimate(38.4, 36.1, 40.2).spread
+    (2.299..., 1.800...)
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    deviation: float | None = None
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """How far the estimate may be too high and too low: by its deviation, else by its interval."""
+        if self.deviation is not None:
+            return self.deviation, self.deviation
+        if self.low is None or self.high is None:
+            return None
+        return self.value - self.low, self.high - self.value
+
+    def show(self, column: Column, *, interval: bool = False) -> str:
+        """Return the estimate as text with the digits of its `column`, with the deviation or `interval`.
+
+        >>> Estimate(38.4, deviation=0.52).show(SCORES["R@1"])
+        '38.4 ± 0.5'
+        >>> Estimate(38.4, 36.1, 40.2).show(SCORES["R@1"], interval=True)
+        '38.4 [36.1, 40.2]'
+        """
+        text = column.show(self.value)
+        if self.deviation is not None:
+            return f"{text} ± {column.show(self.deviation)}"
+        if interval and self.low is not None and self.high is not None:
+            return f"{text} [{column.show(self.low)}, {column.show(self.high)}]"
+        return text
+
+
+Estimates = Mapping[str, Estimate]
+Reader = Callable[[Outcome], Estimates]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the cells of a row came to: `estimates` by column, of those that did not collapse if any did not.
+
+    Of `seeds` cells `made` are finished, and `collapsed` of these collapsed; `why` says how.
+
+    >>> Summary(seeds=3, made=2).label
+    'ours, 2 of 3 seeds'
+    """
+
+    seeds: int
+    made: int = 0
+    collapsed: int = 0
+    why: tuple[str, ...] = ()
+    estimates: Estimates = field(default_factory=dict)
+
+    @property
+    def fallen(self) -> bool:
+        """Whether there are cells, and all of them collapsed."""
+        return 0 < self.made == self.collapsed
+
+    @property
+    def word(self) -> str | None:
+        """What stands in the place of estimates where there are none."""
+        if self.estimates:
+            return None
+        return "collapse" if self.fallen else "not run" if not self.made else "-"
+
+    @property
+    def label(self) -> str:
+        """What the line of the estimates is called: how many seeds, and how many of them collapsed."""
+        parts = ["ours"]
+        if self.seeds > 1 and self.made:
+            parts.append(f"{'' if self.made == self.seeds else f'{self.made} of '}{self.seeds} seeds")
+        if self.estimates and self.collapsed:
+            parts.append("collapsed" if self.fallen else f"{self.collapsed} collapsed")
+        return ", ".join(parts)
+
+
+def summarise(outcomes: Sequence[Outcome | None], read: Reader) -> Summary:
+    """Put the `outcomes` of a row's seeds together; `read` returns the estimates of one of them.
+
+    >>> summarise([None], scores_of)
+    Summary(seeds=1, made=0, collapsed=0, why=(), estimates={})
+    """
+    made = [outcome for outcome in outcomes if outcome is not None]
+    fallen = [outcome for outcome in made if outcome.collapsed is not None]
+    sound = [outcome for outcome in made if outcome.collapsed is None]
+    found = [read(outcome) for outcome in sound or fallen]
+    names = dict.fromkeys(name for estimates in found for name in estimates)
+    return Summary(
+        seeds=len(outcomes),
+        made=len(made),
+        collapsed=len(fallen),
+        why=tuple(dict.fromkeys(outcome.collapsed or "" for outcome in fallen)),
+        estimates={name: _mean([one[name] for one in found if name in one]) for name in names},
+    )
+
+
+def scores_of(outcome: Outcome) -> Estimates:
+    """Return the scores of an `outcome`'s record, those of the paper's columns that were measured."""
+    return {} if outcome.record is None else record_scores(outcome.record)
+
+
+def record_scores(record: Record) -> Estimates:
+    """Return what a `record` has in the paper's columns, with intervals."""
+    found: dict[str, Score | Ers] = {**record.retrieval, **record.scores}
+    if record.ers is not None:
+        found["ERS"] = record.ers
+    return {
+        name: Estimate(value, _known(found[name].low), _known(found[name].high))
+        for name in SCORES
+        if name in found and (value := _known(found[name].value)) is not None
+    }
+
+
+def hardness_of(statistic: str) -> Reader:
+    """Return the reader of a `statistic`, mean or variance, of the hardness that each sampler draws.
+
+    >>> from pathlib import Path
+    >>> hardness_of("mean")(Outcome(Path(), hardness={"R": {"mean": -0.164, "variance": 0.00035}}))
+    {'R': Estimate(value=-0.164, low=None, high=None, deviation=None)}
+    """
+    return partial(_hardness, statistic)
+
+
+def _hardness(statistic: str, outcome: Outcome) -> Estimates:
+    return {letter: Estimate(float(about[statistic])) for letter, about in (outcome.hardness or {}).items()}
+
+
+def _mean(found: Sequence[Estimate]) -> Estimate:
+    if len(found) == 1:
+        return found[0]
+    values = [estimate.value for estimate in found]
+    return Estimate(fmean(values), deviation=stdev(values))
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

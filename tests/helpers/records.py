@@ -1,0 +1,56 @@
+"""Records of given scores, without an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from robustmetric.evaluation import COLUMNS, Check, Plan, Record, ers, terms
+from robustmetric.evaluation.record import make_record
+
+CLEAN = ("R@1", "R@2", "mAP", "NMI")
+SCORES: dict[str, float] = {
+    **dict(zip(CLEAN, (37.2, 47.8, 21.4, 48.4), strict=True)),
+    **dict(zip(COLUMNS, (12.9, 40.9, 14.7, 33.7, 0.806, 0.487, 17.1, 13.2, 26.3, 2.3), strict=True)),
+}
+"""The paper's HM[S,LGA]&ICS with η = 8 on CUB, whose ERS is 33.5."""
+
+
+def a_record(
+    changes: Mapping[str, float] | None = None,
+    *,
+    width: float = 1.0,
+    name: str = "c2f2 HM[S,LGA]&ICS",
+    data: str = "digits",
+    protocol: str = "reference",
+    why: str = "",
+    attacks: bool = True,
+) -> Record:
+    """Make a record of the paper's scores with some `changes`; intervals reach `width` points to both sides.
+
+    `why` says why its ERS is not valid.
+    """
+    scores = {**SCORES, **(changes or {})}
+    each: dict[str, dict[str, float | None]] = {
+        n: {"value": v, "low": v - width / p, "high": v + width / p}
+        for n, v in scores.items()
+        for p in [COLUMNS[n].unit.points if n in COLUMNS else 1]
+    }
+    each["NMI"] |= {"low": None, "high": None}
+    ten = {n: {**each[n], "better": c.better, "unit": c.unit.name} for n, c in COLUMNS.items()}
+    found = {n: float(v) for n, v in terms(scores, protocol="reference").items()}
+    value = scores.get("ERS", ers(scores, protocol="reference"))
+    overall = {"value": value, "low": value - width, "high": value + width, "terms": found}
+    return make_record(
+        {
+            "network": {"name": name, "parameters": 1, "sha256": "0" * 64, "weights": "last weights"},
+            "data": {"name": data, "images": 9, "classes": 3, "shape": [1, 8, 8], "sha256": "0" * 64},
+            "settings": Plan.make(protocol=protocol, checks="none"),
+            "queries": {"count": 9, "of": 9, "left_out": 0},
+            "retrieval": {n: each[n] for n in CLEAN},
+            "scores": ten if attacks else {},
+            "ers": {**overall, "valid": not why, "why": why} if attacks else None,
+            "checks": [Check(name="collapse", status="pass", figure=0, limit="none", says="none")],
+            "versions": {"robustmetric": "0", "torch": "0"},
+        },
+        b"",
+    )
