@@ -37,6 +37,7 @@ class Recipe(BaseModel):
     )
     freeze_bn: bool = Field(False, description="keep BatchNorm's statistics as they are (ResNets)")
     defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
+    reference: bool = Field(False, description="train as the published figures were: see docs/method.md")
     eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
     alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the size of a step")
     steps: int = Field(8, ge=1, le=1_000_000, description="η, the number of steps")

@@ -166,6 +166,7 @@ def _train(
         steps=recipe.steps,
         margin=recipe.margin,
         seed=recipe.seed,
+        reference=recipe.reference,
     )
     signals = Signals()
     keeper = Keeper(run.path, recipe.save_every, signals)
