@@ -91,12 +91,20 @@ def recipe_names() -> list[str]:
 def usual_recipe(data: str) -> str:
     """Name the recipe that a data set is trained with unless another one is given.
 
-    >>> usual_recipe("mnist"), usual_recipe("cub"), usual_recipe("folder")
-    ('28x28', '224x224-code', 'images')
+    >>> usual_recipe("mnist"), usual_recipe("cub"), usual_recipe("sop"), usual_recipe("folder")
+    ('28x28', '224x224-code', '224x224-code-sop', 'images')
     """
-    published = dict.fromkeys(("cub", "cars", "sop"), "224x224-code")
-    usual = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28", **published}
-    return usual.get(data, "images")
+    return _USUAL.get(data, "images")
+
+
+_USUAL = {
+    "digits": "digits",
+    "mnist": "28x28",
+    "fashion-mnist": "28x28",
+    "cub": "224x224-code",
+    "cars": "224x224-code",
+    "sop": "224x224-code-sop",
+}
 
 
 def load_recipe(
