@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import robustmetric as rm
+from robustmetric.labels import check_classes, check_labels
 from robustmetric.triplets import (
     SAMPLERS,
     Batch,
@@ -31,8 +33,6 @@ from robustmetric.triplets import (
     Semihard,
     Softhard,
     Triplets,
-    check_classes,
-    check_labels,
     check_sampler,
     draw_triplets,
     find_anchors,
@@ -80,8 +80,16 @@ def weighted(distances: dict[int, float], dim: int) -> dict[int, float]:
     return {i: float(value / total) for i, value in w.items()}
 
 
-def oracle(letter: str, dist: list[list[float]], labels: list[int], *, dim: int, margin: float) -> Chances:
-    """For each anchor the chance of each (positive, negative) it may get."""
+def oracle(
+    letter: str,
+    dist: list[list[float]],
+    labels: list[int],
+    *,
+    dim: int,
+    margin: float,
+    itself: bool = False,
+) -> Chances:
+    """For each anchor the chance of each (positive, negative) it may get; S may fall back on the anchor."""
     chances: Chances = {}
     for a, partners in anchors_and_partners(labels).items():
         mates = [i for i in range(len(labels)) if i != a and labels[i] == labels[a]]
@@ -91,7 +99,7 @@ def oracle(letter: str, dist: list[list[float]], labels: list[int], *, dim: int,
         positives = even(partners)
         if letter == "S":
             nearest = min(row[n] for n in others)
-            positives = even([p for p in mates if row[p] > nearest] or mates)
+            positives = even([p for p in mates if row[p] > nearest] or ([*mates, a] if itself else mates))
         for p, chance in positives.items():
             if letter == "R":
                 negatives = even(others)
@@ -226,6 +234,13 @@ def test_draws_as_the_table_says(letter: str, batch: str) -> None:
     dist, labels = BATCHES[batch]()
     chances = oracle(letter, dist.tolist(), labels.tolist(), dim=DIM, margin=MARGIN[batch])
     follows(draw(make(letter, MARGIN[batch]), dist, labels, dim=DIM, seed=11), chances)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_s_may_fall_back_on_the_anchor_by_the_reference(batch: str) -> None:
+    dist, labels = BATCHES[batch]()
+    chances = oracle("S", dist.tolist(), labels.tolist(), dim=DIM, margin=0.2, itself=True)
+    follows(draw(Softhard(itself=True), dist, labels, dim=DIM, seed=11), chances)
 
 
 def test_batches_reach_what_they_are_for() -> None:
@@ -450,7 +465,7 @@ def test_labels_that_are_no_integers_are_refused(labels: Tensor, found: str) -> 
     check_labels(torch.as_tensor(labels).real.long(), 2)
 
 
-# --- Table 1: how hard the triplets are on average.
+# --- Table 1: how hard the triplets are on average, and how much that varies.
 
 
 def mean_hardness(z: Tensor, labels: NDArray[np.int64], *, batches: int = 60) -> dict[str, float]:
@@ -493,6 +508,61 @@ def test_order_of_table_1_untrained(golden: dict[str, NDArray[np.generic]]) -> N
         for letter, mean in mean_hardness(z, labels, batches=20).items():
             e[letter] += mean / 4
     in_order(e)
+
+
+class Moments(NamedTuple):
+    """Of hardness: mean, variance and the latter's error, and how often the anchor is its own positive."""
+
+    mean: float
+    variance: float
+    error: float
+    alone: float
+
+
+def moments(batches: list[Batch], *, itself: bool) -> Moments:
+    """What S's triplets must have, by a plain loop over all that it may draw."""
+    cells = []  # for each anchor: chance, hardness, and whether it is its own positive
+    for batch in batches:
+        dist = batch.distances.tolist()
+        chances = oracle("S", dist, batch.labels.tolist(), dim=batch.dim, margin=0.2, itself=itself)
+        for a, couples in chances.items():
+            cells.append([(c, dist[a][p] - dist[a][n], float(a == p)) for (p, n), c in couples.items()])
+    count = len(cells)
+    mean = sum(c * h for cell in cells for c, h, _ in cell) / count
+    squares = [sum(c * (h - mean) ** 2 for c, h, _ in cell) for cell in cells]
+    fourth = [sum(c * (h - mean) ** 4 for c, h, _ in cell) for cell in cells]
+    # Anchors draw independently: the variance of a mean of n is the sum of theirs over n².
+    own = sum(f - s**2 for f, s in zip(fourth, squares, strict=True))
+    alone = sum(c * same for cell in cells for c, _, same in cell) / count
+    return Moments(mean, sum(squares) / count, math.sqrt(own) / count, alone)
+
+
+def test_the_variance_of_table_1_is_that_of_the_reference(golden: dict[str, NDArray[np.generic]]) -> None:
+    """400 classes of real images: each an image of Fashion-MNIST, of which a batch has two views."""
+    images = torch.tensor(golden["gallery/images"]) / 255
+    shifts = list(itertools.product(range(-2, 3), repeat=2))
+    torch.manual_seed(0)
+    model, g = rm.model("c2f2"), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        z = torch.stack([rm.embed(model, images.roll(shift, (2, 3))) for shift in shifts], dim=1)
+    batches = []
+    for _ in range(20):
+        classes = torch.randperm(len(z), generator=g)[:56]
+        views = torch.stack([torch.randperm(len(shifts), generator=g)[:2] for _ in classes])
+        pairs = z[classes[:, None], views].flatten(0, 1)
+        batches.append(Batch.of(pairs, classes.repeat_interleave(2)))
+    expected = {itself: moments(batches, itself=itself) for itself in (False, True)}
+    for itself, wanted in expected.items():
+        mined = [Mined.of(batch, Softhard(itself=itself), g) for batch in batches]
+        found = torch.cat([m.hardness for m in mined]).double()
+        assert abs(float(found.var(correction=0)) - wanted.variance) < 5 * wanted.error
+        alone = torch.cat([m.triplets.anchor == m.triplets.positive for m in mined]).double()
+        # Each is a coin at the most: the error of their mean is at most 1/(2√n).
+        assert abs(float(alone.mean()) - wanted.alone) <= (5 * 0.5 / math.sqrt(len(alone)) if itself else 0)
+    assert expected[True].alone > 0.1
+    # By more than chance could make of it: the reference's variance is another one.
+    apart = expected[True].variance - expected[False].variance
+    assert apart > 10 * math.hypot(expected[True].error, expected[False].error)
 
 
 def test_order_of_table_1_on_digits() -> None:
@@ -641,6 +711,24 @@ def test_a_sampler_that_returns_no_triplets_of_its_batch_is_told(returned: Any, 
     with pytest.raises(rm.UserError, match="the sampler Mine returned") as error:
         draw_triplets(Mine(), Batch(*of_points(PAIRS, 1), DIM), generator=torch.Generator())
     assert all(part in str(error.value) for part in parts)
+
+
+def test_an_anchor_is_its_own_positive_only_if_the_sampler_says_that_it_may() -> None:
+    class Alone:
+        itself: object = False
+
+        def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+            return Triplets(t(0), t(0), t(2))
+
+    batch, sampler = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1])), Alone()
+    for refused in (False, None, "yes"):
+        sampler.itself = refused
+        with pytest.raises(ValueError, match="Alone returned an anchor as its own positive"):
+            draw_triplets(sampler, batch, generator=torch.Generator())
+    sampler.itself = True
+    assert draw_triplets(sampler, batch, generator=torch.Generator()).positive.tolist() == [0]
+    with pytest.raises(ValueError, match="itself is True or False, not 1"):
+        Softhard(itself=1)  # type: ignore[arg-type]
 
 
 def test_a_sampler_that_cannot_be_called_is_told() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from robustmetric.validate import UserError
+
+ROUNDING = 1e-5
+"""Embeddings that are nearer than this are those of one image: see `at`."""
 
 
 class BrokenEmbeddingsError(UserError):
@@ -69,6 +73,42 @@ def pair_distance(x: Tensor, y: Tensor) -> Tensor:
     """
     distance: Tensor = torch.linalg.vector_norm(x - y, dim=-1)
     return distance
+
+
+def padded_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Return the reference's distance (T,) of `x` (T, D) to `y` (T, D): 1e-6 is added to each difference.
+
+    >>> padded_distance(torch.zeros(1, 4), torch.zeros(1, 4))
+    tensor([2.0000e-06])
+    """
+    return F.pairwise_distance(x, y, eps=1e-6)
+
+
+def reference_shift(z: Tensor, benign: Tensor) -> Tensor:
+    """Return how far the reference sees `z` (T, D) from where it was, `benign` (T, D): (T,).
+
+    As long as an embedding is where it was, which is before the first step of a search, 1e-7 is added to each
+    coordinate of the benign one: the gradient there would be zero. The distance is `padded_distance`.
+
+    >>> z = torch.zeros(1, 4, requires_grad=True)
+    >>> reference_shift(z, torch.zeros(1, 4)).sum().backward()
+    >>> z.grad
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    # However a batch of another size had rounded it.
+    return padded_distance(z, torch.where(at(z, benign)[:, None], z.detach() + 1e-7, benign))
+
+
+def at(z: Tensor, place: Tensor) -> Tensor:
+    """Return which of `z` (…, D) are at their `place` (…, D) but for rounding: (…,).
+
+    Embeddings of one image differ by less than 1e-5 from batch to batch and from processor to processor, and
+    a step of any attack moves them by more.
+
+    >>> at(torch.tensor([[1.0, 1e-7], [1.0, 1e-2]]), torch.tensor([1.0, 0.0]))
+    tensor([ True, False])
+    """
+    return pair_distance(z.detach(), place) < ROUNDING
 
 
 def cross_distance(x: Tensor, y: Tensor | None = None) -> Tensor:

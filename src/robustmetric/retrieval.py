@@ -12,6 +12,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from robustmetric.labels import WHOLE, check_labels
 from robustmetric.places import places
 from robustmetric.squares import (
     MOST_ROWS,
@@ -22,7 +23,6 @@ from robustmetric.squares import (
     distances,
     keys_of,
 )
-from robustmetric.triplets import WHOLE, check_labels
 from robustmetric.validate import UserError, is_number
 
 __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import cross_distance, wide_dtype
+from robustmetric.labels import check_classes, check_labels
 from robustmetric.registry import Registry, registry
 from robustmetric.validate import UserError, called, check_signature, is_number
 
@@ -79,7 +80,8 @@ class Sampler(Protocol):
     The labels decide which images are anchors. A batch of pairs [a0, p0, a1, p1, …], each of one class, has
     its anchors at the even positions, and each anchor's *partner* is the image after it. In any other
     layout each image that shares its class with another is an anchor, and its partner is drawn among those.
-    An anchor is never its own positive. ``robustmetric.register("sampler", name)`` names one of your own.
+    An anchor is not its own positive, unless the sampler has an attribute `itself` that is True.
+    ``robustmetric.register("sampler", name)`` names one of your own.
 
     >>> check_sampler(lambda batch, *, generator: Triplets(*torch.tensor([[0], [1], [2]])))
     """
@@ -146,8 +148,9 @@ def draw_triplets(sampler: Sampler, batch: Batch, *, generator: torch.Generator)
             f"of {count} images"
         )
     a, p, n = (batch.labels[positions] for positions in drawn)
+    alone = (drawn.anchor == drawn.positive) & (getattr(sampler, "itself", False) is not True)
     for wrong, rule in (
-        (drawn.anchor == drawn.positive, "an anchor as its own positive; it must be another image"),
+        (alone, "an anchor as its own positive; it must be another image"),
         (a != p, "a positive of another class than its anchor; both must be of one class"),
         (a == n, "a negative of its anchor's class; it must be of another class"),
     ):
@@ -169,54 +172,6 @@ def check_sampler(sampler: object) -> None:
         raise UserError(f"a sampler is called with (batch, *, generator), which {sampler!r:.60} cannot be")
     call = sampler.forward if isinstance(sampler, nn.Module) else sampler
     check_signature(f"the sampler {called(sampler)}", call, "batch, *, generator")
-
-
-def check_labels(labels: Tensor, count: int) -> None:
-    """Refuse `labels` that do not name a class for each of `count` images.
-
-    >>> check_labels(torch.tensor([4, 4, 4]), 2)
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: labels have shape (3,) for 2 images; they must have shape (2,): one class for ...
-    """
-    if not isinstance(labels, Tensor) or labels.dtype not in WHOLE:
-        found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise UserError(
-            f"labels must be a tensor of integers, not {found}: use torch.as_tensor(labels).long()"
-        )
-    if labels.shape != (count,):
-        raise UserError(
-            f"labels have shape {tuple(labels.shape)} for {count} images; they must have shape ({count},): "
-            "one class for each image"
-        )
-    if count == 0:
-        raise UserError("the batch is empty; give at least two images of one class and one of another")
-
-
-WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-"""The integers that torch computes with; uint16 and larger it can do little but store."""
-
-
-def check_classes(labels: Tensor) -> None:
-    """Refuse `labels` (N,) from which no triplet can be made.
-
-    >>> check_classes(torch.tensor([4, 4, 4]))
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: all 3 images are of class 4; a triplet needs a negative: put at least two ...
-    """
-    count = len(labels)
-    classes, sizes = labels.unique(return_counts=True)
-    if len(classes) == 1:
-        raise UserError(
-            f"all {count} images are of class {int(classes)}; a triplet needs a negative: put at least two "
-            "classes in a batch"
-        )
-    if sizes.max() == 1:
-        raise UserError(
-            f"no two of the {count} images share a class; a triplet needs a positive: draw batches with at "
-            "least two images of some class"
-        )
 
 
 def find_anchors(labels: Tensor) -> Tensor:
@@ -302,18 +257,29 @@ class Semihard:
 class Softhard:
     """S: a positive beyond the nearest negative and a negative within the farthest positive, both uniform.
 
+    Where no positive is beyond the nearest negative, any of the class is drawn: with `itself`, as the
+    reference has it, the anchor too.
+
     >>> Softhard()
-    Softhard()
+    Softhard(itself=False)
     """
 
     letter: ClassVar[str] = "S"
+    itself: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.itself, bool):
+            raise UserError(f"itself is True or False, not {self.itself!r}")
 
     def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
         rows = _rows(batch, generator)
         nearest = rows.dist.masked_fill(~rows.other, torch.inf).amin(1, keepdim=True)
         farthest = rows.dist.masked_fill(~rows.same, -torch.inf).amax(1, keepdim=True)
-        positive = _or_else(rows.same & (rows.dist > nearest), rows.same)
+        kin = rows.same
+        if self.itself:
+            kin = kin.scatter(1, rows.anchor[:, None], True)
+        positive = _or_else(rows.same & (rows.dist > nearest), kin)
         negative = _or_else(rows.other & (rows.dist < farthest), rows.other)
         return Triplets(rows.anchor, _draw(positive, generator), _draw(negative, generator))
 

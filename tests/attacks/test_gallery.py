@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, Target
-from robustmetric.attacks.gallery import ROUNDING, at, away_from, count_nearer, nearest, normalised_rank
-from robustmetric.distance import pair_distance
+from robustmetric.attacks.gallery import away_from, count_nearer, nearest, normalised_rank
+from robustmetric.distance import ROUNDING, at, pair_distance
 from robustmetric.squares import distances, square_distance
 
 

@@ -73,6 +73,40 @@ def test_partners_are_uniform_among_the_others_of_the_class() -> None:
     assert chisquare(list(counts.values())).pvalue > 1e-4
 
 
+def test_partners_are_uniform_in_the_class_by_the_reference() -> None:
+    labels = np.array([1, 0, 1, 1, 2, 1, 0])
+    generator = np.random.default_rng(3)
+    counts: Counter[tuple[int, int]] = Counter()
+    for _ in range(3000):
+        drawn = draw_pairs(labels, generator, itself=True)
+        assert sorted(drawn[:, 0]) == list(range(len(labels)))
+        counts.update((int(a), int(p)) for a, p in drawn)
+    # By a plain loop: any image of the class, the image itself included.
+    allowed = [(a, p) for a in range(7) for p in range(7) if labels[a] == labels[p]]
+    assert set(counts) == set(allowed)
+    for size in (2, 4):
+        among = [counts[a, p] for a, p in allowed if list(labels).count(labels[a]) == size]
+        assert chisquare(among).pvalue > 1e-4
+
+
+def test_a_loader_pairs_an_image_with_itself_if_it_is_told_to() -> None:
+    # Each image is its number, and a corner says which crop it is.
+    pixels = np.tile(np.arange(40, dtype=np.uint8)[:, None, None, None], (1, 6, 6, 2))
+    pixels[..., 1] = np.arange(36).reshape(6, 6)
+    labels = torch.arange(20).repeat_interleave(2)
+
+    def epoch(*, itself: bool) -> list[tuple[list[float], list[float]]]:
+        loader = PairLoader(pixels, labels, pairs=10, seed=0, crop=4, itself=itself)
+        images = [image for batch in loader for image in (batch.images[:, :, 0, 0] * 255).round().tolist()]
+        return list(zip(images[0::2], images[1::2], strict=True))
+
+    assert all(a[0] != p[0] for a, p in epoch(itself=False))
+    same = [(a[1], p[1]) for a, p in epoch(itself=True) if a[0] == p[0]]
+    # Half of the pairs, 20 ± 5·√10: each class has two images.
+    assert 4 < len(same) < 36
+    assert any(a != p for a, p in same)  # each with a crop of its own
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_batch_is_of_one_class_alone(seed: int) -> None:
     labels = np.repeat([0, 1], [36, 28])

@@ -26,7 +26,9 @@ FIGURES = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json"
 
 
 class Fixed:
-    """A sampler that returns the triplets it was made with."""
+    """Returns the triplets it was made with; those of the reference have some anchors twice."""
+
+    itself = True
 
     def __init__(self, positions: NDArray[Any]) -> None:
         self.triplets = Triplets(*torch.tensor(positions))
@@ -35,16 +37,7 @@ class Fixed:
         return self.triplets
 
 
-class Reference(HardnessManipulation):
-    """Takes source triplets as they are: the reference lets an anchor be its own positive."""
-
-    def mine(self, z: Tensor, labels: Tensor) -> Mined:
-        batch = Batch.of(z, labels)
-        triplets = self.source(batch, generator=self.generator)
-        return Mined(batch, triplets, triplets.hardness(batch.distances), self.source)
-
-
-def golden_defense(kind: str, golden: Golden) -> Reference:
+def golden_defense(kind: str, golden: Golden) -> HardnessManipulation:
     destination: Destination
     if kind == "semihard":
         destination = Benign(Fixed(golden["HM/semihard/dest_triplets"]))
@@ -53,7 +46,8 @@ def golden_defense(kind: str, golden: Golden) -> Reference:
         destination.update(torch.tensor(0.09))
     else:
         destination = Constant(2)
-    return Reference(Fixed(golden["HM/source_triplets"]), destination, [SextupletTerm("ICS")], budget=BUDGET)
+    source = Fixed(golden["HM/source_triplets"])
+    return HardnessManipulation(source, destination, [SextupletTerm("ICS")], budget=BUDGET)
 
 
 def benign(network: nn.Module, images: Tensor, labels: Tensor) -> Batch:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import robustmetric as rm
+from robustmetric.training.network import make_network
+from robustmetric.training.recipe import make_recipe
 from tests.helpers.command import refused, works
 from tests.helpers.faults import fault
 
@@ -121,3 +125,26 @@ def test_an_optimiser_without_parameters_is_told_to_who_has_a_trainer_of_his_own
     module = rm.training.MetricModule(nn.Flatten(), rm.defense("N/A[R]"))
     with pytest.raises(rm.UserError, match="no parameters that learn"):
         module.configure_optimizers()
+
+
+@pytest.mark.parametrize(
+    ("changes", "resumed", "told"),
+    [
+        ({"model": "resnet18", "resize": 32, "dim": 4}, False, True),
+        ({"model": "resnet18(mean=(0,0,0))", "resize": 32, "dim": 4}, False, True),
+        ({"model": "resnet18", "resize": 32, "dim": 4}, True, False),
+        ({"model": "resnet18", "resize": 32, "dim": 4, "weights": "resnet18.safetensors"}, False, False),
+        ({"model": "c2f2", "dim": 4}, False, False),
+    ],
+)
+def test_a_resnet_without_weights_says_so(
+    changes: dict[str, Any], resumed: bool, told: bool, tmp_path: Path
+) -> None:
+    if "weights" in changes:
+        changes = {**changes, "weights": tmp_path / changes["weights"]}
+        rm.save_weights(rm.model("resnet18", dim=4), changes["weights"])
+    said: list[str] = []
+    make_network(make_recipe(changes), torch.device("cpu"), said.append, resumed=resumed)
+    assert [line for line in said if "begins without weights, at random" in line] == said
+    assert bool(said) is told
+    assert all("give --weights FILE" in line for line in said)

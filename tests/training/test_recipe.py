@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 import robustmetric
 from robustmetric.data.inputs import sizes_for
+from robustmetric.data.pairs import epoch_order
 from robustmetric.training.recipe import (
     Recipe,
     dump_recipe,
@@ -43,6 +45,7 @@ PROTOCOL: dict[str, dict[str, Any]] = {
     "224x224-text": {**TEXT, "steps": 8},
     "224x224-text-strong": {**TEXT, "steps": 32},
     "224x224-code": {**CODE, "steps": 8},
+    "224x224-code-sop": {**CODE, "steps": 8},
     "224x224-code-strong": {**CODE, "steps": 32},
 }
 
@@ -64,9 +67,23 @@ def test_names() -> None:
 def test_protocol(name: str) -> None:
     recipe = load_recipe(name)
     assert {key: getattr(recipe, key) for key in PROTOCOL[name]} == PROTOCOL[name]
-    assert recipe.defense == "HM[S,LGA]&ICS"
+    assert recipe.defense == "HM[S,LGA]&ICS" + ("(λ=0.05)" if name.endswith("sop") else "")
+    assert recipe.data == {"28x28": "fashion-mnist", "224x224-code-sop": "sop"}.get(name, "cub")
+    assert not recipe.reference
     assert recipe.margin == 0.2
     assert recipe.weights is None
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_the_weight_of_ics_on_sop_is_set_or_told(name: str) -> None:
+    told = "ICS(λ=0.05)" in recipe_text(name).splitlines()[0]
+    assert told is (name in ("224x224-text", "224x224-text-strong", "224x224-code-strong"))
+
+
+def test_two_workers_make_53_updates_an_epoch_on_cub() -> None:
+    labels = np.arange(5864) % 100  # as many as the first hundred classes have
+    order = epoch_order(labels, pairs=load_recipe("224x224-code").batch // 2, seed=0, epoch=0, world=2)
+    assert len(order.steps) == 53
 
 
 def test_images_of_ones_own_begin_gently_and_are_validated() -> None:
@@ -120,7 +137,8 @@ def test_digits_is_small() -> None:
         ("digits", "digits"),
         ("mnist", "28x28"),
         ("fashion-mnist", "28x28"),
-        *((name, "224x224-code") for name in ("cub", "cars", "sop")),
+        *((name, "224x224-code") for name in ("cub", "cars")),
+        ("sop", "224x224-code-sop"),
         *((name, "images") for name in ("folder", "csv", "market1501", "inshop")),
     ],
 )

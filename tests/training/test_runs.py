@@ -84,6 +84,15 @@ def test_the_weights_that_are_there(there: tuple[str, ...], taken: str, tmp_path
     assert make_run(tmp_path / "run", *there).weights().file.stem == taken
 
 
+def test_the_last_weights_count_by_the_reference(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "last", "best", about=ON_VALIDATION)
+    with run.recipe_file.open("a") as file:
+        file.write("reference: true\n")
+    assert run.weights() == Weights(run.last, "last weights")
+    assert run.weights("best") == Weights(run.best, "chosen on validation images")
+    assert equal(rm.load_run(run.path).network, run.last)
+
+
 def test_weights_that_are_given_are_of_unknown_choice(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "last", "best", "mine")
     assert run.choose(run.path / "mine.safetensors") == Weights(run.path / "mine.safetensors", None)

@@ -14,13 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from robustmetric.distance import pair_distance
+from robustmetric.distance import at
+from robustmetric.labels import check_labels
 from robustmetric.squares import distances, keys_of, positions_of
-from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError, is_number
-
-ROUNDING = 1e-5
-"""Embeddings that are nearer than this are those of one image: see `at`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,18 +107,6 @@ def move(held: Held, device: torch.device) -> Held:
     return replace(held, **moved)
 
 
-def at(z: Tensor, place: Tensor) -> Tensor:
-    """Return which of `z` (…, D) are at their `place` (…, D) but for rounding: (…,).
-
-    Embeddings of one image differ by less than 1e-5 from batch to batch and from processor to processor, and
-    a step of any attack moves them by more.
-
-    >>> at(torch.tensor([[1.0, 1e-7], [1.0, 1e-2]]), torch.tensor([1.0, 0.0]))
-    tensor([ True, False])
-    """
-    return pair_distance(z.detach(), place) < ROUNDING
-
-
 def away_from(z: Tensor, place: Tensor) -> Tensor:
     """Return `z` (…, D), without a gradient where it is at its `place` (…, D) but for rounding.
 
@@ -129,6 +114,7 @@ def away_from(z: Tensor, place: Tensor) -> Tensor:
     is zero instead, as at no distance at all. An image may be aimed at a copy of it and, by the reference,
     at itself.
 
+    >>> from robustmetric.distance import pair_distance
     >>> z = torch.tensor([[1.0, 1e-7], [1.0, 1e-2]], requires_grad=True)
     >>> pair_distance(away_from(z, torch.tensor([1.0, 0.0])), torch.tensor([1.0, 0.0])).sum().backward()
     >>> z.grad

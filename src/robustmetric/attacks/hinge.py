@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.gallery import Gallery, at, put
-from robustmetric.distance import pair_distance
+from robustmetric.attacks.gallery import Gallery, put
+from robustmetric.distance import at, pair_distance
 
 
 def rank_hinge(

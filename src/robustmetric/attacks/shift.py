@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import DISTANCE, Column, from_distance, from_share
 from robustmetric.attacks.draws import Draws
-from robustmetric.attacks.gallery import Gallery, Queries, at, hit_at_1
-from robustmetric.distance import pair_distance
+from robustmetric.attacks.gallery import Gallery, Queries, hit_at_1
+from robustmetric.distance import padded_distance, pair_distance, reference_shift
 
 
 @ATTACKS.register("ES")
@@ -48,18 +47,16 @@ class EmbeddingShift(RankingAttack):
         return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return −d(φ(x̃), φ(x)); the reference measures otherwise, see `_shift`."""
+        """Return −d(φ(x̃), φ(x)); the reference measures otherwise, see `reference_shift`."""
         if self.strict:
             return -pair_distance(z, queries.z)
-        # Before its first step an embedding is where it was, however a batch of another size had rounded it.
-        benign = torch.where(at(z, queries.z)[:, None], z.detach() + 1e-7, queries.z)
-        return -_shift(z, benign)
+        return -reference_shift(z, queries.z)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return the distance from the benign embedding, and whether the nearest image is of the class."""
         own = self.myself(queries, gallery)
         return {
-            "ES:D": (pair_distance if self.strict else _shift)(z.double(), queries.z.double()),
+            "ES:D": (pair_distance if self.strict else padded_distance)(z.double(), queries.z.double()),
             "ES:R": hit_at_1(z, queries, gallery, own, strict=self.strict),
         }
 
@@ -70,11 +67,3 @@ class EmbeddingShift(RankingAttack):
         # Less would be lost in the rounding of the embeddings, which depends on the batch.
         tiny = max(1e-4, torch.finfo(images.dtype).eps)
         return images + tiny * draws.normal(*images.shape[1:]).to(images)
-
-
-def _shift(z: Tensor, benign: Tensor) -> Tensor:
-    """Return the reference's distance, (B, D) to (B,): 1e-6 is added to each coordinate of the difference.
-
-    At the image itself that is where the gradient comes from.
-    """
-    return F.pairwise_distance(z, benign, eps=1e-6)

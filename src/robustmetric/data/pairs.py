@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robustmetric.data.stored import Pictures
-from robustmetric.triplets import check_labels
+from robustmetric.labels import check_labels
 from robustmetric.validate import UserError
 
 _PART = 1 << 20  # bytes of images that are read at a time
@@ -43,10 +43,12 @@ def random(seed: int, epoch: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence([seed, epoch, purpose]))
 
 
-def draw_pairs(labels: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+def draw_pairs(
+    labels: NDArray[np.int64], generator: np.random.Generator, *, itself: bool = False
+) -> NDArray[np.int64]:
     """Draw a partner for each image, another of its class, and shuffle: (N, 2) positions.
 
-    The only image of its class is its own partner.
+    The only image of its class is its own partner; with `itself`, any image may be.
 
     >>> draw_pairs(np.array([0, 1, 0]), np.random.default_rng(0)).tolist()
     [[2, 0], [0, 2], [1, 1]]
@@ -56,26 +58,35 @@ def draw_pairs(labels: NDArray[np.int64], generator: np.random.Generator) -> NDA
     size = np.bincount(labels)[labels]
     place = np.empty_like(by_class)
     place[by_class] = np.arange(len(labels))
-    # One of the size − 1 others of the class, counted on from the image itself.
-    hop = 1 + (generator.random(len(labels)) * (size - 1)).astype(np.int64)
+    # One of the class, or of its size − 1 others, counted on from the image itself.
+    least = 0 if itself else 1
+    hop = least + (generator.random(len(labels)) * (size - least)).astype(np.int64)
     partner = by_class[first + (place - first + hop) % size]
     order = generator.permutation(len(labels))
     return np.stack([order, partner[order]], axis=1)
 
 
 def epoch_order(
-    labels: NDArray[np.int64], *, pairs: int, seed: int, epoch: int, rank: int = 0, world: int = 1
+    labels: NDArray[np.int64],
+    *,
+    pairs: int,
+    seed: int,
+    epoch: int,
+    rank: int = 0,
+    world: int = 1,
+    itself: bool = False,
 ) -> Order:
     """Lay out an epoch: all workers take the same number of steps, and each image is an anchor once over all.
 
     Steps hold at most `pairs` pairs and differ by one at the most. A batch in which all anchors happen to
-    be of one class, of which no triplet can be made, exchanges one with another batch.
+    be of one class, of which no triplet can be made, exchanges one with another batch. `itself` is that of
+    `draw_pairs`.
 
     >>> order = epoch_order(np.array([0, 0, 1, 1, 2]), pairs=4, seed=0, epoch=0)
     >>> [len(step) for step in order.steps]
     [3, 2]
     """
-    drawn = draw_pairs(labels, random(seed, epoch, 0))
+    drawn = draw_pairs(labels, random(seed, epoch, 0), itself=itself)
     steps = -(-len(labels) // (world * pairs))
     if len(labels) < 2 * steps * world:
         raise UserError(f"{len(labels)} images are too few for {world} workers: each needs at least 2 a step")
@@ -105,7 +116,8 @@ class PairLoader:
 
     Which batches, and which part of each image they show, depends on the seed, the epoch and the step alone.
     With `crop`, a square of this size is cut out at random; with `flip`, half of the images are mirrored.
-    `rows` (R,) are the images to use, by default all; the others are never read. `progress` says which
+    `rows` (R,) are the images to use, by default all; the others are never read. With `itself`, a pair may be
+    an image twice, each time with a crop and a side of its own. `progress` says which
     (epoch, step) comes next; by default the loader counts by itself. The next batch is prepared while the
     current one is in use.
 
@@ -125,6 +137,7 @@ class PairLoader:
         rows: NDArray[np.int64] | None = None,
         crop: int | None = None,
         flip: bool = False,
+        itself: bool = False,
         rank: int = 0,
         world: int = 1,
         progress: Callable[[], tuple[int, int]] | None = None,
@@ -138,7 +151,7 @@ class PairLoader:
         check_labels(labels, len(pixels))
         self.labels = labels.numpy().astype(np.int64)[self.rows]
         self.pairs, self.seed, self.crop, self.flip = pairs, seed, crop, flip
-        self.rank, self.world = rank, world
+        self.itself, self.rank, self.world = itself, rank, world
         self.progress = progress
         self._next = (0, 0)
         self.order(0)
@@ -146,7 +159,13 @@ class PairLoader:
     def order(self, epoch: int) -> Order:
         """Lay out an epoch for this worker."""
         return epoch_order(
-            self.labels, pairs=self.pairs, seed=self.seed, epoch=epoch, rank=self.rank, world=self.world
+            self.labels,
+            pairs=self.pairs,
+            seed=self.seed,
+            epoch=epoch,
+            rank=self.rank,
+            world=self.world,
+            itself=self.itself,
         )
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from robustmetric.destination import sampler_name
 from robustmetric.distance import cross_distance, embed
+from robustmetric.labels import check_classes, check_labels
 from robustmetric.losses import check_loss
 from robustmetric.perturb import Budget, check_images
 from robustmetric.registry import Registry, registry
@@ -23,8 +24,6 @@ from robustmetric.triplets import (
     Mined,
     Sampler,
     Triplets,
-    check_classes,
-    check_labels,
     check_margin,
     check_sampler,
     find_anchors,

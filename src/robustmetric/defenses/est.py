@@ -6,14 +6,19 @@ import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Defense, Network, Step, share_changed, triplet_logs
-from robustmetric.distance import cross_distance, hardness, pair_distance
+from robustmetric.distance import cross_distance, hardness, pair_distance, reference_shift
 from robustmetric.losses import hinge
 from robustmetric.perturb import Budget, frozen, pgd
+from robustmetric.triplets import Sampler
 
 
 @DEFENSES.register("EST")
 class EmbeddingShifted(Defense):
     """Move every image's embedding as far as it goes, then take the triplet loss on the moved batch.
+
+    With `reference`, the first step leads away from where `robustmetric.distance.reference_shift` has it, by
+    default from a tiny random offset of the pixels. `source`, `budget`, `margin` and `seed` are those of
+    every defense.
 
     >>> import robustmetric as rm
     >>> rm.defense("EST[R]").name
@@ -22,12 +27,25 @@ class EmbeddingShifted(Defense):
 
     family = "EST"
 
+    def __init__(
+        self,
+        source: Sampler,
+        *,
+        budget: Budget,
+        margin: float = 0.2,
+        seed: int = 0,
+        reference: bool = False,
+    ) -> None:
+        super().__init__(source, budget=budget, margin=margin, seed=seed)
+        self.reference = reference
+
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Move the images, embed them, mine among them, take the loss."""
         with frozen(network.model):
             with torch.no_grad():
                 origin = network(images)
-            moved = shift(network, images, origin, self.budget, generator=self.generator)
+            drawn = None if self.reference else self.generator
+            moved = shift(network, images, origin, self.budget, generator=drawn)
         z = network(moved, learn=True)
         mined = self.mine(z, labels)
         reached = hardness(*(z.index_select(0, role) for role in mined.triplets))
@@ -43,13 +61,16 @@ class EmbeddingShifted(Defense):
 
 
 def shift(
-    network: Network, images: Tensor, origin: Tensor, budget: Budget, *, generator: torch.Generator
+    network: Network, images: Tensor, origin: Tensor, budget: Budget, *, generator: torch.Generator | None
 ) -> Tensor:
     """Return (N, C, H, W) `images` moved so that the network puts them as far as it can from `origin` (N, D).
 
     The `budget` says how far each may go. At the origin the gradient of the distance is zero: the descent
-    begins a tiny offset away, drawn with the `generator`. Call it inside `frozen(network.model)`.
+    begins a tiny offset of the pixels away, drawn with the `generator`, or without one as the reference does,
+    by `reference_shift`. Call it inside `frozen(network.model)`.
     """
+    if generator is None:
+        return pgd(images, lambda x, rows: -reference_shift(network(x), origin[rows]), budget)
     kind = images.device.type
     # Under autocast the network rounds the images: a smaller offset would be lost.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype

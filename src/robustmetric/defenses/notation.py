@@ -37,6 +37,7 @@ def defense(
     steps: int = 8,
     margin: float = 0.2,
     seed: int = 0,
+    reference: bool = False,
 ) -> Defense:
     """Make a defense from its `name` in the paper's notation.
 
@@ -50,6 +51,10 @@ def defense(
     the name it is registered under or as ``file.py:Object``, with options ``(k=2)`` if it has any; a defense
     of your own needs no bracket if it takes no sampler. `eps`, `alpha` and `steps` (ε, α, η) bound the
     perturbations, `margin` is γ, `seed` starts the drawing of triplets.
+
+    With `reference`, S may draw the anchor as its own positive, and EST begins as the published training did;
+    the name stays the same. It changes no other part; one of your own has a say in it if it has an option:
+    a sampler `itself`, a defense `reference`.
 
     >>> defense("HM[S,-gamma/2]&ICS(lambda=0.05)", eps=8 / 255, alpha=1 / 255, steps=8).name
     'HM[S,-γ/2]&ICS(λ=0.05)'
@@ -72,7 +77,7 @@ def defense(
     head, manipulates = _family(family, bare=inside is None)
     if behind and not manipulates:
         behind[0].fail("only HM takes terms behind &: they need a perturbed anchor, positive and negative")
-    reader = _Reader(margin)
+    reader = _Reader(margin, reference=reference)
     parts: dict[str, Any] = {}
     names: list[str] = []
     if inside is not None:
@@ -91,6 +96,8 @@ def defense(
     if manipulates:
         parts["terms"] = [term for term, _ in terms]
     head = "HM" if head == "min-max" else head
+    if reference and _takes(DEFENSES.find(head)[0], "reference"):
+        parts["reference"] = True
     make = partial(DEFENSES.make, head, **parts, budget=budget, margin=margin, seed=seed)
     made = make() if head in FAMILIES else _made(family, make)
     if not hasattr(made, "written"):
@@ -124,8 +131,8 @@ def _kind_of(term: Term, text: str) -> str:
 class _Reader:
     """Makes the parts of one defense, each with the text that makes it again."""
 
-    def __init__(self, margin: float) -> None:
-        self.margin = margin
+    def __init__(self, margin: float, *, reference: bool) -> None:
+        self.margin, self.reference = margin, reference
         self.samplers: dict[str, Sampler] = {}
 
     def sampler(self, part: _Part) -> tuple[Sampler, str]:
@@ -202,8 +209,9 @@ class _Reader:
         return made, text
 
     def make(self, text: str, parts: Registry[T]) -> T:
-        """Make a part; γ is its margin if it has one that is not given."""
-        return parts.make(text, {"margin": self.margin})
+        """Make a part; γ is its margin and, by `reference`, True its `itself`, where they are not given."""
+        itself = {"itself": True} if self.reference and _takes(parts.find(text)[0], "itself") else {}
+        return parts.make(text, {"margin": self.margin, **itself})
 
 
 def _written(part: _Part, parts: Registry[T]) -> str:

@@ -18,10 +18,10 @@ from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_
 from robustmetric.evaluation.images import Fingerprint, Images, Joined
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.scene import Scene
+from robustmetric.labels import check_labels
 from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
 from robustmetric.retrieval import check_cameras, check_own
-from robustmetric.triplets import check_labels
 from robustmetric.validate import UserError, printable
 
 

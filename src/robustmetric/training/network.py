@@ -12,7 +12,7 @@ from robustmetric.distance import embed
 from robustmetric.models import load_weights, try_network
 from robustmetric.perturb import device_of, frozen
 from robustmetric.training.module import learning, random_states, set_random_states
-from robustmetric.training.parts import inputs_of, source_of
+from robustmetric.training.parts import inputs_of, source_of, thaws
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.stops import Report
 from robustmetric.validate import UserError
@@ -25,8 +25,9 @@ def make_network(
 ) -> nn.Module:
     """Make the network of a `recipe` on a `device`, and refuse one that cannot learn from images.
 
-    It begins with the recipe's weights unless it is `resumed`, for a checkpoint has later ones; a last layer
-    that does not fit is told to `report`.
+    It begins with the recipe's weights unless it is `resumed`, for a checkpoint has later ones. `report` is
+    told of a last layer that does not fit, of a ResNet that begins without weights, and of a BatchNorm that
+    learns though the recipe freezes it.
 
     >>> network = make_network(Recipe(data="digits", dim=4), torch.device("cpu"))
     >>> network(torch.rand(2, 1, 8, 8)).shape
@@ -39,6 +40,14 @@ def make_network(
     begins = None if resumed else recipe.weights
     if begins is not None and (kept := load_weights(model, begins)):
         report(f"the last layer of {begins} does not fit; starting with a new one ({', '.join(kept)})")
+    if recipe.weights is None and not resumed and recipe.model.startswith("resnet"):
+        report(
+            f"{recipe.model} begins without weights, at random: recipes with it are made for those of "
+            "ImageNet, and the published figures are not reached without; give --weights FILE, such as "
+            "torchvision's"
+        )
+    if thaws(recipe):
+        report("BatchNorm is not frozen: reference trains EST so, whatever freeze_bn says")
     learning(model)
     states = random_states()
     try_network(model.to(device), inputs.images(first)[:1])

@@ -13,10 +13,22 @@ from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
 def source_of(recipe: Recipe) -> NetworkSource:
     """Return where a recipe's network comes from; its weights, with which a training begins, are left out.
 
+    By `reference`, EST does not freeze BatchNorm.
+
     >>> source_of(Recipe(model="c2f2", dim=16))
     NetworkSource(model='c2f2', dim=16, freeze_bn=False, weights=None, seed=0)
     """
-    return NetworkSource(recipe.model, dim=recipe.dim, freeze_bn=recipe.freeze_bn, seed=recipe.seed)
+    freeze = recipe.freeze_bn and not thaws(recipe)
+    return NetworkSource(recipe.model, dim=recipe.dim, freeze_bn=freeze, seed=recipe.seed)
+
+
+def thaws(recipe: Recipe) -> bool:
+    """Return whether BatchNorm is in training mode although the recipe freezes it: for EST by `reference`.
+
+    >>> thaws(Recipe(freeze_bn=True, reference=True, defense="EST[S]"))
+    True
+    """
+    return recipe.freeze_bn and recipe.reference and recipe.defense.partition("[")[0].strip() == "EST"
 
 
 def inputs_of(recipe: Recipe) -> Inputs:

@@ -131,7 +131,7 @@ def start_lines(title: str, trainer: L.Trainer, module: L.LightningModule) -> li
     batches = int(trainer.num_training_batches)
     return [
         f"{title}: {named['model']}, {named['defense']}, ε = {255 * recipe.eps:.3g}/255, "
-        f"α = {255 * recipe.alpha:.3g}/255, η = {recipe.steps}",
+        f"α = {255 * recipe.alpha:.3g}/255, η = {recipe.steps}{', reference' if recipe.reference else ''}",
         f"{named['data']}: learns from {sets.learn}, {height}×{width} pixels; validated on {sets.score} "
         f"({sets.scored})",
         f"on {workers or module.device}; {count:,} parameters; {begins}",

@@ -37,6 +37,7 @@ class Recipe(BaseModel):
     )
     freeze_bn: bool = Field(False, description="keep BatchNorm's statistics as they are (ResNets)")
     defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
+    reference: bool = Field(False, description="train as the published figures were: see docs/method.md")
     eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
     alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the size of a step")
     steps: int = Field(8, ge=1, le=1_000_000, description="η, the number of steps")
@@ -91,12 +92,20 @@ def recipe_names() -> list[str]:
 def usual_recipe(data: str) -> str:
     """Name the recipe that a data set is trained with unless another one is given.
 
-    >>> usual_recipe("mnist"), usual_recipe("cub"), usual_recipe("folder")
-    ('28x28', '224x224-code', 'images')
+    >>> usual_recipe("mnist"), usual_recipe("cub"), usual_recipe("sop"), usual_recipe("folder")
+    ('28x28', '224x224-code', '224x224-code-sop', 'images')
     """
-    published = dict.fromkeys(("cub", "cars", "sop"), "224x224-code")
-    usual = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28", **published}
-    return usual.get(data, "images")
+    return _USUAL.get(data, "images")
+
+
+_USUAL = {
+    "digits": "digits",
+    "mnist": "28x28",
+    "fashion-mnist": "28x28",
+    "cub": "224x224-code",
+    "cars": "224x224-code",
+    "sop": "224x224-code-sop",
+}
 
 
 def load_recipe(

@@ -169,6 +169,7 @@ def _train(
         steps=recipe.steps,
         margin=recipe.margin,
         seed=recipe.seed,
+        reference=recipe.reference,
     )
     signals = Signals()
     keeper = Keeper(run.path, recipe.save_every, signals)

@@ -285,10 +285,10 @@ class RunFolder:
     def weights(self, which: Which | None = None) -> Weights:
         """Return the weights that count, and how they were chosen.
 
-        These are the best ones where validation images chose them, else the last; `which` asks for either.
+        The best ones where validation images chose them, the last elsewhere and by `reference`; or `which`.
         """
         by = self._chosen_on()
-        usual = get_args(Which) if by == "test images" else ("best", "last")
+        usual = get_args(Which) if by == "test images" or self.recipe().reference else ("best", "last")
         own = {"last": self.last, "best": self.best}
         names = [which] if which else usual
         name = next((name for name in names if own[name].is_file()), None)
@@ -377,8 +377,8 @@ class Run:
 def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: bool = False) -> Run:
     """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
 
-    `folder` is that of a run. `weights` are "last", "best" or a file; by default the best where validation
-    images chose them, else the last. A network of a file in the run is refused unless it is known to be the
+    `folder` is that of a run. `weights` are "last", "best" or a file; by default those that
+    :meth:`RunFolder.weights` returns. A network of a file in the run is refused unless it is known to be the
     user's own, or `trust` says so.
 
     >>> import tempfile, robustmetric as rm

@@ -158,6 +158,7 @@ class PairData(L.LightningDataModule):
             seed=recipe.seed,
             crop=recipe.crop,
             flip=recipe.flip,
+            itself=recipe.reference,
             rank=trainer.global_rank,
             world=trainer.world_size,
             progress=lambda: (trainer.current_epoch, done.ready),
