@@ -25,6 +25,7 @@ LOCK = ".lock"
 """The name of the file, in the folder that is locked."""
 
 _TASK: ContextVar[str | None] = ContextVar("task", default=None)
+_VARIABLE = "ROBUSTMETRIC_TASK"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # a file system that has none
 
 
@@ -50,9 +51,20 @@ def handed_out(task: str) -> Iterator[None]:
         _TASK.reset(before)
 
 
+def handed_on() -> dict[str, str]:
+    """Return the environment that a process needs to go on with the task of this one.
+
+    >>> with handed_out("ray 0123"):
+    ...     handed_on()
+    {'ROBUSTMETRIC_TASK': 'ray 0123'}
+    """
+    task = _TASK.get()
+    return {} if task is None else {_VARIABLE: task}
+
+
 def _tasks() -> list[str]:
     """Name the task that this is of an engine, last, behind the attempts at it that have ended."""
-    if (task := _TASK.get()) is not None:
+    if (task := _TASK.get() or os.environ.get(_VARIABLE)) is not None:
         return [task, task]  # which Ray names the same each time
     cluster, job, again = (
         os.environ.get(f"SLURM_{name}", "") for name in ("CLUSTER_NAME", "JOB_ID", "RESTART_COUNT")

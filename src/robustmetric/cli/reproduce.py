@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ import typer
 from rich.table import Table
 
 from robustmetric.cli.app import app, exit_code, read_changes, stoppable
+from robustmetric.cli.options import ADDRESS, ON, check_engine
 from robustmetric.cli.progress import Making, duration
 from robustmetric.cli.terminal import Terminal, wide
+from robustmetric.files import check_writable
 from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
@@ -41,8 +44,8 @@ def reproduce(
     batches: int = typer.Option(1000, help="Batches that table1 looks at."),
     change: list[str] = typer.Option([], "--set", help="KEY=VALUE: change another entry of the recipes."),
     out: Path = typer.Option(Path("runs/reproduce"), help="Folder of the cells, tables and figures."),
-    on: str = typer.Option("local", help="What runs the cells: local processes, or ray."),
-    address: str = typer.Option(None, help="Of a running Ray cluster: HOST:PORT; by default one is started."),
+    on: str = ON,
+    address: str | None = ADDRESS,
     jobs: int = typer.Option(1, help="Cells that are made at the same time."),
     threads: int = typer.Option(None, help="Threads of each; by default the cores, shared out."),
     devices: int = typer.Option(None, help="Workers of a training; by default the published number."),
@@ -62,8 +65,7 @@ def reproduce(
 
     wanted = experiment_names() if names == ["all"] else list(dict.fromkeys(names))
     _check_counts(seeds=seeds, jobs=jobs, threads=threads)
-    if on not in ("local", "ray"):
-        raise UserError(f"--on is local or ray, not {on!r}", parameter="on")
+    check_engine(on, address)
     sets = _sets(data, root)
     shown = [experiment(name, list(sets), range(seeds)) for name in wanted]
     scale = _scale(
@@ -94,14 +96,13 @@ def reproduce(
         return
     console = wide()
     console.quiet = not is_first()
-    each = threads or max(1, (os.cpu_count() or 1) // jobs)
     failed: dict[str, str] = {}
     try:
         with stoppable(console, KEPT):
             if cell is not None:
-                _make_one(work.named(cell), each, console)
+                _make_one(work.named(cell), threads, console)
             elif work.missing:
-                failed = _make_all(work, console, on, address, jobs, each)
+                failed = _make_all(work, console, on, address, jobs, threads)
     except Stopped as stopped:
         console.print(f"stopped by {stopped}; {KEPT}")
         raise typer.Exit(exit_code(str(stopped))) from None
@@ -117,6 +118,7 @@ def reproduce(
 class _Work:
     """All cells that are asked for, and those that are missing."""
 
+    out: Path
     jobs: list[Job]
     missing: list[Job]
 
@@ -130,7 +132,7 @@ class _Work:
         folders = find_folders(out, list(tasks))
         jobs = [Job(task, scale, folders[name], (*command, "--cell", name)) for name, task in tasks.items()]
         missing = [job for job in jobs if read_outcome(job.task, scale, job.folder) is None]
-        return cls(jobs, missing)
+        return cls(out, jobs, missing)
 
     def named(self, name: str) -> Job:
         """Find the cell of a name."""
@@ -139,52 +141,64 @@ class _Work:
         return lookup("cell", name, {job.name: job for job in self.jobs})
 
 
-def _make_one(job: Job, threads: int, console: Terminal) -> None:
+def _make_one(job: Job, threads: int | None, console: Terminal) -> None:
     """Make a cell in this process."""
     import torch
 
     from robustmetric.experiments.work import make
 
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     outcome = make(job, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
     if outcome is not None:
         console.print(f"{job.task.label}: {outcome}; in {job.folder}", highlight=False, soft_wrap=True)
 
 
 def _make_all(
-    work: _Work, console: Terminal, on: str, address: str | None, count: int, threads: int
+    work: _Work, console: Terminal, on: str, address: str | None, count: int, threads: int | None
 ) -> dict[str, str]:
     """Make what is missing; return why some could not be made, by what they are."""
     import torch
 
-    from robustmetric.experiments.engine import run_here, run_local
+    from robustmetric.cluster import connect
+    from robustmetric.experiments.engine import run_here, run_local, run_ray
     from robustmetric.experiments.estimate import estimate
     from robustmetric.experiments.progress import Pace
     from robustmetric.experiments.sets import check_data
-    from robustmetric.files import check_writable
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    scale = work.jobs[0].scale
-    for job in work.missing:
+    scale, missing = work.jobs[0].scale, work.missing
+    for job in missing:
         check_writable(job.folder)
-    for name in dict.fromkeys(job.task.data for job in work.missing):
+    for name in dict.fromkeys(job.task.data for job in missing):
         if lacks := check_data(name, scale.roots.get(name)):
             say(f"careful: {lacks}")
-    torch.set_num_threads(threads)
-    costs = estimate([job.task for job in work.missing], scale, say)
-    _show_plan(console, work, costs, count)
-    pace = Pace({job: costs[job.task] for job in work.missing}, count)
-    ended = run_here(work.missing, say) if count == 1 else run_local(work.missing, count, threads)
-    failed: dict[str, str] = {}
-    with Making(console, pace):
+    each = threads or max(1, (os.cpu_count() or 1) // count)
+    with ExitStack() as leaving:
+        if on == "ray":
+            cluster = leaving.enter_context(connect(address))
+            cluster.check_folder(work.out)
+            ended = run_ray(missing, cluster, count, threads)
+        elif count == 1:
+            ended = run_here(missing, say)
+        else:
+            ended = run_local(missing, count, each)
+        torch.set_num_threads(each)
+        costs = estimate([job.task for job in missing], scale, say)
+        _show_plan(console, work, costs, count)
+        pace = Pace({job: costs[job.task] for job in missing}, count)
+        leaving.enter_context(Making(console, pace))
+        failed: dict[str, str] = {}
         for number, (job, error) in enumerate(ended, 1):
             pace.ended(job)
+            if error is not None and not isinstance(error, UserError | OSError):
+                raise error
             if error is not None:
                 failed[job.task.label] = str(error)
-            told = f"failed: {error}" if error is not None else _told(job)
-            say(f"{number} of {len(work.missing)}: {job.task.label}: {told}")
+            told = _told(job) if error is None else f"failed: {error}"
+            say(f"{number} of {len(missing)}: {job.task.label}: {told}")
     return failed
 
 
@@ -213,7 +227,25 @@ def _show_plan(console: Terminal, work: _Work, costs: dict[Any, Cost], count: in
 
 
 def _show(console: Terminal, table: Experiment, findings: Sequence[Finding], scale: Scale, out: Path) -> None:
-    """Print a table, and write it and its figures to files."""
+    """Print a table, or what a figure is made of, and write both to files."""
+    from robustmetric.cli.sheets import show_sheet
+    from robustmetric.experiments.cells import slug
+    from robustmetric.report.plots import curves, hardness_histograms, save
+    from robustmetric.report.tables import sheet, title_of, write
+
+    told = scale.told(table.data, trains=table.kind != "samplers")
+    made, stem = sheet(table, findings, told), out / f"{table.name}-{'-'.join(map(slug, table.data))}"
+    show_sheet(console, made)
+    files = write(made, stem)
+    if table.kind == "curves":
+        files += save(curves(table, findings, told), stem)
+    for finding in findings if table.kind == "samplers" else ():
+        for outcome in finding.outcomes[:1]:
+            if outcome is not None and outcome.hardness is not None:
+                place = stem.with_name(f"{table.name}-{slug(finding.row.data)}-histograms")
+                files += save(hardness_histograms(outcome.hardness, title_of(table, told)), place)
+    names = ", ".join(file.name for file in files)
+    console.print(f"in {out}: {names}", highlight=False, soft_wrap=True)
 
 
 def _sets(data: list[str], root: list[Path]) -> dict[str, Path | None]:

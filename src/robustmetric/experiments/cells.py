@@ -52,7 +52,7 @@ class Cell:
     def slug(self) -> str:
         """The cell as part of a file's name."""
         eta = "" if self.steps is None else f"-{self.steps}"
-        return f"{_slug(self.data)}-{_slug(self.defense)}{eta}-seed{self.seed}"
+        return f"{slug(self.data)}-{slug(self.defense)}{eta}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Samplers:
     @property
     def slug(self) -> str:
         """The measurement as part of a file's name."""
-        return f"{_slug(self.data)}-samplers-seed{self.seed}"
+        return f"{slug(self.data)}-samplers-seed{self.seed}"
 
 
 Task = Cell | Samplers
@@ -93,7 +93,7 @@ class Scale:
     - `roots`: where the files of each data set are. This, `cache`, `skip_broken` and `accelerator` say
       nothing of the result.
 
-    >>> Scale(epochs=2).told("digits")
+    >>> Scale(epochs=2).told(["digits"])
     '2 epochs (of 8), all queries, attacks of 32 steps, 1 worker'
     """
 
@@ -175,8 +175,16 @@ class Scale:
         text = json.dumps(self.identity(task), sort_keys=True)
         return f"{task.slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def told(self, data: str) -> str:
-        """Say in a line at which scale a data set's cells are run."""
+    def told(self, data: Sequence[str], *, trains: bool = True) -> str:
+        """Say at which scale the cells of `data` sets are run; `trains` is False for those of Table 1."""
+        if not trains:
+            return f"{self.batches:,} batches"
+        each = {name: self._told(name) for name in data}
+        if len(set(each.values())) == 1:
+            return each[data[0]]
+        return "; ".join(f"{name}: {text}" for name, text in each.items())
+
+    def _told(self, data: str) -> str:
         usual = load_recipe(usual_recipe(data))
         epochs = self.epochs or usual.epochs
         parts = [f"{epochs} {'epoch' if epochs == 1 else 'epochs'}"]
@@ -237,10 +245,10 @@ def as_trained(data: str, name: str) -> str:
 _SPELLED = {"γ": "gamma", "λ": "lambda", "ξ": "xi", "&": "-and-", "-": "minus", "/": "over"}
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     """Write a text with letters, digits, dots and dashes alone; different defenses stay different.
 
-    >>> _slug("HM[S,-γ/2]&ICS(λ=0.05)")
+    >>> slug("HM[S,-γ/2]&ICS(λ=0.05)")
     'HM-S-minusgammaover2-and-ICS-lambda0.05'
     """
     if text == "N/A" or text.startswith("N/A["):

@@ -15,9 +15,11 @@ from types import FrameType
 
 import torch
 
+from robustmetric.cluster import Cluster
 from robustmetric.evaluation.workers import end_with_parent
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.work import Report, make
+from robustmetric.locks import handed_on
 from robustmetric.trust import Known, known
 from robustmetric.validate import UserError
 
@@ -69,18 +71,42 @@ def run_local(jobs: Sequence[Job], count: int, threads: int) -> Iterator[Ended]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def run_ray(jobs: Sequence[Job], cluster: Cluster, count: int, threads: int | None) -> Iterator[Ended]:
+    """Make each cell as a task of Ray, which runs it again where its worker or machine dies.
+
+    As many as fit run at the same time, with `threads` CPUs each, by default as many as `count` of them can
+    have, and with a GPU for each worker of a training where the `cluster` has any.
+    """
+    wants = any(node.gpus for node in cluster.nodes) and jobs[0].scale.accelerator in ("auto", "gpu")
+    gpus = max(_workers(job) for job in jobs) if wants else 0
+    cpus = threads or cluster.threads(count, gpus)
+    for outcome in cluster.run(_task, [(job, cpus) for job in jobs], cpus=cpus, gpus=gpus):
+        yield jobs[outcome.number], outcome.error
+
+
+def _task(job: Job, threads: int) -> None:
+    torch.set_num_threads(threads)
+    perform(job)
+
+
+def _workers(job: Job) -> int:
+    return job.scale.workers(job.task.data) if isinstance(job.task, Cell) else 1
+
+
 def perform(job: Job, report: Report | None = None) -> None:
     """Make a cell; a training of several workers as a program of its own, for each worker is one.
 
     Without `report`, nothing is said.
     """
-    alone = not isinstance(job.task, Cell) or job.scale.workers(job.task.data) == 1
-    if alone:
+    if _workers(job) == 1:
         make(job, report or _silent)
         return
     said = None if report is not None else subprocess.DEVNULL
     program = [sys.executable, "-m", "robustmetric", *job.command]
-    with subprocess.Popen(program, stdout=said) as process, _passed_on(process):  # noqa: S603
+    with (
+        subprocess.Popen(program, stdout=said, env={**os.environ, **handed_on()}) as process,  # noqa: S603
+        _passed_on(process),
+    ):
         code = process.wait()
     if code:
         raise CellError(f"{job.task.label} ended with code {code}: run its own command to see why")

@@ -133,6 +133,7 @@ class _Bench:
             steps=recipe.steps,
             margin=recipe.margin,
             seed=recipe.seed,
+            reference=recipe.reference,
         )
         easiest = _seconds(lambda: self._step(method))
         if not (isinstance(method, HardnessManipulation) and list(method.destination.buffers())):

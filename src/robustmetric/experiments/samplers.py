@@ -15,7 +15,7 @@ from robustmetric.perturb import frozen
 from robustmetric.training.network import make_network
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import load_sets
-from robustmetric.triplets import SAMPLERS, Batch, Mined
+from robustmetric.triplets import SAMPLERS, Batch, Mined, Sampler, Softhard
 
 EDGES = np.linspace(-2, 2, 401)
 """The edges of the histograms' bins: hardness is in [−2, 2]."""
@@ -49,9 +49,11 @@ def measure_samplers(
         seed=recipe.seed,
         crop=recipe.crop,
         flip=recipe.flip,
+        itself=recipe.reference,
     )
     generator = torch.Generator().manual_seed(recipe.seed)
-    samplers = {letter: SAMPLERS.make(letter) for letter in LETTERS}
+    samplers: dict[str, Sampler] = {letter: SAMPLERS.make(letter) for letter in LETTERS if letter != "S"}
+    samplers["S"] = Softhard(itself=recipe.reference)
     drawn: dict[str, list[np.ndarray[Any, np.dtype[np.float64]]]] = {letter: [] for letter in LETTERS}
     with frozen(model), torch.no_grad():
         while len(drawn["R"]) < batches:

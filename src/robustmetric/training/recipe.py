@@ -70,7 +70,6 @@ class Recipe(BaseModel):
     )
     validate_every: int = Field(1, ge=1, le=1_000_000, description="epochs between two validations")
     save_every: int = Field(100, ge=1, le=1_000_000_000, description="steps between two checkpoints")
-    reference: bool = Field(False, description="train as the published networks were, in every detail")
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
         "32-true", description="floats"
     )
