@@ -9,19 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import (
-    LightningEnvironment,
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins import environments
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from robustmetric.training.stops import CutShortError, Left, Signals, Stopped
@@ -29,6 +24,9 @@ from robustmetric.validate import UserError
 
 _PERIOD = 0.2  # seconds between two looks at the others
 _GRACE = 10.0  # seconds that this worker has to end by itself
+_SCHEDULERS: tuple[Any, ...] = tuple(  # in the order in which Lightning looks for them
+    getattr(environments, f"{name}Environment") for name in ("TorchElastic", "SLURM", "LSF", "MPI")
+)
 _LOST = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe", "socket")
 
 
@@ -51,21 +49,33 @@ def number_worker(devices: int, nodes: int) -> None:
     """
     if nodes == 1:
         return
-    for kind in (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment):
-        if kind.detect():
-            rank_zero_only.rank = kind().global_rank()
-            return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that srun is there and not used
+        for kind in _SCHEDULERS:
+            if kind.detect():
+                rank_zero_only.rank = _of_scheduler(kind)  # type: ignore[attr-defined]
+                return
     wanted = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in wanted if not os.environ.get(name)]:
         raise UserError(
-            f"{nodes} machines find each other by {', '.join(wanted)}: {', '.join(missing)} not set; give them "
-            "to the command on each machine, with NODE_RANK counting from 0, or start it by torchrun or srun",
+            f"{nodes} machines find each other by {', '.join(wanted)}: {', '.join(missing)} not set; give "
+            "them to the command on each machine, with NODE_RANK counting from 0, or start it by torchrun "
+            "or srun",
             parameter="nodes",
         )
     node = os.environ["NODE_RANK"]
     if not node.isdecimal() or int(node) >= nodes:
         raise UserError(f"NODE_RANK must be 0 to {nodes - 1}, not {node!r}", parameter="nodes")
-    rank_zero_only.rank = int(node) * devices + LightningEnvironment().local_rank()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    rank_zero_only.rank = int(node) * devices + local  # type: ignore[attr-defined]
+
+
+def _of_scheduler(kind: Any) -> int:
+    try:
+        return int(kind().global_rank())
+    except (RuntimeError, LookupError, ValueError) as error:
+        told = f"the scheduler's settings do not fit: {' '.join(str(error).split())}"
+        raise UserError(told, parameter="nodes") from error
 
 
 @contextmanager
