@@ -64,7 +64,7 @@ SEXTUPLET = ("a", "p", "n", "a~", "p~", "n~")
 
 
 class Term(Protocol):
-    """Something to add to the adversarial triplet loss of HM, from the sextuplet (a, p, n, ã, p̃, ñ).
+    """Something to add to the loss of HM, EST or ACT, from the sextuplet (a, p, n, ã, p̃, ñ); ACT has no ã.
 
     A term of your own is found by a name in ``HM[S,LGA]&name`` once it is registered with
     ``robustmetric.register("term", name)``. If it has a `kind`, it is logged as ``loss/KIND``; else by the

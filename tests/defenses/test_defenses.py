@@ -32,6 +32,8 @@ NAMES = [
     "HM[M,H]",
     "HM[D,gB(S)]&L(p,p̃,a)",
     "HM[S,2]&L(a,ã,ñ)",
+    "EST[S]&ICS&L(a,p,n)",
+    "ACT[R]&L(a,p,n)",
 ]
 
 

@@ -95,7 +95,18 @@ class Wrapped(nn.parallel.DistributedDataParallel):
 
 
 @pytest.mark.parametrize("mixes", [False, True])
-@pytest.mark.parametrize("name", ["N/A[R]", "EST[R]", "ACT[S]", "HM[S,LGA]", "HM[S,LGA]&ICS&L(a,p,n)"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "N/A[R]",
+        "EST[R]",
+        "EST[R]&ICS",
+        "ACT[S]",
+        "ACT[S]&L(a,p,n)",
+        "HM[S,LGA]",
+        "HM[S,LGA]&ICS&L(a,p,n)",
+    ],
+)
 def test_the_loss_alone_goes_through_the_wrapper(name: str, mixes: bool) -> None:
     """Once a step: that is where the workers' gradients meet, and perturbations take as long as they take."""
     torch.manual_seed(0)

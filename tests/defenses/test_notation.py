@@ -505,12 +505,11 @@ WRONG = [
     Wrong("  S", "S", "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     Wrong("HM(S,LGA)", "HM", "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     Wrong("&ICS", 0, "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
-    # terms where there is no sextuplet
-    Wrong("N/A[R]&ICS", "ICS", "only HM takes terms behind &: they need a perturbed anchor, positive and"),
-    Wrong("EST[R]& ICS&ICS", "ICS", "only HM takes terms behind &: they need a perturbed anchor, positive"),
+    # terms where their roles do not exist
     Wrong(
-        "ACT[S]&L(a,p,n)", "L(", "only HM takes terms behind &: they need a perturbed anchor, positive and"
+        "N/A[R]&L(a,p,n)", "L(", "HM, ACT and EST take terms behind &; N/A does not, for it perturbs nothing"
     ),
+    Wrong("ACT[S]& ICS&ICS", "ICS", "ACT leaves the anchor as it is: there is no ã, which ICS takes"),
 ]
 
 

@@ -328,7 +328,11 @@ def refusal(name: str) -> tuple[str, int]:
         ("plain(k=1)[S]", "plain", ["defense 'plain'", "'k'", "its options: none"]),
         ("plain(seed=1)[S]", "plain", ["seed is given already"]),
         ("plain[S,LGA]", "S", ["plain takes one sampler"]),
-        ("plain[S]&ICS", "ICS", ["only HM takes terms"]),
+        (
+            "plain[S]&ICS",
+            "ICS",
+            ["HM, ACT and EST take terms behind &; plain does not, for it is derived from none"],
+        ),
         ("own[S]", "S]", ["own takes a source and a destination"]),
         ("HM(k=1)[S,LGA]", "HM", ["'k'"]),
     ],

@@ -360,6 +360,27 @@ BUGS = [
         "the loss on single images bypasses DistributedDataParallel",
     ),
     Bug(
+        "defenses/roles.py",
+        "needed &= (moved != images).flatten(1).any(1)",
+        "pass",
+        "tests/defenses/test_terms.py::test_est_takes_an_image_that_did_not_move_for_the_benign_one",
+        "EST computes images again that did not move",
+    ),
+    Bug(
+        "defenses/roles.py",
+        "needed.cumsum(0) - 1 + len(images)",
+        "needed.cumsum(0) - 1",
+        "tests/defenses/test_terms.py::test_a_term_against_a_plain_loop",
+        "the benign roles of EST are the moved ones",
+    ),
+    Bug(
+        "defenses/terms.py",
+        "set(term.roles) <= set(cls.roles)",
+        "set(term.roles) & set(cls.roles)",
+        "tests/defenses/test_terms.py::test_act_has_no_perturbed_anchor",
+        "ACT takes terms on an anchor that it does not perturb",
+    ),
+    Bug(
         "defenses/base.py",
         "(2 * count * (count - 1))",
         "(2 * count * count)",

@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import DEFENSES, Defense, Network, Step, share_changed, triplet_logs
+from robustmetric.defenses.base import DEFENSES, Network, Step, share_changed, triplet_logs
 from robustmetric.defenses.roles import PerturbedTriplets, embed_roles
+from robustmetric.defenses.terms import TermDefense
 from robustmetric.distance import hardness, pair_distance
 from robustmetric.losses import hinge
 from robustmetric.perturb import frozen, pgd
 
 
 @DEFENSES.register("ACT")
-class AntiCollapse(Defense):
+class AntiCollapse(TermDefense):
     """Pull positive and negative together, leave the anchor, and learn to tell the two apart.
+
+    A term sees the anchor, which is not perturbed, as a, and the others as p, n, p̃ and ñ.
 
     >>> import robustmetric as rm
     >>> rm.defense("ACT[S]").name
@@ -22,6 +25,8 @@ class AntiCollapse(Defense):
     """
 
     family = "ACT"
+    roles = ("a", "p", "n", "p~", "n~")
+    lacks = "ACT leaves the anchor as it is: there is no ã"
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, pull together, take the loss."""
@@ -37,12 +42,12 @@ class AntiCollapse(Defense):
 
             x[:, 1:] = pgd(x[:, 1:], apart, self.budget)
         every = torch.arange(len(x), device=x.device)
-        seen = embed_roles(network, images, mined.triplets, PerturbedTriplets(every, x))
+        seen = embed_roles(network, images, mined.triplets, PerturbedTriplets(every, x), self._benign)
         reached = hardness(seen.role["a~"], seen.role["p~"], seen.role["n~"])
-        loss = hinge(reached, self.margin)
+        loss, losses = self.add_terms(hinge(reached, self.margin), seen.role)
         logs = triplet_logs(
             mined,
-            {"loss/triplet": loss.item()},
+            losses,
             source=mined.hardness,
             reached=reached,
             perturbed=share_changed(x, images[mined.triplets.stack()]),

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import DEFENSES, Defense, Network, Step, share_changed, triplet_logs
+from robustmetric.defenses.base import DEFENSES, Network, Step, share_changed, triplet_logs
+from robustmetric.defenses.roles import benign_roles
+from robustmetric.defenses.terms import TermDefense
 from robustmetric.distance import cross_distance, hardness, pair_distance, reference_shift
-from robustmetric.losses import hinge
+from robustmetric.losses import Term, hinge
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.triplets import Sampler
 
 
 @DEFENSES.register("EST")
-class EmbeddingShifted(Defense):
+class EmbeddingShifted(TermDefense):
     """Move every image's embedding as far as it goes, then take the triplet loss on the moved batch.
 
     With `reference`, the first step leads away from where `robustmetric.distance.reference_shift` has it, by
-    default from a tiny random offset of the pixels. `source`, `budget`, `margin` and `seed` are those of
-    every defense.
+    default from a tiny random offset of the pixels. `terms` are added to the loss; `source`, `budget`,
+    `margin` and `seed` are those of every defense.
 
     >>> import robustmetric as rm
     >>> rm.defense("EST[R]").name
@@ -30,13 +34,14 @@ class EmbeddingShifted(Defense):
     def __init__(
         self,
         source: Sampler,
+        terms: Sequence[Term] = (),
         *,
         budget: Budget,
         margin: float = 0.2,
         seed: int = 0,
         reference: bool = False,
     ) -> None:
-        super().__init__(source, budget=budget, margin=margin, seed=seed)
+        super().__init__(source, terms, budget=budget, margin=margin, seed=seed)
         self.reference = reference
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
@@ -48,11 +53,13 @@ class EmbeddingShifted(Defense):
             moved = shift(network, images, origin, self.budget, generator=drawn)
         z = network(moved, learn=True)
         mined = self.mine(z, labels)
-        reached = hardness(*(z.index_select(0, role) for role in mined.triplets))
-        loss = hinge(reached, self.margin)
+        found = {f"{role}~": z.index_select(0, at) for role, at in zip("apn", mined.triplets, strict=True)}
+        reached = hardness(*found.values())
+        found |= benign_roles(network, images, mined.triplets, moved, z, self._benign)
+        loss, losses = self.add_terms(hinge(reached, self.margin), found)
         logs = triplet_logs(
             mined,
-            {"loss/triplet": loss.item()},
+            losses,
             source=mined.triplets.hardness(cross_distance(origin)),
             reached=reached,
             perturbed=share_changed(moved, images),

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import DEFENSES, Defense, Network, Step, mean_over_workers, triplet_logs
+from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers, triplet_logs
 from robustmetric.defenses.roles import PerturbedTriplets, embed_roles
+from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import (
     Benign,
     Destination,
@@ -18,14 +19,14 @@ from robustmetric.destination import (
     sampler_name,
 )
 from robustmetric.distance import hardness
-from robustmetric.losses import Term, check_term, hinge, term_loss
+from robustmetric.losses import Term, hinge
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.triplets import Mined, Sampler
 
 
 @DEFENSES.register("HM")
 @DEFENSES.register("min-max")
-class HardnessManipulation(Defense):
+class HardnessManipulation(TermDefense):
     """Perturb each source triplet just until it reaches its destination hardness, and train on that.
 
     `source` is the sampler of the source triplets, `destination` the hardness they are to reach, `terms` are
@@ -48,24 +49,17 @@ class HardnessManipulation(Defense):
         margin: float = 0.2,
         seed: int = 0,
     ) -> None:
-        super().__init__(source, budget=budget, margin=margin, seed=seed)
+        super().__init__(source, terms, budget=budget, margin=margin, seed=seed)
         check_destination(destination)
-        for term in terms:
-            check_term(term)
         self.destination = destination
         # One sampler stays one, whatever it remembers from call to call: HM[X,X] perturbs nothing.
         for part in destination.modules():
             if isinstance(part, Benign) and same_sampler(part.sampler, source):
                 part.sampler = source
-        self.terms = tuple(terms)
-        self.term_kinds = [str(getattr(term, "kind", type(term).__name__)) for term in self.terms]
-        used = {role for term in self.terms for role in term.roles}
-        self._benign = [role for role in "apn" if role in used]
 
-    def describe(self) -> str:
-        """Return HM with source and destination, and its terms."""
-        manipulation = f"{self.family}[{sampler_name(self.source)},{self.destination.name}]"
-        return "&".join([manipulation, *(getattr(t, "name", type(t).__name__) for t in self.terms)])
+    def before_terms(self) -> str:
+        """Return HM with source and destination."""
+        return f"{self.family}[{sampler_name(self.source)},{self.destination.name}]"
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, perturb the triplets that are too easy, take the loss."""
@@ -77,12 +71,8 @@ class HardnessManipulation(Defense):
             perturbed = manipulate(network, images, mined, wanted, self.budget)
         seen = embed_roles(network, images, mined.triplets, perturbed, self._benign)
         reached = hardness(seen.role["a~"], seen.role["p~"], seen.role["n~"])
-        loss = triplet = hinge(reached, self.margin)
-        losses = {"loss/triplet": triplet.item()}
-        for kind, term in zip(self.term_kinds, self.terms, strict=True):
-            part = term_loss(term, seen.role, margin=self.margin)
-            losses[f"loss/{kind}"] = losses.get(f"loss/{kind}", 0.0) + part.item()
-            loss = loss + part
+        triplet = hinge(reached, self.margin)
+        loss, losses = self.add_terms(triplet, seen.role)
         if self.training:
             self.destination.update(mean_over_workers(triplet.detach()))
         logs = triplet_logs(

@@ -12,8 +12,9 @@ from typing import Any, NoReturn, TypeVar
 
 from robustmetric.defenses.base import DEFENSES, Defense
 from robustmetric.defenses.hardness import HardnessManipulation
+from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
-from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term, check_term
+from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term
 from robustmetric.perturb import Budget
 from robustmetric.registry import Registry, take_apart, unknown
 from robustmetric.triplets import SAMPLERS, Sampler, check_margin, check_sampler
@@ -45,7 +46,8 @@ def defense(
     - ``HM[X,destination]`` Hardness Manipulation; ``min-max[X]`` is ``HM[X,2]``
     - destinations: a sampler, a number (``0``, ``-γ/2``), ``LGA``, ``g2``, ``g1/2``, ``gB(M)``; with
       parameters ``LGA(u=2.2)``, ``gB(M,ξ=0.1)``
-    - terms behind HM: ``&ICS``, ``&ICS(λ=0.05)``, ``&ICS(γ=0.2)``, and ``&L(a,ã,p̃)`` and the like
+    - terms behind HM, EST and, without ã, ACT: ``&ICS``, ``&ICS(λ=0.05)``, ``&ICS(γ=0.2)``, and
+      ``&L(a,ã,p̃)`` and the like
 
     γ, λ, ξ, ã may be written gamma, lambda, xi, a~. In each place a part of your own may stand instead, by
     the name it is registered under or as ``file.py:Object``, with options ``(k=2)`` if it has any; a defense
@@ -74,9 +76,11 @@ def defense(
     if rest.plain:
         wanted = "only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS"
         rest.fail(wanted + _about_paths(rest))
-    head, manipulates = _family(family, bare=inside is None)
-    if behind and not manipulates:
-        behind[0].fail("only HM takes terms behind &: they need a perturbed anchor, positive and negative")
+    head, kind = _family(family, bare=inside is None)
+    manipulates = issubclass(kind, HardnessManipulation)
+    if behind and not issubclass(kind, TermDefense):
+        why = "perturbs nothing" if head == "N/A" else "is derived from none of them"
+        behind[0].fail(f"HM, ACT and EST take terms behind &; {head} does not, for it {why}")
     reader = _Reader(margin, reference=reference)
     parts: dict[str, Any] = {}
     names: list[str] = []
@@ -92,8 +96,8 @@ def defense(
         if manipulates:
             parts["destination"], text = (Constant(2), "2") if minmax else reader.destination(items[1])
             names.append(text)
-    terms = [reader.term(part) for part in behind]
-    if manipulates:
+    terms = [reader.term(part, kind) for part in behind]
+    if terms or manipulates:
         parts["terms"] = [term for term, _ in terms]
     head = "HM" if head == "min-max" else head
     if reference and _takes(DEFENSES.find(head)[0], "reference"):
@@ -106,13 +110,13 @@ def defense(
             "margin=margin, seed=seed)"
         )
     made.written = "&".join([f"{head}[{','.join(names)}]" if names else head, *(text for _, text in terms)])
-    if isinstance(made, HardnessManipulation):
+    if isinstance(made, TermDefense):
         made.term_kinds = [_kind_of(term, text) for term, text in terms]
     return made
 
 
-def _family(part: _Part, *, bare: bool) -> tuple[str, bool]:
-    """Return the text of the family before the brackets, and whether it is a Hardness Manipulation."""
+def _family(part: _Part, *, bare: bool) -> tuple[str, type[Any]]:
+    """Return the text of the family before the brackets, and its class; of a function that is not known."""
     name = _bare(part, DEFENSES)
     if bare and (name in FAMILIES or (name not in DEFENSES and file_of(part.text) is None)):
         form = "a defense is written FAMILY[…], such as HM[S,LGA]&ICS, N/A[R], EST[R] or ACT[S]"
@@ -120,7 +124,7 @@ def _family(part: _Part, *, bare: bool) -> tuple[str, bool]:
     text = _written(part, DEFENSES)
     factory, _ = _made(part, partial(DEFENSES.find, text))
     kind = factory.func if isinstance(factory, partial) else factory
-    return text, isinstance(kind, type) and issubclass(kind, HardnessManipulation)
+    return text, kind if isinstance(kind, type) else Defense
 
 
 def _kind_of(term: Term, text: str) -> str:
@@ -190,7 +194,12 @@ class _Reader:
         made = _made(part, lambda: OfMargin(value, margin=self.margin) if number[3] else Constant(value))
         return made, made.name
 
-    def term(self, part: _Part) -> tuple[Term, str]:
+    def term(self, part: _Part, family: type[TermDefense]) -> tuple[Term, str]:
+        term, text = self.any_term(part)
+        _made(part, partial(family.check_roles, term))
+        return term, text
+
+    def any_term(self, part: _Part) -> tuple[Term, str]:
         kind = _bare(part, TERMS)
         if file_of(part.text) is None:
             _, arguments = part.call()
@@ -204,9 +213,7 @@ class _Reader:
             if kind not in TERMS:
                 part.fail(_unknown(part, TERMS, kind))
         text = _written(part, TERMS)
-        made: Term = _made(part, partial(TERMS.make, text))
-        _made(part, partial(check_term, made))
-        return made, text
+        return _made(part, partial(TERMS.make, text)), text
 
     def make(self, text: str, parts: Registry[T]) -> T:
         """Make a part; γ is its margin and, by `reference`, True its `itself`, where they are not given."""

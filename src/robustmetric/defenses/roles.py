@@ -86,6 +86,30 @@ def embed_roles(
     return Embedded(found, computed, where)
 
 
+def benign_roles(
+    network: Network, images: Tensor, triplets: Triplets, moved: Tensor, z: Tensor, benign: Iterable[str]
+) -> dict[str, Tensor]:
+    """Embed the `benign` roles of triplets in a batch that was moved as a whole: (T, D) for each of them.
+
+    `triplets` are positions in the (N, C, H, W) `images`, which became `moved` with embeddings `z` (N, D)
+    for the loss. An image that was left as it is, or that has none of the roles, is not computed
+    again where the network treats each image on its own.
+    """
+    where = {role: triplets["apn".index(role)] for role in benign}
+    if not where:
+        return {}
+    place = torch.arange(len(images), device=images.device)
+    if mixes_images(network.model):
+        found = network(images)  # past DistributedDataParallel, as in `embed_roles`
+    else:
+        needed = torch.zeros_like(place, dtype=torch.bool)
+        needed[torch.cat(list(where.values()))] = True
+        needed &= (moved != images).flatten(1).any(1)
+        place = torch.where(needed, needed.cumsum(0) - 1 + len(images), place)
+        found = torch.cat([z, network(images[needed])]) if needed.any() else z
+    return {role: found.index_select(0, place[at]) for role, at in where.items()}
+
+
 _MIXING = re.compile("batch_?norm|drop|stochastic|rrelu", re.IGNORECASE)
 
 
