@@ -12,7 +12,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(page: Path) -> None:
+def test_the_code_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     assert not re.search(r"^[A-Z]+_[A-Z]+$", page.read_text(encoding="utf-8"), re.MULTILINE), "a gap to fill"
@@ -21,6 +21,10 @@ def test_the_code_of_a_page_runs(page: Path) -> None:
         torch.manual_seed(0)
         for block in blocks:
             exec(compile(block, str(page), "exec"), names)  # noqa: S102
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("| "):
+            assert line in lines, "a row that the code prints is not in the page's table"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import robustmetric as rm
 
@@ -72,3 +73,16 @@ def test_tensorboard_is_an_extra() -> None:
     needed, _, extras = stated.partition("[project.optional-dependencies]")
     assert "tensorboard" not in needed.partition("dependencies = [")[2]
     assert 'tensorboard = ["tensorboard' in extras
+
+
+def test_the_citation_is_of_this_version() -> None:
+    root = Path(__file__).parents[1]
+    citation = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # all that the format demands
+    assert citation["version"] == rm.__version__
+    stated = (root / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'license = "{citation["license"]}"' in stated
+    assert f'name = "{citation["authors"][0]["name"]}"' in stated
+    paper = citation["preferred-citation"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Zhou", "Patel"]
+    assert f"*{paper['title']}* (CVPR {paper['year']})" in (root / "README.md").read_text(encoding="utf-8")
