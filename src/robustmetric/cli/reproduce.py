@@ -35,7 +35,10 @@ def reproduce(
         help="table1 to table11, figure1, figure6 to figure8, or all.", metavar="NAME..."
     ),
     data: list[str] = typer.Option([], help="Data set, instead of the paper's; several times for several."),
-    root: list[Path] = typer.Option([], help="Where its files are: one for each --data, in their order."),
+    root: list[str] = typer.Option(
+        [],
+        help="Where its files are: one for each --data in their order, or NAME=DIR, as of the paper's sets.",
+    ),
     weights: Path = typer.Option(None, help="Weights that trainings begin with: ImageNet's, for ResNets."),
     epochs: int = typer.Option(None, help="Epochs of a training; by default the recipe's."),
     steps: int = typer.Option(32, help="η of the evaluation's attacks; that of a training is its cell's."),
@@ -66,10 +69,9 @@ def reproduce(
     wanted = experiment_names() if names == ["all"] else list(dict.fromkeys(names))
     _check_counts(seeds=seeds, jobs=jobs, threads=threads)
     check_engine(on, address)
-    sets = _sets(data, root)
-    shown = [experiment(name, list(sets), range(seeds)) for name in wanted]
+    shown = [experiment(name, data, range(seeds)) for name in wanted]
     scale = _scale(
-        sets,
+        _roots(data, root),
         weights,
         change,
         epochs=epochs,
@@ -82,7 +84,8 @@ def reproduce(
         accelerator=accelerator,
     )
     given = {
-        "--data": list(sets), "--root": list(scale.roots.values()), "--weights": weights, "--epochs": epochs,
+        "--data": data, "--root": [f"{name}={path}" for name, path in scale.roots.items()],
+        "--weights": scale.changes.get("weights"), "--epochs": epochs,
         "--steps": steps if steps != 32 else None, "--seeds": seeds if seeds > 1 else None,
         "--queries": queries, "--batches": batches if batches != 1000 else None, "--set": change,
         "--out": out.expanduser().absolute(), "--threads": threads, "--devices": devices,
@@ -248,27 +251,35 @@ def _show(console: Terminal, table: Experiment, findings: Sequence[Finding], sca
     console.print(f"in {out}: {names}", highlight=False, soft_wrap=True)
 
 
-def _sets(data: list[str], root: list[Path]) -> dict[str, Path | None]:
-    """Pair data sets with where their files are."""
+def _roots(data: list[str], root: list[str]) -> dict[str, Path]:
+    """Find out where the files of each data set are."""
+    from robustmetric.data import DATA
+
     if len(set(data)) < len(data):
         raise UserError(f"a data set is given twice: {', '.join(data)}", parameter="data")
-    if len(root) > len(data) and data:
-        raise UserError(
-            f"{len(root)} roots are given for {len(data)} data sets: one for each", parameter="root"
-        )
-    if root and not data:
-        raise UserError("a root goes with a data set: give --data before it", parameter="root")
-    paths = [path.expanduser().absolute() for path in root]
-    return {name: paths[k] if k < len(paths) else None for k, name in enumerate(data)}
+    found: dict[str, str] = {}
+    unnamed = list(data)
+    for text in root:
+        name, equals, path = text.partition("=")
+        if not (equals and (name in DATA or name in data)):
+            if not unnamed:
+                raise UserError(
+                    f"which data set is in {text}? give --data for each --root, or write --root cub={text}",
+                    parameter="root",
+                )
+            name, path = unnamed.pop(0), text
+        if name in found:
+            raise UserError(f"{name} has two roots, {found[name]} and {path}: give one", parameter="root")
+        found[name] = path
+    return {name: Path(path).expanduser().absolute() for name, path in found.items()}
 
 
-def _scale(sets: dict[str, Path | None], weights: Path | None, change: list[str], **options: Any) -> Scale:
+def _scale(roots: dict[str, Path], weights: Path | None, change: list[str], **options: Any) -> Scale:
     from robustmetric.experiments.cells import Scale
 
     changes = read_changes(change)
     if weights is not None:
         changes["weights"] = weights.expanduser().absolute()
-    roots = {name: path for name, path in sets.items() if path is not None}
     return Scale(changes=changes, roots=roots, **options)
 
 

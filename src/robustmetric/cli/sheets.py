@@ -17,16 +17,16 @@ _STYLES: dict[Kind, str] = {"ours": "", "published": "dim", "difference": "dim i
 def show_sheet(console: Console, sheet: Sheet) -> None:
     """Print a table with its title and notes; what does not fit beside it comes in tables below.
 
-    Where not all columns fit, those that are to be shown first come first: R@1 to NMI and the ERS.
+    Where not all columns fit, those of the attacks come after the others, or else R@1 and the ERS first.
     """
     console.print(styled((sheet.title, "bold")), highlight=False)
     left = list(range(len(sheet.heads)))
     if not _fits(console, sheet, left):
-        left.sort(key=lambda number: not sheet.heads[number].first)
-        firsts = sum(head.first for head in sheet.heads)
-        if firsts and _fits(console, sheet, left[:firsts]):
-            console.print(_table(sheet, left[:firsts]))
-            left = left[firsts:]
+        first = [number for number in left if sheet.heads[number].rank < 2]
+        if len(first) < len(left) and _fits(console, sheet, first):
+            console.print(_table(sheet, first))
+            left = [number for number in left if number not in first]
+        left.sort(key=lambda number: sheet.heads[number].rank)
     while left:
         count = len(left)
         while count > sheet.together and not _fits(console, sheet, left[:count]):

@@ -162,14 +162,15 @@ def _to_all(z: Tensor, gallery: Tensor) -> None:
 
 
 def _seconds(act: Callable[[], object]) -> float:
-    """Time an act: once to warm up, then the mean of a few."""
-    act()
-    _wait()
-    begun = time.perf_counter()
+    """Time an act: the fastest of a few, for the first warms up, and other programs disturb the rest."""
+    taken = []
     for _ in range(_STEPS):
+        _wait()
+        begun = time.perf_counter()
         act()
-    _wait()
-    return (time.perf_counter() - begun) / _STEPS
+        _wait()
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
 
 
 def _wait() -> None:

@@ -25,7 +25,7 @@ _PAPERS = {"cub": "CUB", "cars": "CARS", "sop": "SOP"}
 
 @dataclass(frozen=True)
 class Head:
-    """A column of figures: its `name` and `group`, and whether it is shown `first` where not all columns fit.
+    """A column of figures: its `name` and `group`, and its `rank`: where not all fit, 0 comes before 1 and 2.
 
     >>> Head("R@1 ↑", "Random").whole
     'Random R@1 ↑'
@@ -33,7 +33,7 @@ class Head:
 
     name: str
     group: str = ""
-    first: bool = False
+    rank: int = 0
 
     @property
     def whole(self) -> str:

@@ -102,7 +102,7 @@ def _panels(part: SubFigure, lines: Mapping[str, Sequence[Finding]]) -> None:
                 )
         kinds |= {kind for kind, some in (("ours", ours), ("published", published)) if some}
         kinds |= {"collapsed" for summary in rows.values() if summary.fallen}
-        handles.append(_handle(defense, shape))
+        handles.append(_handle(defense, shape, letters=22))
     costs = sorted({finding.row.cost for found in lines.values() for finding in found})
     cost.set_xscale("log", base=2)
     cost.set_xticks(costs, [str(c) for c in costs])
@@ -120,10 +120,12 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], shape: Look, label
     axes.plot(x, y, color=shape.colour, marker=shape.marker, label=plain(label), **more)
 
 
-def _handle(label: str, shape: Look, **more: Any) -> Line2D:
+def _handle(label: str, shape: Look, letters: int = 50, **more: Any) -> Line2D:
+    """Make an entry of a legend, whose label has so many letters in a line."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], **{"color": shape.colour, "marker": shape.marker, "label": plain(label), **more})
+    told = wrapped(label, letters)
+    return Line2D([], [], **{"color": shape.colour, "marker": shape.marker, "label": told, **more})
 
 
 def _bars(axes: Axes, x: Sequence[float], found: Any, across: str | None, up: str, shape: Look) -> None:
@@ -275,7 +277,8 @@ def records(named: Mapping[str, Record], title: str = "") -> Figure:
     shown = [column for column in COLUMNS if any(column in found for found in terms.values())]
     if not shown:
         raise UserError("there is nothing to plot: no record has a score of the ERS")
-    whole = [name for name, record in named.items() if record.ers is not None]
+    scored = {name: record_scores(record) for name, record in named.items()}
+    whole = {name: scores for name, scores in scored.items() if {"R@1", "ERS"} <= scores.keys()}
     with styled():
         heights = [1.5, *([2.0 + 0.12 * len(named)])] if whole else [2.0 + 0.12 * len(named)]
         figure = new_figure(0.45 + sum(heights) + 0.14 * len(named))
@@ -284,19 +287,19 @@ def records(named: Mapping[str, Record], title: str = "") -> Figure:
         handles = []
         for number, (name, record) in enumerate(named.items()):
             shape = look(number)
-            face = shape.colour if record.ers is None or record.ers.valid else "white"
-            how = {
+            valid = record.ers is None or record.ers.valid
+            how: dict[str, Any] = {
                 "color": shape.colour,
                 "marker": shape.marker,
-                "markerfacecolor": face,
+                "markerfacecolor": shape.colour if valid else "white",
                 "linestyle": "none",
             }
-            if name in whole:
-                scores = record_scores(record)
+            handles.append(_handle(name if valid else f"{name} (ERS not valid)", shape, **how))
+            how["label"] = plain(name)
+            if (scores := whole.get(name)) is not None:
                 _bars(panels[0], [scores["R@1"].value], [scores], "R@1", "ERS", shape)
-                panels[0].plot([scores["R@1"].value], [scores["ERS"].value], label=plain(name), **how)
+                panels[0].plot([scores["R@1"].value], [scores["ERS"].value], **how)
             _dots(panels[-1], [terms[name].get(column) for column in shown], number, len(named), how)
-            handles.append(_handle(name if face != "white" else f"{name} (ERS not valid)", shape, **how))
         if whole:
             panels[0].set(xlabel="R@1", ylabel="ERS")
             panels[0].margins(0.12)

@@ -119,7 +119,7 @@ def wrapped(text: str, letters: int = _LETTERS) -> str:
     >>> wrapped("Figure 1 on cub", 8).splitlines()
     ['Figure 1', 'on cub']
     """
-    return plain("\n".join(textwrap.wrap(printable(text), letters)))
+    return plain("\n".join(textwrap.wrap(printable(text), letters, break_on_hyphens=False)))
 
 
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:

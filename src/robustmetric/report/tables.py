@@ -90,7 +90,7 @@ def sheet(experiment: Experiment, findings: Sequence[Finding], told: str) -> She
         shown = [point for line in points(findings).values() for point in line] if curves else findings
         blocks = [_scores(finding, about, names, cost=curves) for finding in shown]
         keys = ("data", "defense", "η", *(["cost η+1"] if curves else []))
-        heads = tuple(Head(SCORES[n].heading, "" if curves else _group(n), n not in COLUMNS) for n in names)
+        heads = tuple(Head(SCORES[n].heading, "" if curves else _group(n), _rank(n)) for n in names)
         lines = [line for block in blocks for line in _lines(block, interval=_MEASURED)]
     return Sheet(
         title=title,
@@ -267,6 +267,10 @@ def _group(name: str) -> str:
     if name == "ERS":
         return ""
     return "White-box attacks" if name in COLUMNS else "Benign examples"
+
+
+def _rank(name: str) -> int:
+    return 0 if name in _MEASURED else 2 if name in COLUMNS else 1
 
 
 def _said(word: str, count: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -187,7 +188,12 @@ def dump_recipe(recipe: Recipe) -> str:
 def _read(name: str | Path) -> dict[str, Any]:
     if _is_file(name):
         return read_file(Path(name))
-    return read_entries(_packaged(str(name)), str(name))
+    return dict(_packaged_entries(str(name)))
+
+
+@cache
+def _packaged_entries(name: str) -> dict[str, Any]:
+    return read_entries(_packaged(name), name)
 
 
 def _is_file(name: str | Path) -> bool:

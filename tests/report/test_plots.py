@@ -1,0 +1,290 @@
+"""The plots: what they show is what they are given, and the same content gives the same bytes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from robustmetric.experiments.findings import Finding
+from robustmetric.experiments.outcome import Outcome
+from robustmetric.experiments.paper import experiment
+from robustmetric.experiments.samplers import EDGES
+from robustmetric.report import plots
+from robustmetric.report.style import new_figure, plain, save, styled
+from robustmetric.validate import UserError
+from tests.helpers.records import a_record
+
+
+def lines_of(axes: Axes) -> dict[str, list[tuple[float, float]]]:
+    """The points of each named line."""
+    named = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    return {str(line.get_label()): _points(line) for line in named}
+
+
+def _points(line: Any) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+
+
+def bars_of(axes: Axes) -> list[list[list[float]]]:
+    """The two ends of all error bars, by series and direction."""
+    return [np.array(c.get_segments()).reshape(-1, 4).tolist() for c in axes.collections]  # type: ignore[attr-defined]
+
+
+def drawn(figure: Figure) -> None:
+    """Draw a figure, and check that no text reaches out of it."""
+    with styled():
+        FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+        box = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert box.x0 >= -0.02
+    assert box.y0 >= -0.02
+    assert box.x1 <= width + 0.02
+    assert box.y1 <= height + 0.02
+
+
+def figure_1(shift: float = 1.0, seeds: int = 1) -> tuple[Figure, list[Finding]]:
+    """Figure 1 with ours a little above what was published, one point missing and one collapsed."""
+    about = experiment("figure1", seeds=range(seeds))
+    found = []
+    for number, row in enumerate(about.rows):
+        assert row.published is not None
+        scores = row.published.scores
+        made: list[Outcome | None] = [
+            Outcome(Path(), a_record({**scores, "R@1": scores["R@1"] + shift, "ERS": scores["ERS"] + k}))
+            for k in range(seeds)
+        ]
+        if number == 1:
+            made = [None] * seeds
+        if number == 2:
+            made = [Outcome(Path(), collapsed="fell")] * seeds
+        found.append(Finding(row, tuple(made)))
+    return plots.curves(about, found, "150 epochs"), found
+
+
+def test_curves_show_ours_and_the_published_points() -> None:
+    figure, findings = figure_1()
+    (part,) = figure.subfigs
+    cost, both, recall, _ = part.axes
+    known = {
+        (f.row.defense, f.row.cost): f.row.published.scores for f in findings if f.row.published is not None
+    }
+    for name in ("ACT[R]", "ACT[S]", "HM[S,LGA]&ICS"):
+        rows = {c: known[name, c] for c in (3, 5, 9, 17, 33)}
+        assert lines_of(cost)[f"{name} published"] == [(c, s["ERS"]) for c, s in rows.items()]
+        assert lines_of(recall)[f"{name} published"] == [(c, s["R@1"]) for c, s in rows.items()]
+        assert lines_of(both)[f"{name} published"] == [(s["R@1"], s["ERS"]) for s in rows.values()]
+        kept = {c: s for c, s in rows.items() if name != "ACT[R]" or c not in (5, 9)}
+        assert lines_of(cost)[f"{name} ours"] == [(c, s["ERS"]) for c, s in kept.items()]
+        assert lines_of(recall)[f"{name} ours"] == [(c, s["R@1"] + 1) for c, s in kept.items()]
+        assert lines_of(both)[f"{name} ours"] == [(s["R@1"] + 1, s["ERS"]) for s in kept.values()]
+    solid = {str(line.get_label()): line for line in cost.lines}
+    assert solid["ACT[S] ours"].get_linestyle() == "-"
+    assert solid["ACT[S] published"].get_linestyle() == "--"
+    assert solid["ACT[S] published"].get_markerfacecolor() == "white"
+    assert solid["ACT[S] ours"].get_marker() != solid["ACT[R] ours"].get_marker()
+    crosses = [_points(line) for line in cost.lines if line.get_marker() == "x"]
+    assert crosses == [[(9.0, 0.03)]]  # at the foot
+    legend = part.axes[3].get_legend()
+    assert legend is not None
+    told = [text.get_text() for text in legend.get_texts()]
+    assert told == ["ACT[R]", "ACT[S]", "HM[S,LGA]&ICS", "ours", "published", "collapsed"]
+    assert [label.get_text() for label in recall.get_xticklabels()] == ["3", "5", "9", "17", "33"]
+    drawn(figure)
+
+
+def test_error_bars_are_the_interval_or_the_deviation() -> None:
+    cost = figure_1()[0].subfigs[0].axes[0]
+    act = bars_of(cost)[0]
+    assert act[0] == pytest.approx([3, 5.8 - 1, 3, 5.8 + 1])
+    both = figure_1()[0].subfigs[0].axes[1]
+    across, up = bars_of(both)[:2]
+    assert across[0] == pytest.approx([47.5 - 1, 5.8, 47.5 + 1, 5.8])
+    assert up[0] == pytest.approx([47.5, 5.8 - 1, 47.5, 5.8 + 1])
+    cost = figure_1(seeds=2)[0].subfigs[0].axes[0]
+    mean, deviation = 5.8 + 0.5, math.sqrt(0.5)
+    assert bars_of(cost)[0][0] == pytest.approx([3, mean - deviation, 3, mean + deviation])
+
+
+def test_nothing_made_yet_shows_what_was_published() -> None:
+    about = experiment("figure8", ["cub", "digits"])
+    figure = plots.curves(about, [Finding(row, (None,)) for row in about.rows], "none")
+    cub, digits = figure.subfigs
+    assert all(name.endswith("published") for name in lines_of(cub.axes[0]))
+    assert len(lines_of(cub.axes[0])) == 4
+    assert not lines_of(digits.axes[0])
+    drawn(figure)
+
+
+def test_histograms_are_shares_of_each_samplers_triplets() -> None:
+    rng = np.random.default_rng(0)
+    counts = {letter: rng.multinomial(1000, np.ones(20) / 20) for letter in "RMSDH"}
+    hardness = {
+        letter: {"mean": -0.1 * k, "variance": 0.001, "counts": [0] * 190 + found.tolist() + [0] * 190}
+        for k, (letter, found) in enumerate(counts.items())
+    }
+    figure = plots.hardness_histograms(
+        hardness, "digits $x$ samplers, and more than fits into a single line of it"
+    )
+    names = ["Random", "Semihard", "Softhard", "Distance", "Hardest"]
+    assert [axes.get_ylabel() for axes in figure.axes] == names
+    for axes, found in zip(figure.axes, counts.values(), strict=True):
+        steps: Any = axes.patches[1]
+        values, edges, _ = steps.get_data()
+        np.testing.assert_allclose(values[190:210], found / 10)
+        np.testing.assert_array_equal(edges, EDGES)
+        assert axes.get_xlim() == pytest.approx((-0.12, 0.12))
+    assert figure.axes[1].lines[0].get_xdata() == [-0.1, -0.1]
+    assert "−0.100" in figure.axes[1].texts[0].get_text()
+    drawn(figure)
+
+
+ROWS = [
+    {"step": "10", "loss": "0.2", "perturbed": "0.5", "hardness/source": "-0.3",
+     "hardness/destination": "-0.1", "hardness/reached": "-0.2", "R@1": ""},
+    {"step": "15", "loss": "", "perturbed": "", "hardness/source": "",
+     "hardness/destination": "", "hardness/reached": "", "R@1": "98"},
+    {"step": "20", "loss": "nan", "perturbed": "0.25", "hardness/source": "-0.4",
+     "hardness/destination": "inf", "hardness/reached": "much", "R@1": ""},
+]  # fmt: skip
+
+
+def test_a_training_shows_what_was_logged() -> None:
+    figure = plots.training({"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs")
+    hardness, perturbed, loss = figure.axes
+    assert [axes.get_ylabel() for axes in figure.axes] == ["hardness", "perturbed, %", "loss"]
+    assert lines_of(hardness) == {
+        "mine source": [(10, -0.3), (20, -0.4)],
+        "mine destination": [(10, -0.1)],
+        "mine reached": [(10, -0.2)],
+    }
+    assert lines_of(perturbed) == {"mine": [(10, 50), (20, 25)]}
+    assert lines_of(loss) == {"mine": [(10, 0.2)], "other": [(5, 1.5)]}
+    told = [text.get_text() for text in figure.legends[0].get_texts() if text.get_text()]
+    assert told == ["mine", "other", "source", "destination", "reached"]
+    drawn(figure)
+
+
+def test_long_trainings_are_shown_by_means_of_neighbours() -> None:
+    rows = [{"step": str(step), "loss": str(step % 7)} for step in range(1, 401)]
+    (axes,) = plots.training({"long": rows}).axes
+    expected = []
+    for first in range(0, 400, 3):  # 150 points at most
+        part = rows[first : first + 3]
+        steps, values = ([float(row[name]) for row in part] for name in ("step", "loss"))
+        expected.append((sum(steps) / len(part), sum(values) / len(part)))
+    np.testing.assert_allclose(lines_of(axes)["long"], expected)
+
+
+@pytest.mark.parametrize("rows", [[], [{"step": "1", "lr": "0.1"}], [{"loss": "0.1"}]])
+def test_a_training_without_figures_is_refused(rows: list[dict[str, str]]) -> None:
+    with pytest.raises(
+        UserError, match="there is nothing to plot of mine: no row has any of hardness/source"
+    ):
+        plots.training({"mine": rows})
+
+
+def test_records_show_ers_recall_and_terms() -> None:
+    named = {
+        "plain": a_record({"R@1": 53.9, "CA+": 20.0, "TMA": 0.75}, width=2.0),
+        "fallen": a_record(why="one point"),
+    }
+    figure = plots.records(named)
+    scatter, terms = figure.axes
+    for name, record in named.items():
+        assert record.ers is not None
+        (point,) = lines_of(scatter)[name]
+        assert point == (record["R@1"], record["ERS"])
+    across, up = bars_of(scatter)[:2]
+    ers = named["plain"]["ERS"]
+    assert across == [pytest.approx([51.9, ers, 55.9, ers])]
+    assert up == [pytest.approx([53.9, ers - 2, 53.9, ers + 2])]
+    for number, (name, record) in enumerate(named.items()):
+        assert record.ers is not None
+        values, places = np.transpose(lines_of(terms)[name])
+        assert values.tolist() == pytest.approx(list(record.ers.terms.values()))
+        np.testing.assert_allclose(places, np.arange(10) + 0.35 * (number - 0.5))
+    bars = bars_of(terms)[0]
+    assert bars[0][::2] == pytest.approx([40 - 4, 40 + 4])  # CA+: twice the rank
+    assert bars[4][::2] == pytest.approx([25 - 2, 25 + 2])  # TMA
+    assert [tick.get_text() for tick in terms.get_yticklabels()][:2] == ["CA+", "CA−"]
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["plain", "fallen (ERS not valid)"]
+    faces = {line.get_label(): line.get_markerfacecolor() for line in scatter.lines}
+    assert (faces["plain"], faces["fallen"]) == ("#0072B2", "white")
+    drawn(figure)
+
+
+def test_terms_of_the_strict_protocol_stay_within_their_range() -> None:
+    record = a_record({"CA+": 70.0, "GTT": 0.5}, protocol="strict")
+    (_, terms) = plots.records({"one": record}).axes
+    assert lines_of(terms)["one"][0] == (100.0, 0.0)
+    assert bars_of(terms)[0][9][::2] == pytest.approx([0.0, 1.5])
+
+
+def test_records_without_a_score_of_the_ers_are_refused() -> None:
+    with pytest.raises(UserError, match="no record has a score of the ERS"):
+        plots.records({"clean": a_record(attacks=False)})
+
+
+def test_a_record_without_attacks_stands_beside_one_with() -> None:
+    figure = plots.records({"clean": a_record(attacks=False), "whole": a_record()})
+    assert list(lines_of(figure.axes[0])) == ["whole"]
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    first = save(figure_1()[0], tmp_path / "a" / "plot.1")
+    assert [file.name for file in first] == ["plot.1.svg", "plot.1.pdf", "plot.1.png"]
+    with mpl.rc_context({"font.size": 20, "lines.linewidth": 9, "svg.hashsalt": "other"}):
+        second = save(figure_1()[0], tmp_path / "b" / "plot")
+        assert mpl.rcParams["font.size"] == 20
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+    svg = first[0].read_text(encoding="utf-8")
+    assert ">HM[S,LGA]&amp;ICS</text>" in svg
+    assert "<dc:date>" not in svg
+    assert b"/CIDFontType2" in first[1].read_bytes()  # 42, which editors can edit; not type 3
+    assert b"/Type3" not in first[1].read_bytes()
+    assert b"CreationDate" not in first[1].read_bytes()
+    with Image.open(first[2]) as image:
+        assert image.width == 990
+        assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+    assert not [file for file in (tmp_path / "a").iterdir() if file.name.startswith(".")]
+
+
+def test_hostile_and_foreign_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    names = ["_first", "$x^$ \\frac", "a\x1b[2J", "漢字", "long " * 60, "/a/path/without/spaces" * 9]
+    named = {name: a_record() for name in names}
+    figure = plots.records(named, "title $1 and _ 漢字 " * 9)
+    (file,) = save(figure, tmp_path / "plot", ["svg"])
+    text = file.read_text(encoding="utf-8")
+    assert ">$x^$ \\frac</text>" in text
+    assert "\x1b" not in text
+    drawn(figure)
+    told = [label.get_text() for label in figure.legends[0].get_texts()]
+    assert told[0] == plain("_first")
+    assert len(told) == len(names)
+
+
+def test_plots_do_not_touch_matplotlibs_settings_or_windows() -> None:
+    before = dict(mpl.rcParams)
+    figure_1()
+    assert dict(mpl.rcParams) == before
+    for file in Path(plots.__file__).parent.glob("*.py"):
+        assert "pyplot" not in file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("formats", "told"), [(["gif"], "unknown format 'gif'; known: pdf, png, svg"), ([], "no format is given")]
+)
+def test_unknown_formats_are_refused(formats: list[str], told: str, tmp_path: Path) -> None:
+    with styled(), pytest.raises(UserError, match=told):
+        save(new_figure(1.0), tmp_path / "plot", formats)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,262 @@
+"""The tables: our figures, the published ones and the differences, in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from robustmetric.experiments.findings import Finding
+from robustmetric.experiments.outcome import Outcome
+from robustmetric.experiments.paper import Experiment, Row, experiment, experiment_names
+from robustmetric.experiments.published import published_hardness
+from robustmetric.report.layout import Head, Line, Sheet, write
+from robustmetric.report.summary import SCORES
+from robustmetric.report.tables import SAMPLERS, sheet
+from robustmetric.validate import UserError
+from tests.helpers.records import a_record
+from tests.report.test_latex import HOSTILE
+
+Make = Callable[[Row, int], Outcome | None]
+
+
+def findings(found: Experiment, make: Make) -> list[Finding]:
+    return [Finding(row, tuple(make(row, k) for k in range(len(row.tasks)))) for row in found.rows]
+
+
+def as_published(row: Row, number: int, shift: float = 0.0) -> Outcome | None:
+    """What the paper has for a row, with `shift` points more R@1 for each further seed."""
+    known = row.published
+    if known is None or known.collapsed:
+        return Outcome(Path("cell"), collapsed="R@1 fell to 1 %")
+    return Outcome(Path("cell"), a_record({**known.scores, "R@1": known.scores["R@1"] + shift * number}))
+
+
+def rows_of(made: Sheet) -> list[dict[str, str]]:
+    return [dict(zip(made.headers, row, strict=True)) for row in made.rows]
+
+
+def figures_of(made: Sheet) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(made.csv())))
+
+
+def test_ours_stand_beside_the_published_ones_with_the_difference() -> None:
+    table = experiment("table7")
+
+    def make(row: Row, number: int) -> Outcome:
+        assert row.published is not None
+        return Outcome(Path(), a_record({**row.published.scores, "R@1": 38.54, "TMA": 0.5}, width=1.5))
+
+    made = sheet(table, findings(table, make), "150 epochs")
+    assert made.title == "Table 7 on cub: The parameter u of gradual adversary (150 epochs)"
+    ours, known, difference = rows_of(made)[:3]
+    assert (ours["data"], ours["defense"], ours["η"], ours[""]) == ("cub", "HM[S,LGA]", "8", "ours")
+    assert (ours["R@1 ↑"], known["R@1 ↑"], difference["R@1 ↑"]) == ("38.5 [37.0, 40.0]", "38.0", "+0.5")
+    assert (ours["ERS ↑"], known["ERS ↑"], difference["ERS ↑"]) == ("32.4 [30.9, 33.9]", "32.4", "0.0")
+    assert (ours["TMA ↓"], known["TMA ↓"], difference["TMA ↓"]) == ("0.500", "0.567", "−0.067")
+    assert (ours["CA− ↓"], known["CA− ↓"]) == ("46.4", "46.4")
+    assert known[""] == "published"
+    assert difference["defense"] == ""
+    assert made.notes == ("Ours by the reference protocol.", "Brackets: 95 % interval over the queries.")
+    first, second, third = figures_of(made)[:3]
+    assert [first["kind"], second["kind"], third["kind"]] == ["ours", "published", "difference"]
+    for name in SCORES:
+        assert float(third[name]) == pytest.approx(float(first[name]) - float(second[name]), abs=1e-9)
+    assert (float(first["R@1 low"]), float(first["R@1 high"])) == pytest.approx((37.04, 40.04))
+    assert float(first["TMA high"]) == pytest.approx(0.515)
+    assert (first["NMI low"], first["R@1 deviation"], first["scale"]) == ("", "", "150 epochs")
+
+
+def test_several_seeds_are_a_mean_with_its_deviation() -> None:
+    table = experiment("table9", seeds=(3, 4, 5))
+    made = sheet(table, findings(table, lambda row, k: as_published(row, k, 2.0)), "few")
+    ours, known, difference = rows_of(made)[:3]
+    assert ours[""] == "ours, 3 seeds"
+    assert (ours["R@1 ↑"], known["R@1 ↑"], difference["R@1 ↑"]) == ("40.7 ± 2.0", "38.7", "+2.0")
+    assert ours["ERS ↑"] == "31.7 ± 0.0"
+    assert "±: standard deviation over seeds." in made.notes
+    found = figures_of(made)
+    assert [row["kind"] for row in found[:6]] == [
+        "ours",
+        "seed 3",
+        "seed 4",
+        "seed 5",
+        "published",
+        "difference",
+    ]
+    assert float(found[0]["R@1 deviation"]) == pytest.approx(2.0)
+    assert found[0]["R@1 low"] == ""
+    assert [float(row["R@1"]) for row in found[1:4]] == pytest.approx([38.7, 40.7, 42.7])
+    assert float(found[2]["R@1 low"]) == pytest.approx(39.7)
+
+
+def test_collapse_is_shown_as_such_with_figures_if_there_are_some() -> None:
+    table = experiment("table4")
+    fell = a_record({"R@1": 0.8, "ERS": 29.7}, why="all embeddings are one")
+
+    def make(row: Row, number: int) -> Outcome | None:
+        if row.defense == "HM[S,0]":
+            return Outcome(Path(), fell, collapsed="all embeddings are one")
+        if row.defense == "HM[S,-γ]":
+            return Outcome(Path(), collapsed="R@1 fell to 1 %")
+        return None
+
+    made = sheet(table, findings(table, make), "few")
+    rows = {row["defense"]: row for row in rows_of(made) if row["defense"] and row["η"] == "8"}
+    assert rows["HM[S,0]"][""] == "ours, collapsed"
+    assert rows["HM[S,0]"]["R@1 ↑"] == "0.8 [-0.2, 1.8]"
+    assert rows["HM[S,-γ]"]["R@1 ↑"] == "collapse"
+    assert rows["HM[S,-γ]"]["ERS ↑"] == ""
+    assert rows["HM[S,M]"]["R@1 ↑"] == "not run"
+    assert "Collapse of cub HM[S,0] η=8: all embeddings are one." in made.notes
+    assert "Collapse of cub HM[S,-γ] η=8: R@1 fell to 1 %." in made.notes
+    cells = len(set(table.tasks))
+    assert made.notes[-1] == f"Not made yet: {cells - 2} of {cells} cells of Table 4."
+    # Nothing is subtracted where there is nothing.
+    assert sum(line.kind == "difference" for line in made.lines) == 1
+    assert r"\multicolumn{15}{c}{collapse}" in made.latex()
+
+
+def test_nothing_is_compared_where_nothing_was_published() -> None:
+    table = experiment("table7", ["digits"])
+    made = sheet(table, findings(table, lambda row, k: Outcome(Path(), a_record())), "2 epochs (of 8)")
+    assert made.title.endswith("(2 epochs (of 8))")
+    assert [line.kind for line in made.lines] == ["ours", "ours"]
+    assert made.headers[:4] == ("data", "defense", "η", "R@1 ↑")
+    assert {row["kind"] for row in figures_of(made)} == {"ours"}
+
+
+def test_what_the_references_page_had_is_told() -> None:
+    table = experiment("table6", ["mnist"])
+    made = sheet(table, findings(table, lambda row, k: Outcome(Path(), a_record())), "few")
+    assert any("reference's page" in note for note in made.notes)
+    known = next(line for line in made.lines if line.kind == "published")
+    assert known.values[:5] == ("99.0", "99.4", "98.7", "84.7", "-")
+    assert known.values[-1] == "13.3"
+
+
+def test_pairs_are_a_matrix_of_sources_and_destinations() -> None:
+    table = experiment("table2")
+    made = sheet(table, findings(table, lambda row, k: as_published(row, k)), "few")
+    rows = rows_of(made)
+    assert [row["source"] for row in rows if row["source"]] == list(SAMPLERS.values())
+    by = {(row["source"] or None, row[""]): row for row in rows}
+    softhard = by["Softhard", "ours"]
+    assert (softhard["Semihard R@1 ↑"], softhard["Semihard ERS ↑"]) == ("38.4", "29.6")
+    assert (softhard["Random R@1 ↑"], softhard["Random ERS ↑"]) == ("48.3", "13.7")
+    assert (softhard["Hardest R@1 ↑"], softhard["Hardest ERS ↑"]) == ("collapse", "")
+    for row in table.rows:
+        assert row.published is not None
+        source, destination = (SAMPLERS[letter] for letter in row.defense[3:-1].split(","))
+        published = rows[[r["source"] for r in rows].index(source) + 1]
+        told = "collapse" if row.published.collapsed else f"{row.published.scores['R@1']:.1f}"
+        assert published[f"{destination} R@1 ↑"] == told
+    one = next(row for row in figures_of(made) if row["defense"] == "HM[S,M]")
+    assert (one["source"], one["destination"], one["R@1"], one["R@1 low"]) == ("S", "M", "38.4", "37.4")
+
+
+def test_a_pair_that_collapsed_with_a_record_is_marked() -> None:
+    table = experiment("table2", ["digits"])
+    fell = Outcome(Path(), a_record({"R@1": 10.0}, why="one point"), collapsed="one point")
+    made = sheet(table, findings(table, lambda row, k: fell), "few")
+    assert made.rows[0][2:4] == ("10.0*", "33.5*")
+    assert "*: the training collapsed." in made.notes
+
+
+def test_samplers_have_mean_and_variance() -> None:
+    table = experiment("table1", ["cub", "digits"])
+    hardness = {s: {"mean": m + 0.001, "variance": v} for (_, s), (m, v) in published_hardness().items()}
+    made = sheet(table, findings(table, lambda row, k: Outcome(Path(), hardness=hardness)), "1000 batches")
+    ours, known, difference, variance = made.rows[:4]
+    assert ours == ("cub", "E[H]", "ours", "-0.163", "-0.125", "-0.084", "0.044", "0.045")
+    assert known[3:] == ("-0.164", "-0.126", "-0.085", "0.043", "0.044")
+    assert difference[3:] == ("+0.001",) * 5
+    assert variance[:5] == ("cub", "Var[H]", "ours", "0.00035", "0.00013")
+    assert [line.kind for line in made.lines if line.keys[0] == "digits"] == ["ours", "ours"]
+    first = figures_of(made)[0]
+    assert first["statistic"] == "mean"
+    assert float(first["S"]) == pytest.approx(-0.084)
+
+
+def test_a_figure_is_the_table_of_its_points() -> None:
+    figure = experiment("figure1")
+    made = sheet(figure, findings(figure, lambda row, k: as_published(row, k)), "few")
+    assert made.headers == ("data", "defense", "η", "cost η+1", "", "R@1 ↑", "ERS ↑")
+    points = [line.keys[1:4] for line in made.lines if line.kind == "ours"]
+    costs = [(str(steps), str(steps + 1)) for steps in (2, 4, 8, 16, 32)]
+    assert points == [(d, *both) for d in ("ACT[R]", "ACT[S]", "HM[S,LGA]&ICS") for both in costs]
+    assert figures_of(made)[0]["cost"] == "3"
+
+
+def cells_of(line: str) -> int:
+    """How many columns a line of a table takes."""
+    cells = re.split(r"(?<!\\)&", line.removesuffix(r" \tabularnewline"))
+    wide = [re.match(r"\s*\\multicolumn\{(\d+)\}", cell) for cell in cells]
+    return sum(int(one[1]) if one else 1 for one in wide)
+
+
+def check_latex(text: str) -> None:
+    """Check that braces and environments are balanced, and that each line has as many cells as the table."""
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", re.sub(r"\\\\", "", text)):
+        depth += 1 if brace == "{" else -1
+        assert depth >= 0
+    assert depth == 0
+    assert re.findall(r"\\(?:begin|end)\{[a-z]+\*?\}", text) == [
+        r"\begin{table*}", r"\begin{tabular}", r"\end{tabular}", r"\end{table*}",
+    ]  # fmt: skip
+    assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
+    columns = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)
+    assert columns is not None
+    for line in text.splitlines():
+        if line.endswith(r"\tabularnewline"):
+            assert cells_of(line) == len(columns[1]), line
+
+
+@pytest.mark.parametrize("name", experiment_names())
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_every_table_and_figure_can_be_written(name: str, seeds: Sequence[int], tmp_path: Path) -> None:
+    found = experiment(name, seeds=seeds)
+    hardness = {letter: {"mean": -0.1, "variance": 0.01} for letter in SAMPLERS}
+
+    def make(row: Row, number: int) -> Outcome | None:
+        if found.kind == "samplers":
+            return Outcome(Path(), hardness=hardness)
+        return None if (number + row.cost) % 3 == 0 else as_published(row, number)
+
+    made = sheet(found, findings(found, make), "2 epochs")
+    files = write(made, tmp_path / "new" / found.name)
+    assert [file.name for file in files] == [f"{name}.md", f"{name}.tex", f"{name}.csv"]
+    check_latex(files[1].read_text(encoding="utf-8"))
+    lines = files[0].read_text(encoding="utf-8").splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == len(made.lines) + 2
+    assert {line.count("|") for line in table} == {len(made.headers) + 1}
+    assert "multirow" in files[1].read_text(encoding="utf-8")
+    again = write(made, tmp_path / "again" / found.name)
+    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "=1+1", "a|b", "<b>", "x](http://y)"])
+def test_foreign_names_are_shown_as_they_are(text: str) -> None:
+    line = Line("ours", "ours", (text, text), ("1.0",))
+    made = Sheet(
+        text, ("data", "defense"), (Head("R@1 ↑"),), (line,), (text,), ({"data": text, "R@1": -1.0},)
+    )
+    check_latex(made.latex())
+    table = [row for row in made.markdown().splitlines() if row.startswith("|")]
+    assert len(table) == 3
+    assert {len(re.findall(r"(?<!\\)\|", re.sub(r"\\\\", "", row))) for row in table} == {4}
+    assert not re.search(r"(?<!\\)<|\]\(", made.markdown())
+    (found,) = csv.DictReader(io.StringIO(made.csv(), newline=""))
+    assert found == {"data": f"'{text}" if text.startswith("=") else text, "R@1": "-1.0"}
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be written to .*give another folder"):
+        write(Sheet("", ("data",), (), ()), tmp_path / "file" / "table3")
