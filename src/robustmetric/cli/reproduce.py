@@ -37,7 +37,7 @@ def reproduce(
     data: list[str] = typer.Option([], help="Data set, instead of the paper's; several times for several."),
     root: list[str] = typer.Option(
         [],
-        help="Where its files are: one for each --data in their order, or NAME=DIR, as of the paper's sets.",
+        help="Where its files are: one for each --data in their order, or NAME=DIR for any data set.",
     ),
     weights: Path = typer.Option(None, help="Weights that trainings begin with: ImageNet's, for ResNets."),
     epochs: int = typer.Option(None, help="Epochs of a training; by default the recipe's."),

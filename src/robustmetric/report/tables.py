@@ -244,6 +244,8 @@ def _notes(
         yield "*: the training collapsed."
     if any(row.published is not None and row.published.table == 0 for row in (f.row for f in findings)):
         yield "Published figures are of the reference's page, for the paper has none on these images."
+    if experiment.kind == "scores" and any(block.theirs and "mAP" in block.theirs for block in blocks):
+        yield "The published mAP mixes two measures: see docs/limits.md before comparing it."
     fallen: dict[str, list[str]] = {}
     for block in blocks:
         if block.ours.collapsed:
