@@ -154,29 +154,28 @@ def main(
     """Embedding networks that keep their ranking under adversarial perturbation."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, to be treated as Ctrl-C."""
-
-
 @contextmanager
 def stoppable(console: Terminal, advice: str) -> Iterator[None]:
     """Let Ctrl-C or SIGTERM stop what is inside: say so with the advice, and exit with the signal's code.
 
     Another signal does not keep it from being said.
     """
+    name = "SIGINT"
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        nonlocal name
+        name = "SIGTERM"  # a library may catch what is raised, and raise its own
+        raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except KeyboardInterrupt as stopped:
+    except KeyboardInterrupt:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         console.print(f"stopped; {advice}")
-        raise typer.Exit(exit_code("SIGTERM" if isinstance(stopped, Terminated) else "SIGINT")) from None
+        raise typer.Exit(exit_code(name)) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
