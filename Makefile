@@ -47,11 +47,9 @@ test: lint
 	$(MAKE) kernels
 
 kernels: setup
-	$(TWO) $(BIN)/pytest -n 2 $(NUMERIC)
 	$(AVX2) $(BIN)/pytest -n 2 $(NUMERIC)
 	$(AVX2) $(TWO) $(BIN)/pytest -n 2 $(NUMERIC)
 	$(SSE41) $(BIN)/pytest -n 2 $(NUMERIC)
-	$(SSE41) $(TWO) $(BIN)/pytest -n 2 $(NUMERIC)
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
@@ -59,6 +57,7 @@ bench: setup
 	$(BIN)/python benchmarks/retrieval.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/digests.py
+	$(BIN)/python benchmarks/plan.py
 
 # MUTANTS='pgd seed' plants those bugs alone that have one of these words in their file, tests or description.
 mutants: setup

@@ -46,7 +46,8 @@ def main() -> None:
             )
             if outcome and outcome.record is not None:
                 whole = [whole[0] + cost.total, whole[1] + took]
-    print(f"all that did not collapse: {whole[0]:.0f} s foretold, {whole[1]:.0f} s taken: {whole[0] / whole[1]:.2f}")
+    foretold, taken = whole
+    print(f"all others: {foretold:.0f} s foretold, {taken:.0f} s taken: {foretold / taken:.2f}")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,6 @@ def tasks_named(name: str) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_tasks_of_a_real_ray(work: Any, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     heard = signal.getsignal(signal.SIGTERM)
     with connect("local") as found:
         assert signal.getsignal(signal.SIGTERM) is heard

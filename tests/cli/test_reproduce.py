@@ -1,0 +1,337 @@
+"""Every table and figure of the paper through the command line: killed, resumed, shared out, and refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robustmetric.data import DATA
+from robustmetric.experiments.cells import Job, Scale
+from robustmetric.experiments.engine import perform
+from robustmetric.experiments.outcome import read_outcome
+from robustmetric.experiments.paper import all_cells, experiment, experiment_names
+from robustmetric.training.table import last_step
+from tests.helpers.command import command, refused, works
+from tests.helpers.faults import fault
+from tests.helpers.layouts import write_cub
+from tests.helpers.processes import ROOT, needs_proc, until
+
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reproduce")
+    (folder / "net.py").write_text(NET)
+    return folder
+
+
+def tiny(place: Path, out: str, *more: object, epochs: int = 1) -> list[str]:
+    """Options of a scale at which a cell takes half a second."""
+    scale = ["--epochs", epochs, "--queries", 8, "--steps", 1, "--batches", 2, "--threads", 1]
+    net = ["--set", "batch=250", "--set", f"model={place / 'net.py'}:net"]
+    return [*map(str, ["--data", "digits", *scale, *net, "--out", place / out, *more])]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "robustmetric", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def cells_in(out: Path) -> list[Path]:
+    return sorted(file.parent for file in out.glob("*/cell.json"))
+
+
+def result_of(cell: Path) -> dict[str, bytes]:
+    """What a cell came to, byte for byte, without the time that it took."""
+    names = ("run/last.safetensors", "run/evaluation/record.json", "run/evaluation/queries.safetensors")
+    found = {name: (cell / name).read_bytes() for name in names if (cell / name).exists()}
+    about = json.loads((cell / "cell.json").read_text(encoding="utf-8"))
+    return {
+        **found,
+        "cell": json.dumps({k: about[k] for k in about if k not in ("seconds", "sha256")}).encode(),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> tuple[Path, str, Path | None]:
+    """All tables and figures: killed in the midst of a cell, and gone on with; and which cell that was."""
+    out = place / "whole"
+    arguments = ["reproduce", "all", *tiny(place, "whole")]
+    with start(*arguments) as first:
+        assert until(lambda: len(cells_in(out)) >= 4, 300)
+        until(lambda: (cells_in(out)[-1] / "run" / "last.ckpt").exists(), 1)
+        first.kill()
+    begun = [cell for cell in cells_in(out) if not (cell / "run" / "evaluation" / "record.json").exists()]
+    return out, works(*arguments), next((cell for cell in begun if "samplers" not in cell.name), None)
+
+
+@pytest.mark.slow
+def test_every_cell_of_every_table_and_figure_is_made_once(whole: tuple[Path, str, Path | None]) -> None:
+    out, said, _ = whole
+    tasks = all_cells(["digits"])
+    assert len(cells_in(out)) == len(tasks) == 73
+    assert sorted(task.slug for task in tasks) == [cell.name.rpartition("-")[0] for cell in cells_in(out)]
+    for name in experiment_names():
+        table = experiment(name, ["digits"])
+        assert f"{table.heading} on digits: {table.title} (" in said
+    assert "(1 epoch (of 8), 8 queries, attacks of 1 steps, 1 worker, batch = 250" in " ".join(said.split())
+
+
+@pytest.mark.slow
+def test_tables_hold_the_figures_of_their_records(whole: tuple[Path, str, Path | None]) -> None:
+    out, _, _ = whole
+    with (out / "table6-digits.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "ours"]
+    table = experiment("table6", ["digits"])
+    assert [row["defense"] for row in rows] == [row.defense for row in table.rows]
+    slugs = {cell.name.rpartition("-")[0]: cell for cell in cells_in(out)}
+    for line, row in zip(rows, table.rows, strict=True):
+        record = json.loads((slugs[row.tasks[0].slug] / "run/evaluation/record.json").read_text("utf-8"))
+        assert float(line["R@1"]) == pytest.approx(record["retrieval"]["R@1"]["value"])
+        assert float(line["ERS"]) == pytest.approx(record["ers"]["value"])
+        assert record["settings"]["protocol"] == "reference"
+
+
+@pytest.mark.slow
+def test_figures_and_tables_are_files(whole: tuple[Path, str, Path | None]) -> None:
+    out, _, _ = whole
+    names = [f"{name}-digits" for name in experiment_names()]
+    wanted = {f"{name}.{ending}" for name in names for ending in ("md", "tex", "csv")}
+    drawn = [name for name in names if name.startswith("figure")] + ["table1-digits-histograms"]
+    wanted |= {f"{name}.{ending}" for name in drawn for ending in ("svg", "pdf", "png")}
+    assert {path.name for path in out.iterdir() if path.is_file()} == wanted
+
+
+@pytest.mark.slow
+@fault(
+    "reproduction",
+    "it is killed in the midst of a cell",
+    "the same command goes on; records are the same to the bit",
+)
+def test_a_killed_cell_is_the_same_as_one_made_by_its_own_command(
+    place: Path, whole: tuple[Path, str, Path | None]
+) -> None:
+    out, _, killed = whole
+    some = ([killed] if killed else []) + cells_in(out)[:1]
+    lines = works("reproduce", "all", *tiny(place, "alone"), "--dry-run").splitlines()
+    commands = {shlex.split(line)[-1]: shlex.split(line)[1:] for line in lines}
+    assert sorted(commands) == [cell.name for cell in cells_in(out)]
+    for cell in some:
+        works(*commands[cell.name])
+        assert result_of(place / "alone" / cell.name) == result_of(cell)
+    # What is made is not printed again.
+    assert len(works("reproduce", "all", *tiny(place, "alone"), "--dry-run").splitlines()) == 73 - len(some)
+
+
+@pytest.mark.slow
+def test_what_is_there_is_shown_without_its_images(
+    place: Path, whole: tuple[Path, str, Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that were copied from several machines, put together where no images are."""
+    out, _, _ = whole
+    merged = place / "merged"
+    names = [cell for cell in cells_in(out) if "ICS" in cell.name]
+    for number, cell in enumerate(names):
+        shutil.copytree(cell, merged / f"machine{number % 2}" / cell.name)
+    monkeypatch.setattr(DATA, "_known", {})
+    said = works("reproduce", "table10", *tiny(place, "merged"))
+    assert "to do" not in said
+    assert (merged / "table10-digits.md").read_text("utf-8") == (out / "table10-digits.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_cores_make_the_same(
+    place: Path, whole: tuple[Path, str, Path | None]
+) -> None:
+    out, _, _ = whole
+    works("reproduce", "table7", *tiny(place, "shared"), "--jobs", 2)
+    assert len(cells_in(place / "shared")) == 2
+    for cell in cells_in(place / "shared"):
+        assert result_of(cell) == result_of(out / cell.name)
+
+
+@pytest.mark.slow
+@fault(
+    "reproduction",
+    "Ctrl-C or SIGTERM, with cells in several processes",
+    "their trainings are saved; the same command goes on",
+)
+def test_a_stop_reaches_all_processes(place: Path) -> None:
+    number = signal.SIGINT
+    name = f"stopped-{number.name}"
+    arguments = [
+        "reproduce",
+        "table7",
+        *tiny(place, name, "--set", "save_every=100000", epochs=100000),
+        "--jobs",
+        "2",
+    ]
+    with start(*arguments) as running:
+        logs = [place / name / "*" / "run" / "metrics.csv"]
+        assert until(lambda: len(list((place / name).glob("*/run/metrics.csv"))) == 2), logs
+        assert until(lambda: all(last_step(file) > 10 for file in (place / name).glob("*/run/metrics.csv")))
+        running.send_signal(number)
+        said, _ = running.communicate(timeout=60)
+    assert running.returncode == 128 + number, said
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    assert len(list((place / name).glob("*/run/last.ckpt"))) == 2
+    assert not list((place / name).glob("*/run/.lock"))
+
+
+@pytest.mark.slow
+@needs_proc
+@fault(
+    "reproduction",
+    "a worker of Ray is killed in the midst of a training",
+    "Ray runs the cell again, from its last checkpoint; records are the same to the bit",
+)
+def test_cells_as_tasks_of_ray_with_a_worker_killed(place: Path) -> None:
+    longer = ["--set", "save_every=20"]
+    works("reproduce", "table7", *tiny(place, "plain", *longer, epochs=60))
+    with start(
+        "reproduce", "table7", *tiny(place, "ray", *longer, epochs=60), "--on", "ray", "--jobs", "2"
+    ) as running:
+        run = "*/run/metrics.csv"
+        assert until(lambda: any(last_step(file) >= 40 for file in (place / "ray").glob(run)), 120)
+        file = next(file for file in (place / "ray").glob(run) if last_step(file) >= 40)
+        before = last_step(file)
+        os.kill(json.loads((file.parent / ".lock").read_text())["process"], signal.SIGKILL)
+        said, _ = running.communicate(timeout=180)
+    assert running.returncode == 0, said
+    assert 40 <= before < 480, "it was killed in the midst of its 480 steps"
+    starts = json.loads((file.parent / "run.json").read_text(encoding="utf-8"))["starts"]
+    assert len(starts) == 2
+    assert [result_of(cell) for cell in cells_in(place / "ray")] == [
+        result_of(cell) for cell in cells_in(place / "plain")
+    ]
+
+
+@pytest.mark.slow
+def test_a_training_of_two_workers_is_a_program_of_its_own(place: Path) -> None:
+    line = works("reproduce", "table8", *tiny(place, "pair"), "--devices", 2, "--dry-run").splitlines()[0]
+    task = experiment("table8", ["digits"]).tasks[0]
+    scale = Scale(
+        epochs=1, steps=1, queries=8, batches=2, devices=2,
+        changes={"batch": 250, "model": f"{place / 'net.py'}:net"},
+    )  # fmt: skip
+    job = Job(task, scale, place / "pair" / scale.name(task), tuple(shlex.split(line)[1:]))
+    assert job.command[-1] == job.name
+    perform(job)
+    about = json.loads((job.folder / "run" / "run.json").read_text(encoding="utf-8"))
+    assert about["origin"]["workers"] == 2
+    outcome = read_outcome(task, scale, job.folder)
+    assert outcome is not None
+    assert outcome.record is not None
+
+
+def test_published_figures_stand_beside_ours_on_the_paper_s_data(place: Path) -> None:
+    root = write_cub(place / "cub", (6, 6, 6, 6))
+    sizes = ["--set", "resize=8", "--set", "crop=8", "--set", "batch=8"]
+    net = ["--set", f"model={place / 'net.py'}:net", "--cache", place / "cache", "--devices", 1]
+    scale = ["--epochs", 1, "--queries", 4, "--steps", 1, "--threads", 1]
+    said = works(
+        "reproduce", "table7", "--root", f"cub={root}", *sizes, *net, *scale, "--out", place / "birds"
+    )
+    assert "careful: cub has 2 of 100 training classes and 2 of 100 test classes" in said
+    assert "1 worker (published: 2), from random weights (published: ImageNet's)" in " ".join(said.split())
+    with (place / "birds" / "table7-cub.csv").open(encoding="utf-8", newline="") as file:
+        ours, theirs, difference = list(csv.DictReader(file))[:3]
+    assert (ours["kind"], theirs["kind"], difference["kind"]) == ("ours", "published", "difference")
+    assert (theirs["R@1"], theirs["ERS"]) == ("38.0", "32.4")
+    assert float(difference["ERS"]) == pytest.approx(float(ours["ERS"]) - 32.4)
+
+
+@fault(
+    "reproduction",
+    "a table, an option or a data set that cannot be",
+    "refused before anything is trained; nothing is written",
+)
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["table12"], "unknown table or figure 'table12' (did you mean 'table"),
+        (["figure2"], "known: figure1, figure6, figure7, figure8, table1"),
+        (["table7", "--seeds", "0"], "seeds must be at least 1, not 0 (--seeds)"),
+        (["table7", "--jobs", "0"], "jobs must be at least 1, not 0 (--jobs)"),
+        (["table7", "--queries", "0"], "queries must be at least 1, not 0 (--queries)"),
+        (["table7", "--epochs", "0"], "epochs must be at least 1, not 0 (--epochs)"),
+        (["table7", "--set", "defense=N/A[R]"], "defense cannot be changed"),
+        (["table7", "--set", "dimm=3"], "unknown recipe entry 'dimm' (did you mean 'dim'?)"),
+        (["table7", "--root", "somewhere"], "write --root cub=somewhere"),
+        (["table7", "--data", "digits", "--data", "digits"], "given twice: digits, digits"),
+        (["table7", "--data", "digit"], "unknown data set 'digit' (did you mean 'digits'?)"),
+        (["table7", "--data", "digits", "--on", "slurm"], "unknown engine 'slurm'"),
+        (["table7", "--data", "digits", "--cell", "nothing"], "unknown cell 'nothing'"),
+        (["table7", "--data", "cub"], "cub needs a root"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:
+    assert told in refused("reproduce", *arguments, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@fault("reproduction", "a data set with a single class", "refused; the message says what a cell needs")
+def test_a_data_set_that_lacks_classes_is_refused(tmp_path: Path) -> None:
+    write_cub(tmp_path / "cub", (3, 3))
+    said = refused(
+        "reproduce", "table7", "--data", "cub", "--root", tmp_path / "cub", "--out", tmp_path / "out"
+    )
+    assert "the train split of cub has 1 class, and each cell needs at least 2" in said
+    assert not (tmp_path / "out").exists()
+
+
+@fault(
+    "reproduction",
+    "--on ray where Ray is not installed, or an address that does not answer",
+    "refused; the message says what to do",
+)
+def test_a_cluster_that_is_not_there_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["reproduce", "table7", *tiny(place, "nowhere"), "--on", "ray"]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        said = refused(*arguments, "--address", address)
+    assert f"no Ray cluster answers at {address}" in said
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert 'pip install "robustmetric[cluster]"' in refused(*arguments)
+    assert not (place / "nowhere").exists()
+
+
+def test_a_cell_that_fails_does_not_keep_the_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import robustmetric.experiments.engine as engine
+    from robustmetric.experiments.work import make
+    from robustmetric.validate import UserError
+
+    def failing(job: object, report: object) -> object:
+        if "u=2.2" in job.task.label:  # type: ignore[attr-defined]
+            raise UserError("the disk is full")
+        return make(job, report)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "make", failing)
+    said = command("reproduce", "table7", *tiny(place, "failing"))
+    assert said.code == 1
+    assert "not made: digits HM[S,LGA(u=2.2)] η=8 seed 0: the disk is full" in said.out
+    assert "1 of 2 cells were not made; what is finished is kept" in said.err
+    assert len(list((place / "failing").glob("*/run/evaluation/record.json"))) == 1
