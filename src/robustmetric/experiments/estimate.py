@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from robustmetric.data.pairs import Batch, PairLoader
 from robustmetric.defenses import Defense, defense
 from robustmetric.defenses.hardness import HardnessManipulation
+from robustmetric.defenses.regular import Regular
 from robustmetric.distance import cross_distance, embed
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.perturb import frozen
@@ -20,7 +21,7 @@ from robustmetric.training.network import make_network
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import Sets, load_sets
 
-_STEPS = 2  # that are timed of each kind
+_STEPS = 2  # that are timed of each kind, and iterations of PGD in each
 _ON_GALLERY = 6 / 9  # of the attacks look at the whole gallery in each step
 _BLOCK = 128  # queries that are perturbed together
 
@@ -47,9 +48,10 @@ class Cost(NamedTuple):
 def estimate(tasks: Iterable[Task], scale: Scale, report: Callable[[str], None] = print) -> dict[Task, Cost]:
     """Return what each of the `tasks` will cost on this machine at a `scale`.
 
-    The first steps of each kind (defense and η) are timed on the data set's own network and images, once for
-    all seeds; a gradual adversary is timed at its easiest and at its hardest, and the mean counts. `report`
-    is told if images are left out or damaged.
+    Steps of each kind (defense and η) are timed on the data set's own network and images, once for all seeds.
+    Hardness Manipulation perturbs more and more triplets, and longer, as the network learns: a third of the
+    way from its first step to the most that a step can cost is counted. `report` is told if images are left
+    out or damaged.
     """
     found: dict[Task, Cost] = {}
     kinds: dict[Task, Cost] = {}
@@ -78,6 +80,7 @@ class _Bench:
     model: nn.Module
     sets: Sets
     batch: Batch
+    plain: float  # seconds of a step without attacks
     passing: float  # seconds of a block of queries forward and backward
     embedding: float  # seconds of all test images forward
     ranking: float  # seconds of a block's distances to the gallery, and their gradient
@@ -111,7 +114,9 @@ class _Bench:
             with torch.no_grad():
                 embedding = _seconds(lambda: embed(model, block)) * tested / asked
             ranking = _seconds(lambda: _to_all(z, gallery))
-        return cls(scale, model, sets, batch, passing, embedding, ranking)
+        bench = cls(scale, model, sets, batch, 0.0, passing, embedding, ranking)
+        regular = _defense(recipe, "N/A[R]", 1)
+        return replace(bench, plain=_seconds(lambda: bench._step(regular)))
 
     def cost(self, task: Task) -> Cost:
         recipe = self.scale.recipe(task)
@@ -125,30 +130,38 @@ class _Bench:
         return Cost(steps * self.step(recipe), self.embedding + 9 * blocks * attack, steps)
 
     def step(self, recipe: Recipe) -> float:
-        """Time a step of a training."""
-        method = defense(
-            recipe.defense,
-            eps=recipe.eps,
-            alpha=recipe.alpha,
-            steps=recipe.steps,
-            margin=recipe.margin,
-            seed=recipe.seed,
-            reference=recipe.reference,
-        )
-        easiest = _seconds(lambda: self._step(method))
-        if not (isinstance(method, HardnessManipulation) and list(method.destination.buffers())):
-            return easiest
-        method.train()
+        """Return what a step of a training takes, from its first step and from two iterations of PGD."""
+        method = _defense(recipe, recipe.defense, recipe.steps)
+        if isinstance(method, Regular):
+            return _seconds(lambda: self._step(method))
+        if not isinstance(method, HardnessManipulation):
+            return self._whole(recipe, recipe.defense)
+        first = _seconds(lambda: self._step(method))
+        # All triplets and all iterations: what a network would cost that has become robust.
+        most = self._whole(recipe, f"HM[{method.name[3]},2]")
+        return first + max(0.0, most - first) / 3
 
-        def hardest() -> None:
-            method.destination.update(torch.zeros(()))
-            self._step(method)
-
-        return (easiest + _seconds(hardest)) / 2
+    def _whole(self, recipe: Recipe, name: str) -> float:
+        """Return what a step takes that runs all its iterations."""
+        few = _defense(recipe, name, _STEPS)
+        iteration = (_seconds(lambda: self._step(few)) - self.plain) / _STEPS
+        return self.plain + recipe.steps * max(0.0, iteration)
 
     def _step(self, method: Defense) -> None:
         self.model.zero_grad()
         method(self.model, *self.batch).loss.backward()
+
+
+def _defense(recipe: Recipe, name: str, steps: int) -> Defense:
+    return defense(
+        name,
+        eps=recipe.eps,
+        alpha=recipe.alpha,
+        steps=steps,
+        margin=recipe.margin,
+        seed=recipe.seed,
+        reference=recipe.reference,
+    )
 
 
 def _through(model: nn.Module, images: Tensor) -> None:
