@@ -48,7 +48,7 @@ COMMANDS = {
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
     "compare": Place("compare", "Put records side by side."),
     "reproduce": Place(
-        "reproduce", "Train and evaluate what a table or figure of the paper is made of, and show it."
+        "reproduce", "Make the paper's tables and figures, and show them beside the published ones."
     ),
     "plot": Place("plot", "Plot trainings, and records beside each other, as files for a paper."),
     "recipes": Place("train", "List the recipes that come with the package, with every entry."),

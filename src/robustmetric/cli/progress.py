@@ -136,7 +136,7 @@ class Making:
     def __init__(self, console: Console, pace: Pace) -> None:
         self.console, self.pace = console, pace
         self.bar = Progress(
-            TextColumn("cells"),
+            TextColumn("cells", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[left]}", markup=False),

@@ -60,7 +60,10 @@ def reproduce(
     ),
     cell: str | None = typer.Option(None, help="Make this cell alone, by its name, as --dry-run prints it."),
 ) -> None:
-    """Train and evaluate what a table or figure of the paper is made of, and show it beside the published."""
+    """Make the paper's tables and figures, and show them beside the published ones.
+
+    Ctrl-C or SIGTERM stops it; the same command goes on from there.
+    """
     from robustmetric.experiments.findings import find
     from robustmetric.experiments.paper import experiment, experiment_names
     from robustmetric.training.stops import Stopped
