@@ -74,11 +74,14 @@ def run_local(jobs: Sequence[Job], count: int, threads: int) -> Iterator[Ended]:
 def run_ray(jobs: Sequence[Job], cluster: Cluster, count: int, threads: int | None) -> Iterator[Ended]:
     """Make each cell as a task of Ray, which runs it again where its worker or machine dies.
 
-    As many as fit run at the same time, with `threads` CPUs each, by default as many as `count` of them can
-    have, and with a GPU for each worker of a training where the `cluster` has any.
+    As many as fit run at the same time, with a GPU for each worker of a training where the `cluster` has any,
+    and with `threads` CPUs each, by default as many as `count` of them, or as many as there are GPUs for, can
+    have.
     """
     wants = any(node.gpus for node in cluster.nodes) and jobs[0].scale.accelerator in ("auto", "gpu")
     gpus = max(_workers(job) for job in jobs) if wants else 0
+    if gpus:
+        count = max(count, sum(node.gpus // gpus for node in cluster.nodes))
     cpus = threads or cluster.threads(count, gpus)
     for outcome in cluster.run(_task, [(job, cpus) for job in jobs], cpus=cpus, gpus=gpus):
         yield jobs[outcome.number], outcome.error
