@@ -24,7 +24,7 @@ from robustmetric.training.table import last_step
 from tests.helpers.command import command, refused, works
 from tests.helpers.faults import fault
 from tests.helpers.layouts import write_cub
-from tests.helpers.processes import ROOT, needs_proc, until
+from tests.helpers.processes import ROOT, alive, needs_proc, until
 
 NET = """
 from torch import nn
@@ -46,6 +46,15 @@ def tiny(place: Path, out: str, *more: object, epochs: int = 1) -> list[str]:
     scale = ["--epochs", epochs, "--queries", 8, "--steps", 1, "--batches", 2, "--threads", 1]
     net = ["--set", "batch=250", "--set", f"model={place / 'net.py'}:net"]
     return [*map(str, ["--data", "digits", *scale, *net, "--out", place / out, *more])]
+
+
+LONG = ("--set", "save_every=100000")
+"""Trainings that have no checkpoint before they are stopped."""
+
+
+def steps_in(out: Path) -> list[int]:
+    """The last logged steps of all trainings in a folder."""
+    return [last_step(file) for file in out.glob("*/run/metrics.csv")]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -178,26 +187,44 @@ def test_processes_that_share_the_cores_make_the_same(
     "their trainings are saved; the same command goes on",
 )
 def test_a_stop_reaches_all_processes(place: Path) -> None:
-    number = signal.SIGINT
-    name = f"stopped-{number.name}"
-    arguments = [
-        "reproduce",
-        "table7",
-        *tiny(place, name, "--set", "save_every=100000", epochs=100000),
-        "--jobs",
-        "2",
-    ]
-    with start(*arguments) as running:
-        logs = [place / name / "*" / "run" / "metrics.csv"]
-        assert until(lambda: len(list((place / name).glob("*/run/metrics.csv"))) == 2), logs
-        assert until(lambda: all(last_step(file) > 10 for file in (place / name).glob("*/run/metrics.csv")))
-        running.send_signal(number)
+    """There are more cells than processes: none begins after the stop."""
+    out = place / "stopped"
+    with start(
+        "reproduce", "table9", *tiny(place, "stopped", *LONG, epochs=100000), "--jobs", "2"
+    ) as running:
+        assert until(lambda: steps_in(out) >= [10, 10])
+        running.send_signal(signal.SIGINT)
         said, _ = running.communicate(timeout=60)
-    assert running.returncode == 128 + number, said
+    assert running.returncode == 128 + signal.SIGINT, said
     assert "the same command goes on from there" in said
     assert "Traceback" not in said
-    assert len(list((place / name).glob("*/run/last.ckpt"))) == 2
-    assert not list((place / name).glob("*/run/.lock"))
+    assert len(list(out.glob("*/run/last.ckpt"))) == 2
+    assert len(cells_in(out)) == 2
+    assert not list(out.glob("*/run/.lock"))
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@fault(
+    "reproduction",
+    "it is stopped or killed while a training of several workers runs",
+    "the training saves its checkpoint and ends, and no other cell begins",
+)
+def test_a_training_of_several_workers_ends_with_what_started_it(place: Path, number: signal.Signals) -> None:
+    out = place / number.name
+    options = [*tiny(place, number.name, *LONG, epochs=100000), "--devices", "2"]
+    with start("reproduce", "table7", *options) as running:
+        assert until(lambda: max(steps_in(out), default=0) >= 10)
+        (cell,) = cells_in(out)
+        trains = json.loads((cell / "run" / ".lock").read_text())["process"]
+        running.send_signal(number)
+        running.wait(60)
+    assert until(lambda: not alive(trains), 60)
+    assert running.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert cells_in(out) == [cell]
+    assert (cell / "run" / "last.ckpt").exists()
+    assert not (cell / "run" / ".lock").exists()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_names_of_folders_are_one_to_one() -> None:
     "changed",
     [
         {"epochs": 3}, {"steps": 4}, {"queries": 5}, {"devices": 2}, {"changes": {"dim": 16}},
-        {"changes": {"weights": "a/other.pth"}},
+        {"skip_broken": True},
     ],
 )  # fmt: skip
 def test_whatever_decides_about_a_result_is_in_the_name(changed: dict[str, object]) -> None:
@@ -116,10 +117,8 @@ def test_whatever_decides_about_a_result_is_in_the_name(changed: dict[str, objec
 
 
 def test_where_files_are_is_not_in_the_name() -> None:
-    from pathlib import Path
-
     cell = Cell("cub", "HM[S,LGA]", 8)
-    here, there = (Scale(roots={"cub": Path(p)}, changes={"weights": Path(p, "w.pth")}) for p in ("a", "b"))
+    here, there = (Scale(roots={"cub": Path(p)}) for p in ("a", "b"))
     assert here.name(cell) == there.name(cell)
 
 
@@ -136,3 +135,25 @@ def test_cells_are_trained_as_published() -> None:
 def test_the_samplers_are_measured_whatever_is_trained() -> None:
     assert Scale(epochs=3).name(Samplers("digits")) == Scale().name(Samplers("digits"))
     assert Scale(batches=3).name(Samplers("digits")) != Scale().name(Samplers("digits"))
+
+
+def test_files_decide_by_their_contents(tmp_path: Path) -> None:
+    """Weights and a network of one's own are told by what is in them, wherever they lie."""
+    cell = Cell("digits", "HM[S,LGA]", 8)
+    names = []
+    for folder, content in (("a", "x = 1\n"), ("b", "x = 1\n"), ("c", "x = 2\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "net.py").write_text(content)
+        (tmp_path / folder / "w.pth").write_text(content)
+        own = Scale(changes={"model": f"{tmp_path / folder / 'net.py'}:net"})
+        begins = Scale(changes={"weights": tmp_path / folder / "w.pth"})
+        names.append((own.name(cell), begins.name(cell)))
+    assert names[0] == names[1]
+    assert all(first != other for first, other in zip(names[0], names[2], strict=True))
+
+
+def test_images_of_one_s_own_are_told_by_their_folder(tmp_path: Path) -> None:
+    cell = Cell("csv", "HM[S,LGA]", 8)
+    sizes = {"resize": 8, "crop": 8}
+    one, other = (Scale(roots={"csv": tmp_path / name}, changes=sizes) for name in ("a.csv", "b.csv"))
+    assert one.name(cell) != other.name(cell)

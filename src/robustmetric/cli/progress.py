@@ -108,6 +108,12 @@ class Decoding:
         self.tasks: dict[str, TaskID] = {}
         self.spoke = 0.0
 
+    def __enter__(self) -> Decoding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
     def __call__(self, split: str, done: int, total: int) -> None:
         """Show how far a split is."""
         if split not in self.tasks:

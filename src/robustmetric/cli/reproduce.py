@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from robustmetric.cli.app import app, exit_code, read_changes, stoppable
 from robustmetric.cli.options import ADDRESS, ON, check_engine
-from robustmetric.cli.progress import Making, duration
+from robustmetric.cli.progress import Decoding, Making, duration
 from robustmetric.cli.terminal import Terminal, wide
 from robustmetric.files import check_writable
 from robustmetric.validate import UserError
@@ -59,17 +58,23 @@ def reproduce(
         False, "--dry-run", help="Print the command of each cell that is missing, for any scheduler."
     ),
     cell: str | None = typer.Option(None, help="Make this cell alone, by its name, as --dry-run prints it."),
+    parent: int | None = typer.Option(None, hidden=True),
 ) -> None:
     """Make the paper's tables and figures, and show them beside the published ones.
 
     Ctrl-C or SIGTERM stops it; the same command goes on from there.
     """
+    from robustmetric.experiments.engine import end_with
     from robustmetric.experiments.findings import find
     from robustmetric.experiments.paper import experiment, experiment_names
+    from robustmetric.training.code import files_beside
     from robustmetric.training.stops import Stopped
     from robustmetric.training.workers import is_first
 
-    wanted = experiment_names() if names == ["all"] else list(dict.fromkeys(names))
+    # A cell's command may be run from anywhere.
+    out, here = out.expanduser().absolute(), Path.cwd()
+    data = [str(files_beside({"data": name}, here)["data"]) for name in data]
+    wanted = experiment_names() if "all" in names else list(dict.fromkeys(names))
     _check_counts(seeds=seeds, jobs=jobs, threads=threads)
     check_engine(on, address)
     shown = [experiment(name, data, range(seeds)) for name in wanted]
@@ -82,7 +87,7 @@ def reproduce(
         queries=queries,
         batches=batches,
         devices=devices,
-        cache=cache,
+        cache=None if cache is None else cache.expanduser().absolute(),
         skip_broken=skip_broken,
         accelerator=accelerator,
     )
@@ -90,9 +95,11 @@ def reproduce(
         "--data": data, "--root": [f"{name}={path}" for name, path in scale.roots.items()],
         "--weights": scale.changes.get("weights"), "--epochs": epochs,
         "--steps": steps if steps != 32 else None, "--seeds": seeds if seeds > 1 else None,
-        "--queries": queries, "--batches": batches if batches != 1000 else None, "--set": change,
-        "--out": out.expanduser().absolute(), "--threads": threads, "--devices": devices,
-        "--accelerator": accelerator if accelerator != "auto" else None, "--cache": cache,
+        "--queries": queries, "--batches": batches if batches != 1000 else None,
+        "--set": _written(scale, change),
+        "--out": out, "--threads": threads, "--devices": devices,
+        "--accelerator": accelerator if accelerator != "auto" else None,
+        "--cache": scale.cache,
         "--skip-broken": skip_broken,
     }  # fmt: skip
     work = _Work.of(shown, scale, out, ["reproduce", *wanted, *_options(given)])
@@ -106,6 +113,8 @@ def reproduce(
     try:
         with stoppable(console, KEPT):
             if cell is not None:
+                if parent is not None and is_first():
+                    end_with(parent)
                 _make_one(work.named(cell), threads, console)
             elif work.missing:
                 failed = _make_all(work, console, on, address, jobs, threads)
@@ -167,10 +176,11 @@ def _make_all(
     import torch
 
     from robustmetric.cluster import connect
-    from robustmetric.experiments.engine import run_here, run_local, run_ray
+    from robustmetric.experiments.engine import Room, cores, run_here, run_local, run_ray
     from robustmetric.experiments.estimate import estimate
     from robustmetric.experiments.progress import Pace
     from robustmetric.experiments.sets import check_data
+    from robustmetric.training.stops import Stopped
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -181,29 +191,35 @@ def _make_all(
     for name in dict.fromkeys(job.task.data for job in missing):
         if lacks := check_data(name, scale.roots.get(name)):
             say(f"careful: {lacks}")
-    each = threads or max(1, (os.cpu_count() or 1) // count)
+    each = threads or max(1, cores() // count)
     with ExitStack() as leaving:
         if on == "ray":
             cluster = leaving.enter_context(connect(address))
             cluster.check_folder(work.out)
-            ended = run_ray(missing, cluster, count, threads)
+            room = Room.of(cluster, missing, count, threads)
+            count, ended = room.at_once, run_ray(missing, cluster, room)
         elif count == 1:
             ended = run_here(missing, say)
         else:
             ended = run_local(missing, count, each)
+        leaving.enter_context(closing(ended))
         torch.set_num_threads(each)
-        costs = estimate([job.task for job in missing], scale, say)
+        decoding = leaving.enter_context(Decoding(console))
+        costs = estimate([job.task for job in missing], scale, watch=decoding, report=say)
         _show_plan(console, work, costs, count)
         pace = Pace({job: costs[job.task] for job in missing}, count)
         leaving.enter_context(Making(console, pace))
         failed: dict[str, str] = {}
         for number, (job, error) in enumerate(ended, 1):
             pace.ended(job)
-            if error is not None and not isinstance(error, UserError | OSError):
+            if isinstance(error, Stopped):
                 raise error
-            if error is not None:
-                failed[job.task.label] = str(error)
-            told = _told(job) if error is None else f"failed: {error}"
+            if error is None:
+                told = _told(job)
+            else:
+                known = isinstance(error, UserError | OSError)
+                failed[job.task.label] = str(error) if known else f"{type(error).__name__}: {error}"
+                told = f"failed: {failed[job.task.label]}"
             say(f"{number} of {len(missing)}: {job.task.label}: {told}")
     return failed
 
@@ -279,11 +295,23 @@ def _roots(data: list[str], root: list[str]) -> dict[str, Path]:
 
 def _scale(roots: dict[str, Path], weights: Path | None, change: list[str], **options: Any) -> Scale:
     from robustmetric.experiments.cells import Scale
+    from robustmetric.training.code import files_beside
 
-    changes = read_changes(change)
+    changes = files_beside(read_changes(change), Path.cwd())
     if weights is not None:
-        changes["weights"] = weights.expanduser().absolute()
+        if "weights" in changes:
+            raise UserError("weights: given by an option and by --set; leave one of them out")
+        changes["weights"] = weights
+    if changes.get("weights") is not None:
+        changes["weights"] = Path(str(changes["weights"])).expanduser().absolute()
     return Scale(changes=changes, roots=roots, **options)
+
+
+def _written(scale: Scale, change: list[str]) -> list[str]:
+    """Write --set as it was given, but for files, which are named with their folders."""
+    pairs = [pair.partition("=") for pair in change]
+    own = {key: scale.changes[key] for key in ("model",) if key in scale.changes}
+    return [f"{key}={own.get(key, value)}" for key, _, value in pairs if key != "weights"]
 
 
 def _options(given: dict[str, Any]) -> list[str]:

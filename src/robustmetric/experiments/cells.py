@@ -7,15 +7,20 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from robustmetric.defenses import defense
 from robustmetric.evaluation.plan import Plan
-from robustmetric.training.code import bare
+from robustmetric.registry import lookup
+from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import suited_recipe
 from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
+from robustmetric.trust import digest_of, digests_of
+from robustmetric.usercode import without_folder
 from robustmetric.validate import UserError
 
 PUBLISHED_WORKERS = dict.fromkeys(("cub", "cars", "sop"), 2)
@@ -46,13 +51,13 @@ class Cell:
     def label(self) -> str:
         """The cell in a few words."""
         eta = "" if self.steps is None else f" η={self.steps}"
-        return f"{self.data} {self.defense}{eta} seed {self.seed}"
+        return f"{without_folder(self.data)} {self.defense}{eta} seed {self.seed}"
 
     @property
     def slug(self) -> str:
         """The cell as part of a file's name."""
         eta = "" if self.steps is None else f"-{self.steps}"
-        return f"{slug(self.data)}-{slug(self.defense)}{eta}-seed{self.seed}"
+        return f"{slug(without_folder(self.data))}-{slug(self.defense)}{eta}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,12 @@ class Samplers:
     @property
     def label(self) -> str:
         """The measurement in a few words."""
-        return f"{self.data} samplers seed {self.seed}"
+        return f"{without_folder(self.data)} samplers seed {self.seed}"
 
     @property
     def slug(self) -> str:
         """The measurement as part of a file's name."""
-        return f"{slug(self.data)}-samplers-seed{self.seed}"
+        return f"{slug(without_folder(self.data))}-samplers-seed{self.seed}"
 
 
 Task = Cell | Samplers
@@ -90,8 +95,9 @@ class Scale:
     - `queries`: how many test images are attacked; None for all.
     - `batches`: how many batches Table 1 looks at.
     - `devices`: workers of a training; None for as many as the published ones had.
-    - `roots`: where the files of each data set are. This, `cache`, `skip_broken` and `accelerator` say
-      nothing of the result.
+    - `skip_broken`: leave out images that cannot be read.
+    - `roots`: where the files of each data set are. This, `cache` and `accelerator` say nothing of the
+      result.
 
     >>> Scale(epochs=2).told(["digits"])
     '2 epochs (of 8), all queries, attacks of 32 steps, 1 worker'
@@ -103,9 +109,9 @@ class Scale:
     queries: int | None = None
     batches: int = 1000
     devices: int | None = None
+    skip_broken: bool = False
     roots: Mapping[str, Path] = field(default_factory=dict)
     cache: Path | None = None
-    skip_broken: bool = False
     accelerator: str = "auto"
 
     def __post_init__(self) -> None:
@@ -113,10 +119,19 @@ class Scale:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, not {value}", parameter=name)
+        lookup("accelerator", self.accelerator, _DEVICES)
         if fixed := sorted(self.changes.keys() & _OF_CELL):
             raise UserError(
                 f"{', '.join(fixed)} cannot be changed: a table says what it is, or an option of its own does"
             )
+
+    @property
+    def device(self) -> torch.device:
+        """What evaluates, and measures: one of what trains."""
+        wanted = _DEVICES[self.accelerator]
+        if wanted is None:
+            wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(wanted)
 
     def workers(self, data: str) -> int:
         """Return the number of workers that share an update."""
@@ -124,6 +139,15 @@ class Scale:
 
     def recipe(self, task: Task) -> Recipe:
         """Return the recipe of a cell: its data set's, trained as the published networks were."""
+        if task not in self._recipes:  # which may look at the images of a folder
+            self._recipes[task] = self._recipe(task)
+        return self._recipes[task]
+
+    @cached_property
+    def _recipes(self) -> dict[Task, Recipe]:
+        return {}
+
+    def _recipe(self, task: Task) -> Recipe:
         usual = load_recipe(usual_recipe(task.data))
         epochs = self.epochs or usual.epochs
         entries: dict[str, Any] = {
@@ -153,12 +177,20 @@ class Scale:
         )
 
     def identity(self, task: Task) -> dict[str, Any]:
-        """Return all that a cell's result depends on, in JSON's types, but for the files of images."""
-        recipe = bare(self.recipe(task).model_dump(mode="json"))
-        for path in ("root", "weights"):  # they lie elsewhere on another machine
-            recipe[path] = recipe[path] and Path(recipe[path]).name
-        recipe["root"] = None
-        found: dict[str, Any] = {"recipe": recipe}
+        """Return all that a cell's result depends on, in JSON's types, wherever its files are.
+
+        Images of one's own are told by the name of their folder or file; records tell of their pixels.
+        """
+        whole = self.recipe(task)
+        recipe = bare(whole.model_dump(mode="json"))
+        recipe["root"] = None if task.data in _FIXED or whole.root is None else whole.root.name
+        recipe["weights"] = None if whole.weights is None else _sha256(whole.weights)
+        code = digests_of(named_files(whole.model_dump()))
+        found: dict[str, Any] = {
+            "recipe": recipe,
+            "code": sorted([file.name, digest] for file, digest in code.items()),
+            "skip_broken": self.skip_broken,
+        }
         if isinstance(task, Cell):
             found |= {"workers": self.workers(task.data), "plan": self.plan(task).describe()["settings"]}
         else:
@@ -202,6 +234,8 @@ class Scale:
         return ", ".join(parts)
 
 
+_FIXED = ("digits", "mnist", "fashion-mnist", "cub", "cars", "sop")  # data sets that are the same everywhere
+_DEVICES = {"auto": None, "cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
 _OF_CELL = {"data", "root", "defense", "steps", "epochs", "seed", "validation", "validate_every", "reference"}
 
 
@@ -221,6 +255,14 @@ class Job:
     def name(self) -> str:
         """The name of the cell."""
         return self.scale.name(self.task)
+
+
+@cache
+def _sha256(file: Path) -> str:
+    """Return the digest of a file of weights."""
+    if not file.is_file():
+        raise UserError(f"there is no weights file {file}: give another file", parameter="weights")
+    return digest_of(file.read_bytes())
 
 
 def as_trained(data: str, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from robustmetric.data.inputs import Watch
 from robustmetric.data.pairs import Batch, PairLoader
 from robustmetric.defenses import Defense, defense
 from robustmetric.defenses.hardness import HardnessManipulation
@@ -29,7 +30,7 @@ _BLOCK = 128  # queries that are perturbed together
 class Cost(NamedTuple):
     """Seconds that a cell is expected to take: to `train` (or to measure) and to `evaluate`.
 
-    `steps` are those of the training.
+    `steps` are those of the training, `pieces` those of the evaluation.
 
     >>> Cost(60, 20).total
     80
@@ -38,6 +39,7 @@ class Cost(NamedTuple):
     train: float
     evaluate: float = 0.0
     steps: int = 0
+    pieces: int = 1
 
     @property
     def total(self) -> float:
@@ -45,18 +47,24 @@ class Cost(NamedTuple):
         return self.train + self.evaluate
 
 
-def estimate(tasks: Iterable[Task], scale: Scale, report: Callable[[str], None] = print) -> dict[Task, Cost]:
+def estimate(
+    tasks: Iterable[Task],
+    scale: Scale,
+    *,
+    watch: Watch | None = None,
+    report: Callable[[str], None] = print,
+) -> dict[Task, Cost]:
     """Return what each of the `tasks` will cost on this machine at a `scale`.
 
     Steps of each kind (defense and η) are timed on the data set's own network and images, once for all seeds.
     Hardness Manipulation perturbs more and more triplets, and longer, as the network learns: a third of the
-    way from its first step to the most that a step can cost is counted. `report` is told if images are left
-    out or damaged.
+    way from its first step to the most that a step can cost is counted. `watch` is told, while images are
+    decoded, the split, how many are done and how many there are; `report` if images are left out or damaged.
     """
     found: dict[Task, Cost] = {}
     kinds: dict[Task, Cost] = {}
     for some in _by_data(tasks).values():
-        bench = _Bench.of(some[0], scale, report)
+        bench = _Bench.of(some[0], scale, watch, report)
         for task in some:
             kind = Cell(task.data, task.defense, task.steps) if isinstance(task, Cell) else task
             if kind not in kinds:
@@ -86,13 +94,11 @@ class _Bench:
     ranking: float  # seconds of a block's distances to the gallery, and their gradient
 
     @classmethod
-    def of(cls, task: Task, scale: Scale, report: Callable[[str], None]) -> _Bench:
+    def of(cls, task: Task, scale: Scale, watch: Watch | None, report: Callable[[str], None]) -> _Bench:
         recipe = scale.recipe(task)
-        device = torch.device(
-            "cuda" if scale.accelerator in ("auto", "gpu") and torch.cuda.is_available() else "cpu"
-        )
+        device = scale.device
         model = make_network(recipe, device, lambda _: None).train()
-        sets = load_sets(recipe, scale.cache, skip_broken=scale.skip_broken, report=report)
+        sets = load_sets(recipe, scale.cache, skip_broken=scale.skip_broken, watch=watch, report=report)
         source = sets.learn.source
         loader = PairLoader(
             source.pixels,
@@ -127,7 +133,7 @@ class _Bench:
         asked = min(self.scale.queries or len(self.sets.score), len(self.sets.score))
         blocks = -(-asked // min(asked, _BLOCK))
         attack = self.scale.steps * (self.passing + _ON_GALLERY * self.ranking)
-        return Cost(steps * self.step(recipe), self.embedding + 9 * blocks * attack, steps)
+        return Cost(steps * self.step(recipe), self.embedding + 9 * blocks * attack, steps, 9 * blocks)
 
     def step(self, recipe: Recipe) -> float:
         """Return what a step of a training takes, from its first step and from two iterations of PGD."""

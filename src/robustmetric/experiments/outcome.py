@@ -47,7 +47,7 @@ def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return where the cells of these `names` are in `out`: in it, or in a folder of it.
 
     A cell that is in neither is to be made in `out` itself. Records of several machines are put together by
-    copying their folders into `out`; a cell that is there twice is refused.
+    copying their folders into `out`; a cell that is finished twice is refused.
 
     >>> find_folders(Path("nowhere"), ["digits-NA-R-seed0-0a1b2c3d"])
     {'digits-NA-R-seed0-0a1b2c3d': PosixPath('nowhere/digits-NA-R-seed0-0a1b2c3d')}
@@ -56,6 +56,7 @@ def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name in names:
         there = [place / name for place in places if (place / name).is_dir()]
+        there = [folder for folder in there if _finished(folder)] or there
         if len(there) > 1:
             raise UserError(
                 f"there are {len(there)} records for one cell: {', '.join(map(str, there))}; keep one, and "
@@ -64,6 +65,12 @@ def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
             )
         found[name] = there[0] if there else out / name
     return found
+
+
+def _finished(folder: Path) -> bool:
+    return (run_of(folder).evaluation / RECORD).exists() or not {"collapsed", "hardness"}.isdisjoint(
+        read_result(folder) or ()
+    )
 
 
 def _folders(out: Path) -> Iterator[Path]:

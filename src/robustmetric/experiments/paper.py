@@ -12,6 +12,7 @@ import yaml
 from robustmetric.experiments.cells import Cell, Samplers, Task
 from robustmetric.experiments.published import FOLDER, Published, published
 from robustmetric.registry import lookup
+from robustmetric.usercode import without_folder
 
 Kind = Literal["scores", "pairs", "samplers", "curves"]
 """How an experiment is shown: all columns, R@1 and ERS of source × destination, Table 1, or a figure."""
@@ -91,12 +92,12 @@ def experiment(name: str, data: Sequence[str] = (), seeds: Sequence[int] = (0,))
     kind: Kind = about.get("kind", "scores")
     if kind == "samplers":
         sets = tuple(data) or tuple(about["data"])
-        rows = [Row(s, "", None, tuple(Samplers(s, seed) for seed in seeds)) for s in sets]
-        return Experiment(name, kind, about["title"], tuple(rows), sets)
+        rows = [Row(without_folder(s), "", None, tuple(Samplers(s, seed) for seed in seeds)) for s in sets]
+        return Experiment(name, kind, about["title"], tuple(rows), tuple(map(without_folder, sets)))
     own = list(_published_rows(name, about))
     sets = tuple(data) or tuple(dict.fromkeys(row.data for row in own))
     rows = [row for wanted in sets for row in _rows_on(wanted, own, seeds)]
-    return Experiment(name, kind, about["title"], tuple(rows), sets)
+    return Experiment(name, kind, about["title"], tuple(rows), tuple(map(without_folder, sets)))
 
 
 def all_cells(data: Sequence[str] = (), seeds: Sequence[int] = (0,)) -> list[Task]:
@@ -115,7 +116,8 @@ def _rows_on(data: str, own: Sequence[Published], seeds: Sequence[int]) -> Itera
     for row in own:
         if row.data == model:
             cells = tuple(Cell.of(data, row.defense, row.steps, seed) for seed in seeds)
-            yield Row(data, row.defense, row.steps, cells, row if data == model else _elsewhere(cells[0]))
+            known = row if data == model else _elsewhere(cells[0])
+            yield Row(without_folder(data), row.defense, row.steps, cells, known)
 
 
 def _elsewhere(cell: Cell) -> Published | None:

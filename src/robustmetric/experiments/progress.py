@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from robustmetric.evaluation.store import PARTS
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.estimate import Cost
 from robustmetric.experiments.outcome import run_of
 from robustmetric.training.table import last_step
-
-_BLOCK = 128  # queries of a piece
 
 
 def share_done(job: Job, cost: Cost) -> float:
@@ -25,8 +24,9 @@ def share_done(job: Job, cost: Cost) -> float:
     trained = cost.train / max(cost.total, 1e-9)
     pieces = run.evaluation / PARTS
     if pieces.is_dir():
-        count = 9 * -(-(job.scale.queries or _BLOCK) // _BLOCK)
-        return trained + (1 - trained) * min(0.99, sum(1 for _ in pieces.iterdir()) / (count + 2))
+        with suppress(OSError):  # a record has just taken them
+            return trained + (1 - trained) * min(0.99, sum(1 for _ in pieces.iterdir()) / cost.pieces)
+        return 0.99
     return trained * min(0.99, last_step(run.metrics) / cost.steps)
 
 
@@ -66,5 +66,5 @@ class Pace:
         return done / max(self.whole, 1e-9), rest / pace
 
     def _done(self) -> float:
-        rest = sum(cost.total * (1 - share_done(job, cost)) for job, cost in self.left.items())
+        rest = sum(cost.total * (1 - share_done(job, cost)) for job, cost in list(self.left.items()))
         return self.whole - rest

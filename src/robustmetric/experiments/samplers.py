@@ -15,7 +15,7 @@ from robustmetric.perturb import frozen
 from robustmetric.training.network import make_network
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import load_sets
-from robustmetric.triplets import SAMPLERS, Batch, Mined, Sampler, Softhard
+from robustmetric.triplets import Batch, Distance, Hardest, Mined, Random, Sampler, Semihard, Softhard
 
 EDGES = np.linspace(-2, 2, 401)
 """The edges of the histograms' bins: hardness is in [−2, 2]."""
@@ -25,22 +25,24 @@ LETTERS = "RMSDH"
 def measure_samplers(
     recipe: Recipe,
     batches: int,
+    device: torch.device,
     *,
     cache: Path | None = None,
+    skip_broken: bool = False,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Return mean, variance and histogram of the hardness that each sampler draws from `batches` batches.
 
     The network, images and batches are those that a training with the `recipe` begins with; they are kept in
-    `cache`. Mean and variance are taken in each batch and averaged. `report` is told of what goes on.
+    `cache`, and with `skip_broken` images that cannot be read are left out. The network computes on `device`.
+    Mean and variance are taken in each batch and averaged. `report` is told of what goes on.
 
-    >>> found = measure_samplers(Recipe(data="digits", validation=0, batch=250), batches=2)
+    >>> found = measure_samplers(Recipe(data="digits", validation=0, batch=250), 2, torch.device("cpu"))
     >>> found["H"]["mean"] > found["R"]["mean"], sum(found["R"]["counts"])
     (True, 250)
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_network(recipe, device, report)
-    sets = load_sets(recipe, cache, report=report)
+    sets = load_sets(recipe, cache, skip_broken=skip_broken, report=report)
     loader = PairLoader(
         sets.learn.source.pixels,
         sets.learn.source.labels,
@@ -52,8 +54,13 @@ def measure_samplers(
         itself=recipe.reference,
     )
     generator = torch.Generator().manual_seed(recipe.seed)
-    samplers: dict[str, Sampler] = {letter: SAMPLERS.make(letter) for letter in LETTERS if letter != "S"}
-    samplers["S"] = Softhard(itself=recipe.reference)
+    samplers: dict[str, Sampler] = {
+        "R": Random(),
+        "M": Semihard(recipe.margin),
+        "S": Softhard(itself=recipe.reference),
+        "D": Distance(),
+        "H": Hardest(),
+    }
     drawn: dict[str, list[np.ndarray[Any, np.dtype[np.float64]]]] = {letter: [] for letter in LETTERS}
     with frozen(model), torch.no_grad():
         while len(drawn["R"]) < batches:

@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
-
 from robustmetric.data.inputs import load_pixels, relative_files
 from robustmetric.data.sides import by_marks
 from robustmetric.evaluation.evaluate import Evaluation
 from robustmetric.evaluation.subject import Subject
 from robustmetric.experiments.cells import Cell, Job, Samplers
-from robustmetric.experiments.outcome import Outcome, read_outcome, run_of, write_result
+from robustmetric.experiments.outcome import Outcome, read_outcome, read_result, run_of, write_result
 from robustmetric.experiments.samplers import measure_samplers
+from robustmetric.training.checkpoint import reached
 from robustmetric.training.run import Machines, train
 from robustmetric.training.runs import load_run
 from robustmetric.training.stops import CollapsedError
@@ -33,11 +32,18 @@ def make(job: Job, report: Report = print) -> Outcome | None:
     task, scale, folder = job.task, job.scale, job.folder
     if (done := read_outcome(task, scale, folder)) is not None:
         return done
-    if is_first():
+    if is_first() and read_result(folder) is None:
         write_result(task, scale, folder)
     if isinstance(task, Samplers):
         with _timed(job, "measure"):
-            found = measure_samplers(scale.recipe(task), scale.batches, cache=scale.cache, report=report)
+            found = measure_samplers(
+                scale.recipe(task),
+                scale.batches,
+                scale.device,
+                cache=scale.cache,
+                skip_broken=scale.skip_broken,
+                report=report,
+            )
         write_result(task, scale, folder, hardness=found)
         return read_outcome(task, scale, folder)
     with _timed(job, "train"):
@@ -54,11 +60,13 @@ def make(job: Job, report: Report = print) -> Outcome | None:
 
 def _train(job: Job, task: Cell, report: Report) -> str | None:
     """Train to the end; return how the network collapsed, which is a result too."""
-    scale = job.scale
+    scale, run, recipe = job.scale, run_of(job.folder), job.scale.recipe(task)
+    if run.last.is_file() and reached(run.checkpoint).done == recipe.epochs:
+        return None
     try:
         train(
-            scale.recipe(task),
-            run_of(job.folder).path,
+            recipe,
+            run.path,
             resume=True,
             machines=Machines(accelerator=scale.accelerator, devices=scale.workers(task.data)),
             cache=scale.cache,
@@ -84,9 +92,8 @@ def _evaluate(job: Job, task: Cell, report: Report) -> None:
         skip_broken=scale.skip_broken,
         report=report,
     )
-    device = "cuda" if scale.accelerator in ("auto", "gpu") and torch.cuda.is_available() else "cpu"
     subject = Subject.of_sides(
-        run.network.to(device),
+        run.network.to(scale.device),
         by_marks(pixels, run.inputs.crop, relative_files(pixels, recipe.root)),
         train_classes=folder.train_classes(),
         name=folder.name,
@@ -99,10 +106,8 @@ def _evaluate(job: Job, task: Cell, report: Report) -> None:
 
 @contextmanager
 def _timed(job: Job, what: str) -> Iterator[None]:
-    """Write down how long the inside took."""
+    """Write down how long the inside took, if it came to its end."""
     begun = time.monotonic()
-    try:
-        yield
-    finally:
-        if is_first():
-            write_result(job.task, job.scale, job.folder, seconds={what: time.monotonic() - begun})
+    yield
+    if is_first():
+        write_result(job.task, job.scale, job.folder, seconds={what: time.monotonic() - begun})

@@ -173,10 +173,9 @@ def _lines(block: _Block, interval: Sequence[str] = ()) -> Iterator[Line]:
     yield Line("ours", ours.label, block.keys, _said(ours.word, len(columns)) if ours.word else found)
     if block.theirs is None:
         return
-    label = "published, collapsed" if block.fell and block.theirs else "published"
     known = tuple(column.show(block.theirs.get(name)) for name, column in columns.items())
     fell = block.fell and not block.theirs
-    yield Line("published", label, block.keys, _said("collapse", len(columns)) if fell else known)
+    yield Line("published", "published", block.keys, _said("collapse", len(columns)) if fell else known)
     if compared := block.compared:
         shown = tuple(_difference(column, compared.get(name)) for name, column in columns.items())
         yield Line("difference", "difference", block.keys, shown)
@@ -244,6 +243,10 @@ def _notes(
         yield "*: the training collapsed."
     if any(row.published is not None and row.published.table == 0 for row in (f.row for f in findings)):
         yield "Published figures are of the reference's page, for the paper has none on these images."
+    for data in experiment.data:
+        own = [outcome for finding in findings if finding.row.data == data for outcome in finding.outcomes]
+        if len({one.record.data.sha256 for one in own if one is not None and one.record is not None}) > 1:
+            yield f"Careful: the records on {data} are of different images, and cannot be compared."
     if experiment.kind == "scores" and any(block.theirs and "mAP" in block.theirs for block in blocks):
         yield "The published mAP mixes two measures: see docs/limits.md before comparing it."
     fallen: dict[str, list[str]] = {}
