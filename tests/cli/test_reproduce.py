@@ -104,7 +104,7 @@ def test_every_cell_of_every_table_and_figure_is_made_once(whole: tuple[Path, st
     for name in experiment_names():
         table = experiment(name, ["digits"])
         assert f"{table.heading} on digits: {table.title} (" in said
-    assert "(1 epoch (of 8), 8 queries, attacks of 1 steps, 1 worker, batch = 250" in " ".join(said.split())
+    assert "(1 epoch (of 8), 8 queries, attacks of 1 step, 1 worker, batch = 250" in " ".join(said.split())
 
 
 @pytest.mark.slow

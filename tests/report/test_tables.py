@@ -168,7 +168,7 @@ def test_a_pair_that_collapsed_with_a_record_is_marked() -> None:
     fell = Outcome(Path(), a_record({"R@1": 10.0}, why="one point"), collapsed="one point")
     made = sheet(table, findings(table, lambda row, k: fell), "few")
     assert made.rows[0][2:4] == ("10.0*", "33.5*")
-    assert "*: the training collapsed." in made.notes
+    assert "*: the network has collapsed, or nearly so." in made.notes
 
 
 def test_samplers_have_mean_and_variance() -> None:

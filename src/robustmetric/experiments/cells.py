@@ -223,7 +223,7 @@ class Scale:
         if epochs != usual.epochs:
             parts[0] += f" (of {usual.epochs})"
         parts.append("all queries" if self.queries is None else f"{self.queries} queries")
-        parts.append(f"attacks of {self.steps} steps")
+        parts.append(f"attacks of {self.steps} {'step' if self.steps == 1 else 'steps'}")
         workers, were = self.workers(data), PUBLISHED_WORKERS.get(data, 1)
         parts.append(f"{workers} {'worker' if workers == 1 else 'workers'}")
         if workers != were:

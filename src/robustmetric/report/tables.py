@@ -240,7 +240,7 @@ def _notes(
     if any("±" in value for value in shown):
         yield "±: standard deviation over seeds."
     if any(value.endswith("*") for value in shown):
-        yield "*: the training collapsed."
+        yield "*: the network has collapsed, or nearly so."
     if any(row.published is not None and row.published.table == 0 for row in (f.row for f in findings)):
         yield "Published figures are of the reference's page, for the paper has none on these images."
     for data in experiment.data:
@@ -254,7 +254,8 @@ def _notes(
         if block.ours.collapsed:
             eta = f" η={block.about['eta']}" if block.about.get("eta") is not None else ""
             of = f" ({block.ours.collapsed} of {block.ours.seeds} seeds)" if block.ours.seeds > 1 else ""
-            why = "; ".join(block.ours.why).rstrip(".")
+            # One note for all, whatever the figure.
+            why = re.sub(r", with a mean cosine of [\d.]+", "", "; ".join(block.ours.why).rstrip("."))
             fallen.setdefault(why, []).append(f"{block.keys[0]} {block.about['defense']}{eta}{of}")
     for why, which in fallen.items():
         yield f"Collapse of {', '.join(which)}: {why}."
