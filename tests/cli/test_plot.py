@@ -106,8 +106,10 @@ def test_damaged_files_are_named(places: Path) -> None:
     metrics = Path("run/metrics.csv")
     content = metrics.read_bytes()
     metrics.write_bytes(b"\xff\xff\x00")
+    shutil.move("run/evaluation", "aside")
     assert "run/metrics.csv cannot be read as a table with a step in each row" in refused("plot", "run")
     assert metrics.read_bytes() == b"\xff\xff\x00"  # a plot puts nothing aside
+    shutil.move("aside", "run/evaluation")
     metrics.write_bytes(content)
     Path("run/recipe.yaml").write_text("defense: [")
     assert "recipe.yaml, line 1" in refused("plot", "run")
@@ -121,3 +123,23 @@ def test_records_of_different_protocols_are_refused(places: Path) -> None:
     works("evaluate", "run", "--out", "other", *ONE, "--protocol", "reference")
     told = refused("plot", "run", "other")
     assert "records of different protocols are never compared: run is strict, other is reference" in told
+
+
+def test_what_cannot_be_plotted_does_not_keep_the_rest_from_it(places: Path) -> None:
+    """A training that has logged nothing to draw, or whose table is damaged, beside its record."""
+    metrics = Path("run/metrics.csv")
+    metrics.write_text("step,epoch\n1,0\n")
+    said = works("plot", "run", "--format", "svg")
+    assert "left out: there is nothing to plot of N/A[S]: no row has any of" in " ".join(said.split())
+    assert [file.name for file in Path("plots").iterdir()] == ["records.svg"]
+    metrics.write_bytes(b"\xff\xff\x00")
+    assert "left out: run/metrics.csv cannot be read" in works("plot", "run", "--format", "svg")
+
+
+def test_a_folder_of_cells_is_plotted_whole(places: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        cell = tmp_path / "cells" / name
+        shutil.copytree("run", cell / "run")
+        write_result(Cell("digits", "N/A[S]"), Scale(), cell)
+    works("plot", tmp_path / "cells", "--out", "all/", "--format", "svg")
+    assert {file.name for file in Path("all").iterdir()} == {"records.svg", "training.svg"}

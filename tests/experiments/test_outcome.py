@@ -16,15 +16,18 @@ from robustmetric.evaluation.record import load_record
 from robustmetric.experiments.cells import Cell, Job, Samplers, Scale
 from robustmetric.experiments.outcome import (
     RESULT,
+    evaluation_of,
     find_folders,
     read_outcome,
     run_of,
     write_result,
 )
+from robustmetric.experiments.sets import check_data, check_same
 from robustmetric.experiments.work import make
 from robustmetric.files import DamagedError, digest_of_entries
 from robustmetric.validate import UserError
 from tests.helpers.faults import fault
+from tests.helpers.layouts import write_cub
 
 CELL = Cell("digits", "N/A[S]")
 
@@ -49,7 +52,7 @@ def cell(made: Path, tmp_path: Path) -> Path:
 def test_a_cell_is_a_run_and_the_record_of_its_last_weights(made: Path, tiny: Scale) -> None:
     found = read_outcome(CELL, tiny, made)
     assert found is not None
-    assert found.record == load_record(run_of(made).evaluation)
+    assert found.record == load_record(evaluation_of(made, tiny))
     assert found.record is not None
     assert found.record.network.weights == "last weights"
     assert found.record.settings == tiny.plan(CELL)
@@ -110,17 +113,37 @@ def other_weights(folder: Path, patch: pytest.MonkeyPatch) -> Scale | None:
     return None
 
 
+def record_of_another(folder: Path, patch: pytest.MonkeyPatch) -> Scale | None:
+    (file,) = folder.glob("run/evaluation*/record.json")
+    change_entries(file, lambda record: record["network"].update(name="another"))
+    return None
+
+
+def edited_recipe(folder: Path, patch: pytest.MonkeyPatch) -> Scale | None:
+    file = run_of(folder).recipe_file
+    file.write_text(file.read_text(encoding="utf-8").replace("lr: 0.001", "lr: 0.002"), encoding="utf-8")
+    return None
+
+
 def no_description(folder: Path, patch: pytest.MonkeyPatch) -> Scale | None:
     (folder / RESULT).unlink()
     return None
 
 
 def change_record(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    file = run_of(folder).evaluation / "record.json"
+    """Change a record and the description of its cell, as if it had been made so."""
+    (file,) = folder.glob("run/evaluation*/record.json")
+    digest = change_entries(file, change)
+    change_entries(folder / RESULT, lambda about: about["records"].update({file.parent.name: digest}))
+
+
+def change_entries(file: Path, change: Callable[[dict[str, Any]], None]) -> str:
     content = json.loads(file.read_text(encoding="utf-8"))
     content.pop("sha256")
     change(content)
-    file.write_text(json.dumps({**content, "sha256": digest_of_entries(content)}), encoding="utf-8")
+    digest = digest_of_entries(content)
+    file.write_text(json.dumps({**content, "sha256": digest}), encoding="utf-8")
+    return digest
 
 
 @fault("reproduction", "the record of a cell is of another recipe, protocol, version or choice of weights",
@@ -133,6 +156,8 @@ def change_record(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
         (other_version, "version was '0.1.0', is '9.9'"),
         (other_weights, "the weights are chosen on test images, not the last ones"),
         (no_description, "has no cell.json"),
+        (record_of_another, "its record.json is another one than was made"),
+        (edited_recipe, "lr was 0.002, is 0.001"),
     ],
 )
 def test_what_is_not_of_a_cell_is_refused(
@@ -154,12 +179,57 @@ def test_a_damaged_description_is_refused(cell: Path, tiny: Scale, text: str) ->
 
 
 @fault("reproduction", "two folders hold a record of one cell", "refused; both are named")
-def test_two_records_for_one_cell_are_refused(tmp_path: Path) -> None:
+def test_two_records_for_one_cell_are_refused(tmp_path: Path, tiny: Scale) -> None:
     for machine in ("a", "b"):
-        (tmp_path / machine / "name").mkdir(parents=True)
+        write_result(CELL, tiny, tmp_path / machine / "name", records={"evaluation": machine})
     with pytest.raises(UserError, match="2 records for one cell") as error:
         find_folders(tmp_path, ["name"])
     assert all(str(tmp_path / machine / "name") in str(error.value) for machine in ("a", "b"))
+
+
+def test_a_copy_of_a_cell_and_one_that_is_not_finished_do_no_harm(tmp_path: Path, tiny: Scale) -> None:
+    for machine in ("a", "b"):
+        write_result(CELL, tiny, tmp_path / machine / "name", records={"evaluation": "same"})
+    write_result(CELL, tiny, tmp_path / "name")
+    assert find_folders(tmp_path, ["name"]) == {"name": tmp_path / "a" / "name"}
+
+
+@fault("reproduction", "a record is damaged", "refused, with what to do")
+def test_a_damaged_record_is_refused(cell: Path, tiny: Scale) -> None:
+    (file,) = cell.glob("run/evaluation*/record.json")
+    file.write_text(file.read_text(encoding="utf-8").replace("N/A", "n/a"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"its digest does not match; move .* away, and run the same"):
+        read_outcome(CELL, tiny, cell)
+
+
+def test_another_scale_of_the_evaluation_keeps_the_training(
+    cell: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robustmetric.experiments.work.train", None)
+    more = replace(tiny, queries=9)
+    assert read_outcome(CELL, more, cell) is None
+    found = make(Job(CELL, more, cell), silent)
+    assert found is not None
+    assert found.record is not None
+    assert found.record.queries.count == 9
+    before = read_outcome(CELL, tiny, cell)
+    assert before is not None
+    assert before.record is not None
+    assert before.record.queries.count == 8
+
+
+@fault("reproduction", "finished cells, and a root with other images", "refused; both are told")
+def test_cells_of_other_images_are_refused(made: Path, tiny: Scale, tmp_path: Path) -> None:
+    found = read_outcome(CELL, tiny, made)
+    assert found is not None
+    root = write_cub(tmp_path, (2, 2, 2, 2))
+    with pytest.raises(UserError, match=r"797 test images of 10 classes, and .* has 4 of 2"):
+        check_same("cub", root, [found])
+
+
+def test_more_queries_than_images_are_refused() -> None:
+    with pytest.raises(UserError, match="queries must be at most 797, the test images of digits, not 798"):
+        check_data("digits", None, 798)
 
 
 def test_records_of_several_machines_are_found_where_they_were_copied_to(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from robustmetric.defenses import defense
 from robustmetric.evaluation import COLUMNS
 from robustmetric.evaluation.ers import terms
 from robustmetric.experiments.cells import Cell, Samplers, Scale, as_trained
+from robustmetric.experiments.outcome import evaluation_of
 from robustmetric.experiments.paper import all_cells, experiment, experiment_names
 from robustmetric.experiments.published import published, published_hardness
 
@@ -107,13 +108,19 @@ def test_names_of_folders_are_one_to_one() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"epochs": 3}, {"steps": 4}, {"queries": 5}, {"devices": 2}, {"changes": {"dim": 16}},
-        {"skip_broken": True},
+        {"epochs": 3}, {"devices": 2}, {"changes": {"dim": 16}}, {"skip_broken": True},
     ],
 )  # fmt: skip
-def test_whatever_decides_about_a_result_is_in_the_name(changed: dict[str, object]) -> None:
+def test_whatever_decides_about_a_training_is_in_the_name(changed: dict[str, object]) -> None:
     cell = Cell("digits", "HM[S,LGA]", 8)
     assert Scale(**changed).name(cell) != Scale().name(cell)  # type: ignore[arg-type]
+
+
+def test_another_evaluation_is_of_the_same_training() -> None:
+    cell = Cell("digits", "HM[S,LGA]", 8)
+    assert Scale(queries=5, steps=4).name(cell) == Scale().name(cell)
+    places = {evaluation_of(Path("cell"), Scale(queries=q, steps=s)) for q in (None, 5) for s in (4, 32)}
+    assert len(places) == 4
 
 
 def test_where_files_are_is_not_in_the_name() -> None:

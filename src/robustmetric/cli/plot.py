@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,13 +50,17 @@ def plot(
     check_writable(Path(out) if folder else Path(out).parent)
     found = _Found()
     for path in paths:
-        found.look(path)
+        cells = sorted(file.parent for file in path.glob(f"*/{RESULT}")) if path.is_dir() else []
+        for one in cells or [path]:
+            found.look(one)
     made = dict(found.figures())
     console = wide()
     for name, figure in made.items():
         stem = Path(out, name) if folder else Path(out if len(made) == 1 else f"{out}-{name}")
         files = plots.save(figure, stem, wanted)
         console.print(f"{name}: {', '.join(map(str, files))}", highlight=False, soft_wrap=True)
+    for why in found.left_out:
+        console.print(f"left out: {why}", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class _Found:
     runs: dict[Path, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     records: list[Path] = field(default_factory=list)
     samplers: dict[Path, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     def look(self, path: Path) -> None:
         """Find what there is at a path, which a user gave: perhaps several things, at least one."""
@@ -76,12 +82,21 @@ class _Found:
             self.samplers[folder] = cell
             return
         run = run_of(folder) if cell is not None else RunFolder(folder)
-        rows = _logged(run) if run.exists else []
+        rows: Sequence[Mapping[str, str]] = []
+        try:
+            rows = _logged(run) if run.exists else []
+        except DamagedError as error:
+            self.left_out.append(str(error))
         if rows:
             self.runs[run.path] = rows
-        held = folder.is_file() or any((p / RECORD).is_file() for p in (run.path, run.evaluation))
-        if held and run.path not in self.records:
-            self.records.append(run.path)
+        held = [run.path] if any((p / RECORD).is_file() for p in (run.path, run.evaluation)) else []
+        if folder.is_file():
+            held = [folder]
+        elif cell is not None:
+            held = sorted(file.parent for file in run.path.glob(f"evaluation*/{RECORD}"))
+        self.records.extend(place for place in held if place not in self.records)
+        if self.left_out and not rows and not held:
+            raise DamagedError(self.left_out[-1])
         if run.exists and not rows and not held:
             raise UserError(f"the run {run.path} has logged nothing yet, and has no record; {_WANTED}")
         if not rows and not held:
@@ -92,7 +107,9 @@ class _Found:
         if self.runs:
             names = [_name(RunFolder(path)) for path in self.runs]
             labels = told_apart(names, list(self.runs))
-            yield "training", plots.training(dict(zip(labels, self.runs.values(), strict=True)))
+            with self._unless_others():
+                figure = plots.training(dict(zip(labels, self.runs.values(), strict=True)))
+                yield "training", figure
         if self.records:
             loaded = load_records(self.records)
             labels = told_apart([record.network.name for record in loaded], self.records)
@@ -101,6 +118,16 @@ class _Found:
             title = f"{cell['cell']}: hardness in {cell['identity']['batches']:,} batches"
             name = "hardness" if len(self.samplers) == 1 else f"hardness-{number}"
             yield name, plots.hardness_histograms(cell["hardness"], title)
+
+    @contextmanager
+    def _unless_others(self) -> Iterator[None]:
+        """Leave out what cannot be plotted inside, if there is something else to plot."""
+        try:
+            yield
+        except UserError as error:
+            if not self.records and not self.samplers:
+                raise
+            self.left_out.append(str(error))
 
 
 def _logged(run: RunFolder) -> list[dict[str, str]]:

@@ -64,6 +64,7 @@ def reproduce(
 
     Ctrl-C or SIGTERM stops it; the same command goes on from there.
     """
+    from robustmetric.experiments.cells import counted
     from robustmetric.experiments.engine import end_with
     from robustmetric.experiments.findings import find
     from robustmetric.experiments.paper import experiment, experiment_names
@@ -104,7 +105,7 @@ def reproduce(
     }  # fmt: skip
     work = _Work.of(shown, scale, out, ["reproduce", *wanted, *_options(given)])
     if dry_run:
-        for job in work.missing:
+        for job in [work.named(cell)] if cell is not None else work.missing:
             typer.echo(shlex.join(["robustmetric", *job.command]))
         return
     console = wide()
@@ -115,14 +116,16 @@ def reproduce(
             if cell is not None:
                 if parent is not None and is_first():
                     end_with(parent)
-                _make_one(work.named(cell), threads, console)
+                _make_one(work.named(cell), threads, console, quiet=parent is not None)
             elif work.missing:
                 failed = _make_all(work, console, on, address, jobs, threads)
     except Stopped as stopped:
         console.print(f"stopped by {stopped}; {KEPT}")
         raise typer.Exit(exit_code(str(stopped))) from None
     for table in shown if cell is None else ():
-        _show(console, table, find(table, scale, out), scale, out)
+        told = scale.told(table.data, trains=table.kind != "samplers")
+        told += f", {counted(seeds, 'seed')}" if seeds > 1 else ""
+        _show(console, table, find(table, scale, out), told, out)
     if failed:
         for label, why in failed.items():
             console.print(f"not made: {label}: {why}", markup=False, highlight=False, soft_wrap=True)
@@ -142,12 +145,15 @@ class _Work:
         """Look for the cells of tables and figures; refuse what does not belong to its cell."""
         from robustmetric.experiments.cells import Job, names_of
         from robustmetric.experiments.outcome import find_folders, read_outcome
+        from robustmetric.experiments.sets import check_same
 
         tasks = names_of(scale, [task for table in shown for task in table.tasks])
         folders = find_folders(out, list(tasks))
         jobs = [Job(task, scale, folders[name], (*command, "--cell", name)) for name, task in tasks.items()]
-        missing = [job for job in jobs if read_outcome(job.task, scale, job.folder) is None]
-        return cls(out, jobs, missing)
+        found = {job: read_outcome(job.task, scale, job.folder) for job in jobs}
+        for name, root in scale.roots.items():
+            check_same(name, root, [one for job, one in found.items() if one and job.task.data == name])
+        return cls(out, jobs, [job for job in jobs if found[job] is None])
 
     def named(self, name: str) -> Job:
         """Find the cell of a name."""
@@ -156,8 +162,8 @@ class _Work:
         return lookup("cell", name, {job.name: job for job in self.jobs})
 
 
-def _make_one(job: Job, threads: int | None, console: Terminal) -> None:
-    """Make a cell in this process."""
+def _make_one(job: Job, threads: int | None, console: Terminal, *, quiet: bool) -> None:
+    """Make a cell in this process; `quiet` leaves it to the one that started it to say what came of it."""
     import torch
 
     from robustmetric.experiments.work import make
@@ -165,7 +171,7 @@ def _make_one(job: Job, threads: int | None, console: Terminal) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     outcome = make(job, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
-    if outcome is not None:
+    if outcome is not None and not quiet:
         console.print(f"{job.task.label}: {outcome}; in {job.folder}", highlight=False, soft_wrap=True)
 
 
@@ -189,8 +195,10 @@ def _make_all(
     for job in missing:
         check_writable(job.folder)
     for name in dict.fromkeys(job.task.data for job in missing):
-        if lacks := check_data(name, scale.roots.get(name)):
+        if lacks := check_data(name, scale.roots.get(name), scale.queries):
             say(f"careful: {lacks}")
+    if on == "local":
+        _ = scale.device  # refused now, if it is not there
     each = threads or max(1, cores() // count)
     with ExitStack() as leaving:
         if on == "ray":
@@ -233,6 +241,8 @@ def _told(job: Job) -> str:
 
 def _show_plan(console: Terminal, work: _Work, costs: dict[Any, Cost], count: int) -> None:
     """Show what is to be done and what it is expected to cost."""
+    from robustmetric.experiments.cells import counted
+
     table = Table("to do", "training", "evaluation", box=None)
     for job in work.missing:
         cost = costs[job.task]
@@ -241,21 +251,21 @@ def _show_plan(console: Terminal, work: _Work, costs: dict[Any, Cost], count: in
     whole = sum(costs[job.task].total for job in work.missing)
     there = len(work.jobs) - len(work.missing)
     console.print(
-        f"{len(work.missing)} cells to make, {there} there already; about {duration(whole / count)} "
-        f"{'in all' if count == 1 else f'with {count} at a time'}, from a few timed steps of each kind",
+        f"{counted(len(work.missing), 'cell')} to make, {there} there already; about "
+        f"{duration(whole / count)} {'in all' if count == 1 else f'with {count} at a time'}, from a few "
+        "timed steps of each kind",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def _show(console: Terminal, table: Experiment, findings: Sequence[Finding], scale: Scale, out: Path) -> None:
+def _show(console: Terminal, table: Experiment, findings: Sequence[Finding], told: str, out: Path) -> None:
     """Print a table, or what a figure is made of, and write both to files."""
     from robustmetric.cli.sheets import show_sheet
     from robustmetric.experiments.cells import slug
     from robustmetric.report.plots import curves, hardness_histograms, save
     from robustmetric.report.tables import sheet, title_of, write
 
-    told = scale.told(table.data, trains=table.kind != "samplers")
     made, stem = sheet(table, findings, told), out / f"{table.name}-{'-'.join(map(slug, table.data))}"
     show_sheet(console, made)
     files = write(made, stem)

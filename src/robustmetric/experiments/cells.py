@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -100,7 +100,7 @@ class Scale:
       result.
 
     >>> Scale(epochs=2).told(["digits"])
-    '2 epochs (of 8), all queries, attacks of 32 steps, 1 worker'
+    '2 epochs, all queries, attacks of 32 steps, 1 worker'
     """
 
     epochs: int | None = None
@@ -122,15 +122,16 @@ class Scale:
         lookup("accelerator", self.accelerator, _DEVICES)
         if fixed := sorted(self.changes.keys() & _OF_CELL):
             raise UserError(
-                f"{', '.join(fixed)} cannot be changed: a table says what it is, or an option of its own does"
+                f"{', '.join(fixed)} cannot be set: it belongs to the cells, or has an option of its own"
             )
 
     @property
     def device(self) -> torch.device:
         """What evaluates, and measures: one of what trains."""
-        wanted = _DEVICES[self.accelerator]
-        if wanted is None:
-            wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        wanted = _DEVICES[self.accelerator] or ("cuda" if there["cuda"] else "cpu")
+        if not there[wanted]:
+            raise UserError(f"torch finds no {wanted} here: use cpu", parameter="accelerator")
         return torch.device(wanted)
 
     def workers(self, data: str) -> int:
@@ -177,7 +178,7 @@ class Scale:
         )
 
     def identity(self, task: Task) -> dict[str, Any]:
-        """Return all that a cell's result depends on, in JSON's types, wherever its files are.
+        """Return all that a cell's training depends on, in JSON's types, wherever its files are.
 
         Images of one's own are told by the name of their folder or file; records tell of their pixels.
         """
@@ -192,14 +193,14 @@ class Scale:
             "skip_broken": self.skip_broken,
         }
         if isinstance(task, Cell):
-            found |= {"workers": self.workers(task.data), "plan": self.plan(task).describe()["settings"]}
+            found["workers"] = self.workers(task.data)
         else:
             del recipe["defense"], recipe["epochs"], recipe["validate_every"]
             found["batches"] = self.batches
         return found
 
     def name(self, task: Task) -> str:
-        """Return the name of a cell's folder, which tells cells and scales apart.
+        """Return the name of a cell's folder, which tells trainings apart.
 
         >>> Scale().name(Cell("digits", "HM[S,LGA]&ICS", 8))[:32]
         'digits-HM-S-LGA-and-ICS-8-seed0-'
@@ -209,29 +210,46 @@ class Scale:
 
     def told(self, data: Sequence[str], *, trains: bool = True) -> str:
         """Say at which scale the cells of `data` sets are run; `trains` is False for those of Table 1."""
-        if not trains:
-            return f"{self.batches:,} batches"
-        each = {name: self._told(name) for name in data}
+        each = {name: self._told(name) if trains else self._told_of_batches(name) for name in data}
         if len(set(each.values())) == 1:
             return each[data[0]]
         return "; ".join(f"{name}: {text}" for name, text in each.items())
 
     def _told(self, data: str) -> str:
-        usual = load_recipe(usual_recipe(data))
-        epochs = self.epochs or usual.epochs
-        parts = [f"{epochs} {'epoch' if epochs == 1 else 'epochs'}"]
-        if epochs != usual.epochs:
-            parts[0] += f" (of {usual.epochs})"
-        parts.append("all queries" if self.queries is None else f"{self.queries} queries")
-        parts.append(f"attacks of {self.steps} {'step' if self.steps == 1 else 'steps'}")
-        workers, were = self.workers(data), PUBLISHED_WORKERS.get(data, 1)
-        parts.append(f"{workers} {'worker' if workers == 1 else 'workers'}")
-        if workers != were:
-            parts[-1] += f" (published: {were})"
+        usual, published = load_recipe(usual_recipe(data)), data in PUBLISHED_WORKERS
+
+        def beside(value: int, was: int, *, known: bool) -> str:
+            return f" (published: {was})" if value != was and known else ""
+
+        epochs, workers = self.epochs or usual.epochs, self.workers(data)
+        asked = "all queries" if self.queries is None else f"{self.queries} queries"
+        parts = [
+            counted(epochs, "epoch") + beside(epochs, usual.epochs, known=published),
+            asked + (" (published: all)" if self.queries is not None and published else ""),
+            f"attacks of {counted(self.steps, 'step')}" + beside(self.steps, Scale.steps, known=published),
+            counted(workers, "worker") + beside(workers, PUBLISHED_WORKERS.get(data, 1), known=published),
+        ]
+        return ", ".join([*parts, *self._told_of_recipe(data)])
+
+    def _told_of_batches(self, data: str) -> str:
+        return ", ".join([f"{self.batches:,} batches", *self._told_of_recipe(data)])
+
+    def _told_of_recipe(self, data: str) -> Iterator[str]:
         if data in PUBLISHED_WORKERS and self.changes.get("weights") is None:
-            parts.append("from random weights (published: ImageNet's)")
-        parts += [f"{key} = {value}" for key, value in self.changes.items() if key != "weights"]
-        return ", ".join(parts)
+            yield "from random weights (published: ImageNet's)"
+        named = {**bare(self.changes), "weights": self.changes.get("weights")}
+        if named["weights"] is not None:
+            named["weights"] = Path(str(named["weights"])).name
+        yield from (f"{key} = {value}" for key, value in named.items() if value is not None)
+
+
+def counted(number: int, thing: str) -> str:
+    """Write how many there are of a thing.
+
+    >>> counted(1, "epoch"), counted(1000, "step")
+    ('1 epoch', '1,000 steps')
+    """
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 _FIXED = ("digits", "mnist", "fashion-mnist", "cub", "cars", "sop")  # data sets that are the same everywhere

@@ -14,6 +14,8 @@ from robustmetric.evaluation.record import Record, load_record
 from robustmetric.evaluation.store import RECORD
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
+from robustmetric.training.code import bare
+from robustmetric.training.entries import read_file
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError
 
@@ -36,8 +38,9 @@ class Outcome:
     seconds: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
-        if self.record is not None and self.collapsed is None:
-            return f"R@1 {self.record.show('R@1')}, ERS {self.record.show('ERS')}"
+        if self.record is not None:
+            careful = "" if self.collapsed is None else f" ({self.collapsed})"
+            return f"R@1 {self.record.show('R@1')}, ERS {self.record.show('ERS')}{careful}"
         if self.collapsed is not None:
             return f"collapse: {self.collapsed}"
         return ", ".join(f"{name} {found['mean']:.3f}" for name, found in (self.hardness or {}).items())
@@ -47,7 +50,7 @@ def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return where the cells of these `names` are in `out`: in it, or in a folder of it.
 
     A cell that is in neither is to be made in `out` itself. Records of several machines are put together by
-    copying their folders into `out`; a cell that is finished twice is refused.
+    copying their folders into `out`; a cell that is there twice, with different results, is refused.
 
     >>> find_folders(Path("nowhere"), ["digits-NA-R-seed0-0a1b2c3d"])
     {'digits-NA-R-seed0-0a1b2c3d': PosixPath('nowhere/digits-NA-R-seed0-0a1b2c3d')}
@@ -56,8 +59,8 @@ def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name in names:
         there = [place / name for place in places if (place / name).is_dir()]
-        there = [folder for folder in there if _finished(folder)] or there
-        if len(there) > 1:
+        there = [folder for folder in there if _result(folder)] or there
+        if any(_result(folder) != _result(there[0]) for folder in there):
             raise UserError(
                 f"there are {len(there)} records for one cell: {', '.join(map(str, there))}; keep one, and "
                 "move the others away",
@@ -67,10 +70,10 @@ def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _finished(folder: Path) -> bool:
-    return (run_of(folder).evaluation / RECORD).exists() or not {"collapsed", "hardness"}.isdisjoint(
-        read_result(folder) or ()
-    )
+def _result(folder: Path) -> dict[str, Any]:
+    """Return what a cell came to, as its description says; nothing if it is not finished."""
+    about = read_result(folder) or {}
+    return {key: about[key] for key in ("records", "collapsed", "hardness") if about.get(key)}
 
 
 def _folders(out: Path) -> Iterator[Path]:
@@ -80,33 +83,42 @@ def _folders(out: Path) -> Iterator[Path]:
 
 def read_outcome(task: Task, scale: Scale, folder: Path) -> Outcome | None:
     """Return what a cell in `folder` came to, None if it is not finished; refuse what is not of this cell."""
-    about = read_result(folder)
+    about, place = read_result(folder), evaluation_of(folder, scale)
     if about is None:
-        if (run_of(folder).evaluation / RECORD).exists():
+        if (place / RECORD).exists():
             raise _stranger(folder, [f"it has no {RESULT}, which says what its record is of"])
         return None
     now = json.loads(json.dumps(described(task, scale)))
     if wrong := differences({key: about.get(key) for key in now}, now):
         raise _stranger(folder, wrong)
-    if "collapsed" in about or "hardness" in about:
+    seconds = about.get("seconds")
+    if about.get("hardness") or about.get("collapsed"):
         return Outcome(
-            folder,
-            collapsed=about.get("collapsed"),
-            hardness=about.get("hardness"),
-            seconds=about.get("seconds"),
+            folder, collapsed=about.get("collapsed"), hardness=about.get("hardness"), seconds=seconds
         )
-    if not isinstance(task, Cell):
+    made = about.get("records", {}).get(place.name)
+    if not isinstance(task, Cell) or made is None or not (place / RECORD).exists():
         return None
-    run = run_of(folder)
-    if not (run.evaluation / RECORD).exists():
-        return None
-    record = load_record(run.evaluation)
-    if wrong := list(_foreign(task, scale, run, record)):
+    try:
+        record = load_record(place)
+    except UserError as error:
+        raise UserError(f"{error}; move {folder} away, and run the same command again") from None
+    if wrong := list(_foreign(task, scale, run_of(folder), record, made)):
         raise _stranger(folder, wrong)
-    collapsed = None
-    if record.ers is not None and not record.ers.valid:
-        collapsed = record.ers.why
-    return Outcome(folder, record, collapsed=collapsed, seconds=about.get("seconds"))
+    collapsed = record.ers.why if record.ers is not None and not record.ers.valid else None
+    return Outcome(folder, record, collapsed=collapsed, seconds=seconds)
+
+
+def evaluation_of(folder: Path, scale: Scale) -> Path:
+    """Return where the cell in `folder` is evaluated at a `scale`: another one does not train it again.
+
+    >>> evaluation_of(Path("cell"), Scale()), evaluation_of(Path("cell"), Scale(queries=500))
+    (PosixPath('cell/run/evaluation'), PosixPath('cell/run/evaluation-500-32'))
+    """
+    usual = run_of(folder).evaluation
+    if (scale.queries, scale.steps) == (None, Scale.steps):
+        return usual
+    return usual.with_name(f"{usual.name}-{scale.queries or 'all'}-{scale.steps}")
 
 
 def run_of(folder: Path) -> RunFolder:
@@ -126,9 +138,12 @@ def described(task: Task, scale: Scale) -> dict[str, Any]:
 def write_result(task: Task, scale: Scale, folder: Path, **result: Any) -> None:
     """Write down what a cell in `folder` is, and its `result` if that is no record.
 
-    What was written before is kept; `seconds` are added to those of earlier starts.
+    What was written before is kept, `records` of other evaluations too; `seconds` are added to those of
+    earlier starts.
     """
     before = read_result(folder) or {}
+    if "records" in result:
+        result["records"] = {**before.get("records", {}), **result["records"]}
     spent = dict(before.get("seconds", {}))
     for what, seconds in result.pop("seconds", {}).items():
         spent[what] = round(spent.get(what, 0.0) + seconds, 1)
@@ -162,16 +177,23 @@ def _read(file: Path) -> dict[str, Any] | None:
     return found
 
 
-def _foreign(task: Cell, scale: Scale, run: RunFolder, record: Record) -> Iterator[str]:
-    """Say in what a record is not that of a cell: its settings, the weights, the version."""
-    wanted = scale.plan(task)
-    yield from record.settings.differences(wanted)
+def _foreign(task: Cell, scale: Scale, run: RunFolder, record: Record, made: str) -> Iterator[str]:
+    """Say in what a record is not that of a cell: its settings, the weights, the version, the run."""
+    yield from record.settings.differences(scale.plan(task))
     if record.versions.get("robustmetric") != __version__:
         yield f"the version was {record.versions.get('robustmetric')}, is {__version__}"
     if record.network.weights != "last weights":
         yield f"the weights are {record.network.weights}, not the last ones"
     if not run.exists:
         yield f"it has no {run.recipe_file.name}"
+        return
+    entries = [bare(read_file(run.recipe_file)), bare(scale.recipe(task).model_dump(mode="json"))]
+    for entry in ("root", "weights"):  # which may lie elsewhere
+        for one in entries:
+            one.pop(entry, None)
+    yield from differences(entries[0], json.loads(json.dumps(entries[1])))
+    if record.sha256 != made:
+        yield f"its {RECORD} is another one than was made"
 
 
 def _stranger(folder: Path, wrong: Sequence[str]) -> UserError:

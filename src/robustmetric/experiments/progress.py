@@ -9,7 +9,7 @@ from contextlib import suppress
 from robustmetric.evaluation.store import PARTS
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.estimate import Cost
-from robustmetric.experiments.outcome import run_of
+from robustmetric.experiments.outcome import evaluation_of, run_of
 from robustmetric.training.table import last_step
 
 
@@ -22,7 +22,7 @@ def share_done(job: Job, cost: Cost) -> float:
         return 0.0
     run = run_of(job.folder)
     trained = cost.train / max(cost.total, 1e-9)
-    pieces = run.evaluation / PARTS
+    pieces = evaluation_of(job.folder, job.scale) / PARTS
     if pieces.is_dir():
         with suppress(OSError):  # a record has just taken them
             return trained + (1 - trained) * min(0.99, sum(1 for _ in pieces.iterdir()) / cost.pieces)

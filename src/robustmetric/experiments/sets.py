@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from robustmetric import data
 from robustmetric.data.base import Split
+from robustmetric.experiments.outcome import Outcome
 from robustmetric.validate import UserError
 
 CLASSES = {"cub": (100, 100), "cars": (98, 98), "sop": (11318, 11316)}
@@ -14,10 +16,11 @@ CLASSES = {"cub": (100, 100), "cars": (98, 98), "sop": (11318, 11316)}
 _SPLITS: tuple[Split, Split] = ("train", "test")
 
 
-def check_data(name: str, root: Path | None) -> str | None:
+def check_data(name: str, root: Path | None, queries: int | None = None) -> str | None:
     """Refuse a data set from which no cell can be made; say what it has less of than the published one.
 
-    A triplet takes two classes, and so does a ranking that can go wrong.
+    A triplet takes two classes, and so does a ranking that can go wrong. There must be as many test images as
+    `queries` are attacked.
 
     >>> check_data("digits", None) is None
     True
@@ -31,6 +34,11 @@ def check_data(name: str, root: Path | None) -> str | None:
                 "of other classes, or give another data set",
                 parameter="data",
             )
+    if queries is not None and queries > len(found[1]):
+        raise UserError(
+            f"queries must be at most {len(found[1]):,}, the test images of {name}, not {queries:,}",
+            parameter="queries",
+        )
     wanted = CLASSES.get(name)
     if wanted is None or tuple(counts) == wanted:
         return None
@@ -39,3 +47,23 @@ def check_data(name: str, root: Path | None) -> str | None:
         for split, count, want in zip(("training", "test"), counts, wanted, strict=True)
     )
     return f"{name} has {told} of the published one: figures cannot be compared with it"
+
+
+def check_same(name: str, root: Path, outcomes: Sequence[Outcome]) -> None:
+    """Refuse `outcomes` of a data set that were found on other images than are in `root`, if that is there.
+
+    >>> check_same("cub", Path("nowhere"), [])
+    """
+    if name not in CLASSES or not root.exists() or not outcomes:
+        return
+    test = data.load(name, root, "test")
+    for outcome in outcomes:
+        if (record := outcome.record) is None:
+            continue
+        was = (record.data.images + len(record.data.skipped), record.data.classes)
+        if was != (now := (len(test), len(test.labels.unique()))):
+            raise UserError(
+                f"{outcome.folder} is of other images: {was[0]:,} test images of {was[1]:,} classes, and "
+                f"{root} has {now[0]:,} of {now[1]:,}; give the root that it was made with, or another --out",
+                parameter="root",
+            )

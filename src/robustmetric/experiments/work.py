@@ -9,9 +9,17 @@ from contextlib import contextmanager
 from robustmetric.data.inputs import load_pixels, relative_files
 from robustmetric.data.sides import by_marks
 from robustmetric.evaluation.evaluate import Evaluation
+from robustmetric.evaluation.record import Record
 from robustmetric.evaluation.subject import Subject
 from robustmetric.experiments.cells import Cell, Job, Samplers
-from robustmetric.experiments.outcome import Outcome, read_outcome, read_result, run_of, write_result
+from robustmetric.experiments.outcome import (
+    Outcome,
+    evaluation_of,
+    read_outcome,
+    read_result,
+    run_of,
+    write_result,
+)
 from robustmetric.experiments.samplers import measure_samplers
 from robustmetric.training.checkpoint import reached
 from robustmetric.training.run import Machines, train
@@ -52,7 +60,8 @@ def make(job: Job, report: Report = print) -> Outcome | None:
         return None
     if collapsed is None:
         with _timed(job, "evaluate"):
-            _evaluate(job, task, report)
+            record = _evaluate(job, task, report)
+        write_result(task, scale, folder, records={evaluation_of(folder, scale).name: record.sha256})
     else:
         write_result(task, scale, folder, collapsed=collapsed)
     return read_outcome(task, scale, folder)
@@ -79,7 +88,7 @@ def _train(job: Job, task: Cell, report: Report) -> str | None:
     return None
 
 
-def _evaluate(job: Job, task: Cell, report: Report) -> None:
+def _evaluate(job: Job, task: Cell, report: Report) -> Record:
     """Evaluate the last weights of the cell's run on the test images."""
     scale, folder = job.scale, run_of(job.folder)
     run, recipe = load_run(folder.path, "last"), folder.recipe()
@@ -101,7 +110,7 @@ def _evaluate(job: Job, task: Cell, report: Report) -> None:
         skipped=[str(file) for file in pixels.skipped],
         weights=run.chosen,
     )
-    Evaluation(subject, scale.plan(task), folder.evaluation, report=report).run()
+    return Evaluation(subject, scale.plan(task), evaluation_of(job.folder, scale), report=report).run()
 
 
 @contextmanager

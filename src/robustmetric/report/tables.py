@@ -13,6 +13,7 @@ from robustmetric.experiments.findings import Finding
 from robustmetric.experiments.outcome import Outcome
 from robustmetric.experiments.paper import Experiment, Row
 from robustmetric.experiments.published import published_hardness
+from robustmetric.experiments.sets import CLASSES
 from robustmetric.report.layout import FORMATS, Head, Kind, Line, Sheet, write
 from robustmetric.report.summary import SCORES, Estimate, Reader, Summary, hardness_of, scores_of, summarise
 
@@ -239,6 +240,8 @@ def _notes(
         yield "Brackets: 95 % interval over the queries."
     if any("±" in value for value in shown):
         yield "±: standard deviation over seeds."
+    if any(block.ours.collapsed and block.ours.collapsed < block.ours.seeds for block in blocks):
+        yield "Seeds that collapsed are left out of mean and deviation."
     if any(value.endswith("*") for value in shown):
         yield "*: the network has collapsed, or nearly so."
     if any(row.published is not None and row.published.table == 0 for row in (f.row for f in findings)):
@@ -247,6 +250,13 @@ def _notes(
         own = [outcome for finding in findings if finding.row.data == data for outcome in finding.outcomes]
         if len({one.record.data.sha256 for one in own if one is not None and one.record is not None}) > 1:
             yield f"Careful: the records on {data} are of different images, and cannot be compared."
+        wanted = CLASSES.get(data, (0, 0))[1]
+        short = [one.record for one in own if one is not None and one.record is not None]
+        if found := sorted({r.data.classes for r in short if wanted and r.data.classes != wanted}):
+            yield (
+                f"Careful: {data} has {' or '.join(map(str, found))} of {wanted:,} test classes here: "
+                "figures cannot be compared with published ones."
+            )
     if experiment.kind == "scores" and any(block.theirs and "mAP" in block.theirs for block in blocks):
         yield "The published mAP mixes two measures: see docs/limits.md before comparing it."
     fallen: dict[str, list[str]] = {}
