@@ -41,7 +41,9 @@ def measure_samplers(
     >>> found["H"]["mean"] > found["R"]["mean"], sum(found["R"]["counts"])
     (True, 250)
     """
-    model = make_network(recipe, device, report)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        model = make_network(recipe, device, report)
     sets = load_sets(recipe, cache, skip_broken=skip_broken, report=report)
     loader = PairLoader(
         sets.learn.source.pixels,
