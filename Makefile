@@ -47,7 +47,6 @@ test: lint
 	$(MAKE) kernels
 
 kernels: setup
-	$(AVX2) $(BIN)/pytest -n 2 $(NUMERIC)
 	$(AVX2) $(TWO) $(BIN)/pytest -n 2 $(NUMERIC)
 	$(SSE41) $(BIN)/pytest -n 2 $(NUMERIC)
 

@@ -65,8 +65,8 @@ def sheet(experiment: Experiment, findings: Sequence[Finding], told: str) -> She
 
     >>> from robustmetric.experiments.paper import experiment
     >>> rows = [Finding(row, (None,)) for row in experiment("figure1").rows]
-    >>> print(sheet(experiment("figure1"), rows, "none").markdown()[:258])
-    **Figure 1 on cub: Robustness, training cost and R@1 against the defense before (none)**
+    >>> print(sheet(experiment("figure1"), rows, "none").markdown()[:243])
+    **Figure 1 on cub: Robustness, training cost and R@1 against ACT (none)**
     <BLANKLINE>
     | data | defense | η | cost η+1 |  | R@1 ↑ | ERS ↑ |
     |---|---|---|---|---|---:|---:|
