@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.data.inputs import Watch
-from robustmetric.data.pairs import Batch, PairLoader
-from robustmetric.defenses import Defense, defense
+from robustmetric.data.pairs import Batch
+from robustmetric.defenses import Defense
 from robustmetric.defenses.hardness import HardnessManipulation
 from robustmetric.defenses.regular import Regular
 from robustmetric.distance import cross_distance, embed
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.perturb import frozen
 from robustmetric.training.network import make_network
+from robustmetric.training.parts import defense_of
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import Sets, load_sets
 
@@ -99,16 +100,7 @@ class _Bench:
         device = scale.device
         model = make_network(recipe, device, lambda _: None).train()
         sets = load_sets(recipe, scale.cache, skip_broken=scale.skip_broken, watch=watch, report=report)
-        source = sets.learn.source
-        loader = PairLoader(
-            source.pixels,
-            source.labels,
-            rows=sets.learn.rows,
-            pairs=recipe.batch // 2,
-            seed=0,
-            crop=recipe.crop,
-        )
-        images, labels = next(iter(loader))
+        images, labels = next(iter(sets.pairs(recipe)))
         batch = Batch(images.to(device), labels.to(device))
         tested = len(sets.score)
         asked = min(scale.queries or tested, _BLOCK)
@@ -159,15 +151,7 @@ class _Bench:
 
 
 def _defense(recipe: Recipe, name: str, steps: int) -> Defense:
-    return defense(
-        name,
-        eps=recipe.eps,
-        alpha=recipe.alpha,
-        steps=steps,
-        margin=recipe.margin,
-        seed=recipe.seed,
-        reference=recipe.reference,
-    )
+    return defense_of(recipe.model_copy(update={"defense": name, "steps": steps}))
 
 
 def _through(model: nn.Module, images: Tensor) -> None:

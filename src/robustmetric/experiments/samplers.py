@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from robustmetric.data.pairs import PairLoader
 from robustmetric.distance import embed
 from robustmetric.perturb import frozen
 from robustmetric.training.network import make_network
@@ -45,16 +44,7 @@ def measure_samplers(
         torch.manual_seed(recipe.seed)
         model = make_network(recipe, device, report)
     sets = load_sets(recipe, cache, skip_broken=skip_broken, report=report)
-    loader = PairLoader(
-        sets.learn.source.pixels,
-        sets.learn.source.labels,
-        rows=sets.learn.rows,
-        pairs=recipe.batch // 2,
-        seed=recipe.seed,
-        crop=recipe.crop,
-        flip=recipe.flip,
-        itself=recipe.reference,
-    )
+    loader = sets.pairs(recipe)
     generator = torch.Generator().manual_seed(recipe.seed)
     samplers: dict[str, Sampler] = {
         "R": Random(),

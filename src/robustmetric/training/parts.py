@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from robustmetric.data.inputs import Inputs, usual_sizes
+from robustmetric.defenses import Defense, defense
 from robustmetric.models import NetworkSource
 from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
 
@@ -29,6 +30,23 @@ def thaws(recipe: Recipe) -> bool:
     True
     """
     return recipe.freeze_bn and recipe.reference and recipe.defense.partition("[")[0].strip() == "EST"
+
+
+def defense_of(recipe: Recipe) -> Defense:
+    """Return a recipe's defense.
+
+    >>> defense_of(Recipe(defense="HM[S,LGA]&ICS")).name
+    'HM[S,LGA]&ICS'
+    """
+    return defense(
+        recipe.defense,
+        eps=recipe.eps,
+        alpha=recipe.alpha,
+        steps=recipe.steps,
+        margin=recipe.margin,
+        seed=recipe.seed,
+        reference=recipe.reference,
+    )
 
 
 def inputs_of(recipe: Recipe) -> Inputs:

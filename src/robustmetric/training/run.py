@@ -16,7 +16,6 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from robustmetric.data.stored import ChangedError
-from robustmetric.defenses import defense
 from robustmetric.files import check_writable, remedy
 from robustmetric.locks import LOCK, locked
 from robustmetric.training.callbacks import CollapseGuard, Keeper, MetricsFile
@@ -24,6 +23,7 @@ from robustmetric.training.checkpoint import AtomicCheckpointIO, Reached, reache
 from robustmetric.training.module import MetricModule
 from robustmetric.training.network import make_network
 from robustmetric.training.origins import code_of, images_of
+from robustmetric.training.parts import defense_of
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.schedule import scheduler
@@ -162,15 +162,7 @@ def _train(
     so_far = reached(run.checkpoint) if again else Reached(0, 0, 0)
     _check_epochs(run, recipe.epochs, so_far, report)
     go_on = run.checkpoint if again and run.checkpoint.exists() else None
-    method = defense(
-        recipe.defense,
-        eps=recipe.eps,
-        alpha=recipe.alpha,
-        steps=recipe.steps,
-        margin=recipe.margin,
-        seed=recipe.seed,
-        reference=recipe.reference,
-    )
+    method = defense_of(recipe)
     signals = Signals()
     keeper = Keeper(run.path, recipe.save_every, signals)
     collapse = CollapseGuard(run.path, go_on=go_on_after_collapse, report=report)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -53,6 +53,20 @@ class Sets:
         """The files that could not be read."""
         sources = dict.fromkeys((self.learn.source, self.score.source))
         return [str(file) for source in sources for file in source.skipped]
+
+    def pairs(self, recipe: Recipe, **worker: Any) -> PairLoader:
+        """Return the batches of pairs of a `recipe`; `worker` is who takes them, as a `PairLoader` has it."""
+        return PairLoader(
+            self.learn.source.pixels,
+            self.learn.source.labels,
+            rows=self.learn.rows,
+            pairs=recipe.batch // 2,
+            seed=recipe.seed,
+            crop=recipe.crop,
+            flip=recipe.flip,
+            itself=recipe.reference,
+            **worker,
+        )
 
 
 def load_sets(
@@ -148,17 +162,10 @@ class PairData(L.LightningDataModule):
     def train_dataloader(self) -> PairLoader:
         """Batches of pairs from where the trainer is, which knows its worker by now."""
         assert self.trainer is not None  # noqa: S101
-        trainer, recipe, images = self.trainer, self.recipe, self.sets.learn
+        trainer = self.trainer
         done = trainer.fit_loop.epoch_loop.batch_progress.current
-        return PairLoader(
-            images.source.pixels,
-            images.source.labels,
-            rows=images.rows,
-            pairs=recipe.batch // 2,
-            seed=recipe.seed,
-            crop=recipe.crop,
-            flip=recipe.flip,
-            itself=recipe.reference,
+        return self.sets.pairs(
+            self.recipe,
             rank=trainer.global_rank,
             world=trainer.world_size,
             progress=lambda: (trainer.current_epoch, done.ready),
