@@ -182,7 +182,8 @@ def _make_all(
     import torch
 
     from robustmetric.cluster import connect
-    from robustmetric.experiments.engine import Room, cores, run_here, run_local, run_ray
+    from robustmetric.data.stored import cores
+    from robustmetric.experiments.engine import Room, run_here, run_local, run_ray
     from robustmetric.experiments.estimate import estimate
     from robustmetric.experiments.progress import Pace
     from robustmetric.experiments.sets import check_data

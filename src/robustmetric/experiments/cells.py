@@ -218,16 +218,16 @@ class Scale:
     def _told(self, data: str) -> str:
         usual, published = load_recipe(usual_recipe(data)), data in PUBLISHED_WORKERS
 
-        def beside(value: int, was: int, *, known: bool) -> str:
-            return f" (published: {was})" if value != was and known else ""
+        def beside(value: int, was: int) -> str:
+            return f" (published: {was})" if published and value != was else ""
 
         epochs, workers = self.epochs or usual.epochs, self.workers(data)
         asked = "all queries" if self.queries is None else f"{self.queries} queries"
         parts = [
-            counted(epochs, "epoch") + beside(epochs, usual.epochs, known=published),
+            counted(epochs, "epoch") + beside(epochs, usual.epochs),
             asked + (" (published: all)" if self.queries is not None and published else ""),
-            f"attacks of {counted(self.steps, 'step')}" + beside(self.steps, Scale.steps, known=published),
-            counted(workers, "worker") + beside(workers, PUBLISHED_WORKERS.get(data, 1), known=published),
+            f"attacks of {counted(self.steps, 'step')}" + beside(self.steps, Scale.steps),
+            counted(workers, "worker") + beside(workers, PUBLISHED_WORKERS.get(data, 1)),
         ]
         return ", ".join([*parts, *self._told_of_recipe(data)])
 

@@ -41,15 +41,6 @@ Ended = tuple[Job, Exception | None]
 Endings = Generator[Ended, None, None]
 
 
-def cores() -> int:
-    """Return how many cores this process may use.
-
-    >>> cores() >= 1
-    True
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_here(jobs: Sequence[Job], report: Report) -> Endings:
     """Make one cell after the other in this process; one that fails does not keep the others from it."""
     for job in jobs:

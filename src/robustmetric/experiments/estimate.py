@@ -19,7 +19,7 @@ from robustmetric.distance import cross_distance, embed
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.perturb import frozen
 from robustmetric.training.network import make_network
-from robustmetric.training.parts import defense_of
+from robustmetric.training.parts import defense_of, steps_of
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import Sets, load_sets
 
@@ -120,8 +120,7 @@ class _Bench:
         recipe = self.scale.recipe(task)
         if not isinstance(task, Cell):
             return Cost(self.scale.batches * self.embedding * len(self.batch.images) / len(self.sets.score))
-        workers = self.scale.workers(task.data)
-        steps = recipe.epochs * -(-len(self.sets.learn) // (workers * (recipe.batch // 2)))
+        steps = steps_of(recipe, len(self.sets.learn), self.scale.workers(task.data))
         asked = min(self.scale.queries or len(self.sets.score), len(self.sets.score))
         blocks = -(-asked // min(asked, _BLOCK))
         attack = self.scale.steps * (self.passing + _ON_GALLERY * self.ranking)

@@ -248,11 +248,11 @@ def _notes(
         yield "Published figures are of the reference's page, for the paper has none on these images."
     for data in experiment.data:
         own = [outcome for finding in findings if finding.row.data == data for outcome in finding.outcomes]
-        if len({one.record.data.sha256 for one in own if one is not None and one.record is not None}) > 1:
+        about = [one.record.data for one in own if one is not None and one.record is not None]
+        if len({images.sha256 for images in about}) > 1:
             yield f"Careful: the records on {data} are of different images, and cannot be compared."
         wanted = CLASSES.get(data, (0, 0))[1]
-        short = [one.record for one in own if one is not None and one.record is not None]
-        if found := sorted({r.data.classes for r in short if wanted and r.data.classes != wanted}):
+        if found := sorted({images.classes for images in about if wanted and images.classes != wanted}):
             yield (
                 f"Careful: {data} has {' or '.join(map(str, found))} of {wanted:,} test classes here: "
                 "figures cannot be compared with published ones."

@@ -49,6 +49,15 @@ def defense_of(recipe: Recipe) -> Defense:
     )
 
 
+def steps_of(recipe: Recipe, images: int, workers: int) -> int:
+    """Return how many steps a training on so many `images` takes, with a batch for each of the `workers`.
+
+    >>> steps_of(Recipe(epochs=2, batch=10), images=11, workers=1)
+    6
+    """
+    return recipe.epochs * -(-images // (workers * (recipe.batch // 2)))
+
+
 def inputs_of(recipe: Recipe) -> Inputs:
     """Return what a recipe's network takes.
 

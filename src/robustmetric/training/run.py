@@ -23,7 +23,7 @@ from robustmetric.training.checkpoint import AtomicCheckpointIO, Reached, reache
 from robustmetric.training.module import MetricModule
 from robustmetric.training.network import make_network
 from robustmetric.training.origins import code_of, images_of
-from robustmetric.training.parts import defense_of
+from robustmetric.training.parts import defense_of, steps_of
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.schedule import scheduler
@@ -190,7 +190,7 @@ def _train(
         weight_decay=recipe.weight_decay,
         seed=recipe.seed,
         scheduler=scheduler(
-            steps=_steps(recipe, len(sets.learn), machines.workers),
+            steps=steps_of(recipe, len(sets.learn), machines.workers),
             warmup=recipe.warmup,
             schedule=recipe.schedule,
         ),
@@ -288,10 +288,6 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
             f"{' '.join(str(error).split())}; give another accelerator, number of devices or precision",
             parameter="accelerator",
         ) from error
-
-
-def _steps(recipe: Recipe, images: int, workers: int) -> int:
-    return recipe.epochs * -(-images // (workers * (recipe.batch // 2)))
 
 
 def _choice(sets: Sets, keeper: Keeper) -> dict[str, Any]:
