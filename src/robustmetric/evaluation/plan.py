@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, get_args
 
 import torch
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor, nn
 
 from robustmetric.attacks import SEARCHES, Column, Protocol, RankingAttack, Search, attack, make_search
@@ -98,6 +98,12 @@ class Plan(Part):
     _checks: str | None = PrivateAttr(None)  # with the folders of files
     _options: dict[str, Any] | None = PrivateAttr(None)
 
+    @model_validator(mode="after")
+    def _pixels_are_in_0_to_1(self) -> Plan:
+        if self.norm == "linf" and self.eps > 1:
+            raise ValueError("eps is more than 1")
+        return self
+
     @classmethod
     def make(cls, **settings: Any) -> Plan:
         """Make a plan of `settings`, some of its fields, and refuse what cannot be.
@@ -113,6 +119,12 @@ class Plan(Part):
         for name in settings:
             if name not in cls.model_fields:
                 raise UserError(unknown("setting", name, cls.model_fields))
+        if settings.get("norm") == "l2" and "eps" not in settings:
+            raise UserError(
+                "eps is not given, and with the norm l2 there is no usual one: give the length that a "
+                "perturbation may have, such as 1.5",
+                parameter="eps",
+            )
         given = {**{name: field.default for name, field in cls.model_fields.items()}, **settings}
         lookup("protocol", given["protocol"], dict.fromkeys(get_args(Protocol)))
         budget = Budget(eps=given["eps"], alpha=given["alpha"], steps=given["steps"], norm=given["norm"])
@@ -169,11 +181,12 @@ class Plan(Part):
 
         A search that does not leaves the surrogate to the suite.
         """
-        if surrogate is not None and self.worst_case is not None and not self.transfers:
-            surrogate = None if self._search is None else self._search.network
+        own = None if self._search is None else self._search.network
+        if self.worst_case is not None and not self.transfers and own is None:
+            surrogate = None
         if self._search is None:
             return make_search(self._text or self.search, surrogate=surrogate)
-        if surrogate is not None and self._search.network is not surrogate:
+        if surrogate is not None and own is not surrogate:
             raise UserError(
                 f"search {self.search!r} is an object with a network of its own, or none: give no surrogate",
                 parameter="surrogate",
@@ -315,7 +328,9 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
 def _check_norm(search: Search, norm: Norm) -> None:
     """Refuse a search that cannot keep to a budget of this norm."""
     if norm not in search.norms:
-        able = [name for name, kind in SEARCHES.items() if norm in getattr(kind, "norms", ())]
+        # Of a transfer it depends on what is in its brackets.
+        norms = {name: getattr(kind, "norms", ()) for name, kind in SEARCHES.items()}
+        able = [name for name, known in norms.items() if isinstance(known, tuple) and norm in known]
         raise UserError(
             f"the search {search.name!r} has no budget of the norm {norm}; give one that has: "
             f"{', '.join(sorted(able))}",

@@ -13,7 +13,8 @@ from robustmetric.attacks import APGD, RankingAttack, Search, Square, Transfer, 
 from robustmetric.attacks.contract import checked_columns, checked_signatures
 from robustmetric.attacks.gallery import check_count
 from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, split_names
+from robustmetric.registry import Registry, split_names, take_apart, unknown
+from robustmetric.usercode import file_of
 from robustmetric.validate import UserError
 
 GOALS = (
@@ -125,7 +126,7 @@ def make_suite(given: object) -> WorstCase | None:
     >>> make_suite("worstcase")
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: unknown suite 'worstcase' (did you mean 'worst-case'?); known: worst-case
+    robustmetric.UserError: unknown suite 'worstcase' (did you mean 'worst-case'?); known: none, worst-case
     """
     if given is None or isinstance(given, WorstCase):
         return given
@@ -133,7 +134,13 @@ def make_suite(given: object) -> WorstCase | None:
         raise UserError(
             f"suite must be a text such as 'worst-case' or 'none', not {given!r}", parameter="suite"
         )
-    return None if given.strip() == "none" else SUITES.make(given)
+    if given.strip() == "none":
+        return None
+    if file_of(given) is None:
+        name, _ = take_apart("suite", given)
+        if name not in SUITES:
+            raise UserError(unknown("suite", name, {"none": None, **SUITES}), parameter="suite")
+    return SUITES.make(given)
 
 
 def _goal(given: str | RankingAttack) -> RankingAttack:
