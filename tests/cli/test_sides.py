@@ -415,7 +415,7 @@ def shots(tmp_path: Path) -> Path:
         ({"--search": "transfer", "--surrogate": "{out}"}, "is no run: a surrogate is the folder of one"),
         (
             {"--surrogate": "{run}"},
-            "goes with the search transfer or a suite, not with 'pgd' alone (--surrogate)",
+            "transfer or a suite, not with 'pgd' alone (--surrogate)",
         ),
         ({"--search": "transfer", "--surrogate": "{run}"}, "the surrogate does not fit the images"),
         ({"--attacks": "LMT"}, "unknown attack 'LMT' (did you mean 'LTM'?)"),
