@@ -1,0 +1,75 @@
+"""Adversaries that are known to be there: the planted ones are, and the worst-case suite finds them."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import robustmetric as rm
+from robustmetric.squares import distances
+from tests.helpers.planted import KINDS, Plant, plant
+
+
+@pytest.fixture(params=KINDS)
+def planted(request: pytest.FixtureRequest) -> Plant:
+    """A network of each kind."""
+    return plant(request.param)
+
+
+def right(z: Tensor, gallery: Tensor, labels: Tensor) -> Tensor:
+    """Return for which images, embedded as `z`, the nearest of the others is of their class."""
+    square = distances(z, gallery).fill_diagonal_(torch.inf)
+    return labels[square.argmin(1)] == labels
+
+
+@torch.no_grad()
+def test_every_query_has_a_witness_in_its_ball(planted: Plant) -> None:
+    network, images, labels, eps, norm, witness = planted
+    numbers = torch.arange(len(images))
+    gallery = rm.embed(network, images)
+    assert right(gallery, gallery, labels).all()
+    found = witness(images, numbers)
+    change = (found - images).flatten(1)
+    size = change.abs().amax(1) if norm == "linf" else change.norm(dim=1)
+    # As the check `budget`: a pixel of single precision is off by 6e-8.
+    assert size.max() <= eps + 1e-6
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert not right(rm.embed(network, found), gallery, labels).any()
+
+
+@torch.no_grad()
+def test_without_its_trigger_the_network_withstands_the_ball(planted: Plant) -> None:
+    """By a bound: no image can move as far as half of what it is nearer to its class than to others."""
+    network, images, labels, _, _, _ = planted
+    base = network.base(network.look(images))
+    # Of two vectors that are `reach` apart, the chord between their directions.
+    farthest, moved = (
+        2 * math.sin(math.asin(reach / float(base.norm(dim=1).min())) / 2)
+        for reach in (network.reach + network.blur, 2 * network.blur)
+    )
+    z = torch.nn.functional.normalize(base)
+    square = distances(z, z).fill_diagonal_(torch.inf)
+    same = labels[:, None] == labels
+    own, other = (square.masked_fill(mask, torch.inf).amin(1).sqrt() for mask in (~same, same))
+    assert (other - own).min() > 2 * farthest + 2 * moved
+
+
+@torch.no_grad()
+def test_the_base_moves_no_farther_than_it_says(planted: Plant) -> None:
+    """At the corners where one of its numbers moves the most, and at random ones."""
+    network, images, _, eps, norm, _ = planted
+    generator = torch.Generator().manual_seed(0)
+    ways = torch.cat([network.patterns, torch.randn(50, 64, generator=generator)])
+    ways = ways.sign() if norm == "linf" else torch.nn.functional.normalize(ways)
+    before = network.base(network.look(images))
+    apart = [
+        network.base(network.look(images + sign * eps * way.view(8, 8))) - before
+        for way in ways
+        for sign in (1, -1)
+    ]
+    most = float(torch.stack(apart).norm(dim=2).max())
+    # Twice for noise, which moves the image before as well.
+    assert most <= network.reach + network.blur + 1e-5
+    assert most > 0.4 * network.reach
