@@ -13,6 +13,7 @@ their trigger in a block of one sign that opens bit by bit, so that trying squar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
@@ -111,8 +112,8 @@ class Planted(nn.Module):
 
         The rows of the base are orthogonal and 1 / (0.25 · √32) long each.
         """
-        length = self.eps * 32**0.5 if self.norm == "linf" else self.eps
-        return length / (CONTRAST * 32**0.5)
+        length = self.eps * math.sqrt(32) if self.norm == "linf" else self.eps
+        return length / (CONTRAST * math.sqrt(32))
 
     def pulled(self, seen: Tensor) -> Tensor:
         """Return how far the trigger is pulled: a (B,)."""
@@ -163,7 +164,7 @@ class Barrier(Planted):
 
 
 class Band(Planted):
-    """Open in a thin band inside the ball alone: usual steps jump over it to and fro, and the corner is shut."""
+    """Open in a thin band inside the ball alone: steps jump over it to and fro, and the corner is shut."""
 
     depth = 0.56
 
@@ -251,7 +252,7 @@ class Saturated(Planted):
 
         A code is 0 or 1, and moves by 0.32 before: it does not get to 0.5.
         """
-        return 2 * 0.05 * DETAILS**0.5
+        return 2 * 0.05 * math.sqrt(DETAILS)
 
     def opened(self, a: Tensor) -> Tensor:
         """Return t (B,) for a (B,)."""
@@ -298,7 +299,7 @@ class Round(Planted):
     """In a ball of Euclidean distances: the base takes most of the gradient, and so most of the budget."""
 
     norm = "l2"
-    eps = EPS * 32**0.5
+    eps = EPS * math.sqrt(32)
 
     def opened(self, a: Tensor) -> Tensor:
         """Return t (B,) for a (B,)."""
