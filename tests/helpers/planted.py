@@ -306,6 +306,17 @@ class Round(Planted):
         return ((1 + a) / 2) ** 6
 
 
+class RoundDetached(Detached):
+    """The same in a ball of Euclidean distances: most of the budget has to go to the block."""
+
+    norm = "l2"
+    eps = EPS * math.sqrt(32)
+
+    def opened(self, a: Tensor) -> Tensor:
+        """Return t (B,) for a (B,)."""
+        return 1.6 * a.detach().clamp(0, 0.75) - 0.1 * a
+
+
 class DeadZone(Planted):
     """Shut around the image, where nothing has a gradient: it takes a start elsewhere to see the slope."""
 
@@ -345,6 +356,7 @@ KINDS: dict[str, type[Planted]] = {
     "saturated": Saturated,
     "noise": Noise,
     "round": Round,
+    "round, detached": RoundDetached,
     "dead zone": DeadZone,
     "shattered": Shattered,
 }
