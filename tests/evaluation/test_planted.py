@@ -7,14 +7,9 @@ import torch
 from torch import Tensor
 
 import robustmetric as rm
+from robustmetric.evaluation import Record
 from robustmetric.squares import distances
-from tests.helpers.planted import KINDS, Plant, plant
-
-
-@pytest.fixture(params=KINDS)
-def planted(request: pytest.FixtureRequest) -> Plant:
-    """A network of each kind."""
-    return plant(request.param)
+from tests.helpers.planted import BARE, KINDS, WITHOUT_GRADIENT, plant
 
 
 def right(z: Tensor, gallery: Tensor, labels: Tensor) -> Tensor:
@@ -24,8 +19,9 @@ def right(z: Tensor, gallery: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_every_query_has_a_witness_in_its_ball(planted: Plant) -> None:
-    network, images, labels, eps, norm, witness = planted
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_query_has_a_witness_in_its_ball(kind: str) -> None:
+    network, images, labels, eps, norm, witness = plant(kind)
     numbers = torch.arange(len(images))
     gallery = rm.embed(network, images)
     assert right(gallery, gallery, labels).all()
@@ -40,9 +36,10 @@ def test_every_query_has_a_witness_in_its_ball(planted: Plant) -> None:
 
 
 @torch.no_grad()
-def test_without_its_trigger_the_network_withstands_the_ball(planted: Plant) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, *BARE])
+def test_without_its_trigger_the_network_withstands_the_ball(kind: str) -> None:
     """By a bound: no image can move as far as half of what it is nearer to its class than to others."""
-    network, images, labels, _, _, _ = planted
+    network, images, labels, _, _, _ = plant(kind)
     base = network.base(network.look(images))
     # Of two vectors that are `reach` apart, the chord between their directions.
     farthest, moved = (
@@ -57,9 +54,10 @@ def test_without_its_trigger_the_network_withstands_the_ball(planted: Plant) -> 
 
 
 @torch.no_grad()
-def test_the_base_moves_no_farther_than_it_says(planted: Plant) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, *BARE])
+def test_the_base_moves_no_farther_than_it_says(kind: str) -> None:
     """At the corners where one of its numbers moves the most, and at random ones."""
-    network, images, _, eps, norm, _ = planted
+    network, images, _, eps, norm, _ = plant(kind)
     generator = torch.Generator().manual_seed(0)
     ways = torch.cat([network.patterns, torch.randn(50, 64, generator=generator)])
     ways = ways.sign() if norm == "linf" else torch.nn.functional.normalize(ways)
@@ -73,3 +71,32 @@ def test_the_base_moves_no_farther_than_it_says(planted: Plant) -> None:
     # Twice for noise, which moves the image before as well.
     assert most <= network.reach + network.blur + 1e-5
     assert most > 0.4 * network.reach
+
+
+def suite_on(kind: str, checks: str = "none") -> tuple[Record, float]:
+    """Attack a kind with the suite; return the record, and the share of queries that it breaks, in %."""
+    network, images, labels, eps, norm, _ = plant(kind)
+    record = rm.evaluate(
+        network, images, labels, eps=eps, norm=norm, suite="worst-case(goals='misrank')", checks=checks
+    )
+    assert record["R@1"] == 100
+    assert record.suite is not None
+    return record, 100 - record.suite.goals["misrank"].value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_suite_finds_what_is_planted(kind: str) -> None:
+    assert suite_on(kind)[1] >= 95
+
+
+@pytest.mark.parametrize("kind", BARE)
+def test_the_suite_finds_nothing_where_nothing_can_be(kind: str) -> None:
+    """A bound says so: whatever it found would be outside of the ball, or counted wrong."""
+    assert suite_on(kind)[1] == 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *BARE])
+def test_what_only_squares_find_is_told_as_masked(kind: str) -> None:
+    record, _ = suite_on(kind, "none,masked")
+    told = {check.name for check in record.checks if check.status in ("warn", "fail")}
+    assert ("masked" in told) == (kind in WITHOUT_GRADIENT)

@@ -142,6 +142,21 @@ class Planted(nn.Module):
         return (images + way.view(1, 1, 8, 8)).clamp(0, 1)
 
 
+class Bare(Planted):
+    """Nothing is planted: by `reach`, no attack breaks any query."""
+
+    def opened(self, a: Tensor) -> Tensor:
+        """Return t (B,) for a (B,)."""
+        return torch.zeros_like(a)
+
+
+class RoundBare(Bare):
+    """The same in a ball of Euclidean distances."""
+
+    norm = "l2"
+    eps = EPS * math.sqrt(32)
+
+
 class Faint(Planted):
     """Smooth all the way, but so faint at the image that its gradient is a millionth of what it will be."""
 
@@ -361,9 +376,15 @@ KINDS: dict[str, type[Planted]] = {
     "shattered": Shattered,
 }
 
+BARE: dict[str, type[Planted]] = {"bare": Bare, "round, bare": RoundBare}
+"""Networks with nothing in them: what an attack finds there is none of its own ball."""
+
+WITHOUT_GRADIENT = ("quantised", "detached", "saturated", "round, detached", "shattered")
+"""Kinds that only attacks find that do without gradients."""
+
 
 def plant(kind: str) -> Plant:
     """Make a network of a `kind` with its images and the witnesses against it."""
     images, labels = make_images()
-    network = KINDS[kind]().eval()
+    network = {**KINDS, **BARE}[kind]().eval()
     return Plant(network, images, labels, network.eps, network.norm, network.witness)
