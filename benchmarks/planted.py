@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.planted
 
-prints a Markdown table, in about a minute on one core. A row is a kind of network (`tests/helpers/planted.py`)
-in which every query has an image in the ball that breaks its R@1, hidden in another way. The attacks of the
-protocol take 32 steps of an eighth of ε; they know no Euclidean ball.
+prints a Markdown table, in about a minute on one core. A row is a kind of network, of
+`tests/helpers/planted.py`, in which every query has an image in the ball that breaks its R@1, hidden in
+another way. The attacks of the protocol take 32 steps of an eighth of ε; they know no Euclidean ball.
 """
 
 from __future__ import annotations
