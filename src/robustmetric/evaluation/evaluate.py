@@ -74,7 +74,7 @@ def evaluate(
         train_classes: The names of the classes that the network was trained on: a check looks for them.
         name: What the record calls the network; by default the name of its class.
         data: What the record calls the images.
-        surrogate: The network that perturbations come from, for the search ``"transfer"``.
+        surrogate: The network that perturbations come from, for the search ``"transfer"`` or a suite.
         out: A folder. The record is written there as `record.json` with its per-query values, and whatever is
             finished stays on disk: the same call goes on where an interrupted one stopped. Nobody else can
             use the folder meanwhile.
@@ -82,8 +82,8 @@ def evaluate(
         report: Told in a line what was found in the folder: a damaged file that is made anew, or the lock of
             a process that was killed.
         plan: How to attack and to judge; made of the `settings` unless it is given.
-        settings: The fields of a `Plan`: protocol, eps, alpha, steps, search, attacks, queries, seed, batch
-            and checks.
+        settings: The fields of a `Plan`: protocol, eps, norm, alpha, steps, search, attacks, suite, queries,
+            seed, batch and checks.
 
     >>> import torch, robustmetric as rm
     >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 4
@@ -219,7 +219,7 @@ class Evaluation:
 
     def probe(self) -> None:
         """Try the networks on a batch: one that fails leaves no trace."""
-        self.subject.probe(self.materials.search, self.plan.batch)
+        self.subject.probe(self.materials.search, self.plan)
 
     def embed(self) -> None:
         """Make the embeddings alone; call it inside `frozen`."""
@@ -240,8 +240,9 @@ class Evaluation:
         for phase in sorted({stage.phase for stage in self.materials.stages}):
             stages = [stage for stage in self.materials.stages if stage.phase == phase]
             for stage in stages:
-                expected = self.materials.search.asks(self.plan.budget)  # the last piece tells better
+                expected = 0  # the last piece tells better than what the next one expects
                 for piece in stage.pieces:
+                    expected = expected or piece.asks(self.materials)
                     if turn % shares == share and not self.store.has(piece):
                         ticks = Ticks(lambda part: self._tell(stage, part), expected)  # noqa: B023
                         self.store.keep(piece, piece.make(self.materials, ticks))
