@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.planted
 
-prints a Markdown table, in about a minute on one core. A row is a kind of network, of
+prints a Markdown table, in seconds on one core. A row is a kind of network, of
 `tests/helpers/planted.py`, in which every query has an image in the ball that breaks its R@1, hidden in
 another way. The attacks of the protocol take 32 steps of an eighth of ε; they know no Euclidean ball.
 """
@@ -27,9 +27,12 @@ def by_protocol(planted: Plant) -> list[str]:
 
 def by_suite(planted: Plant) -> str:
     """Return which share the suite finds, in %."""
-    plan = Plan.make(eps=planted.eps, norm=planted.norm, suite=SUITE, checks="none")
+    beside = {"steps": 1, "attacks": ["TMA"], "search": "apgd", "checks": "none"}  # counts for nothing
+    plan = Plan.make(eps=planted.eps, norm=planted.norm, suite=SUITE, **beside)
     record = evaluate(planted.network, planted.images, planted.labels, plan=plan)
-    return f"{record['R@1'] - record.suite.goals['misrank'].value:.0f}"
+    assert record.suite is not None
+    score = record.suite.goals["misrank"]
+    return f"{score.before - score.alone:.0f}"
 
 
 def main() -> None:

@@ -57,3 +57,15 @@ def test_a_turned_gradient_changes_no_value(images: Tensor, kind: str) -> None:
     network = make_network()
     # What is added and taken away again leaves a unit of rounding.
     torch.testing.assert_close(MASKED[kind].mask(network)(images), network(images), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["honest", *MASKED])
+def test_the_suite_tells_what_squares_find_and_gradients_do_not(evaluated: Evaluated, kind: str) -> None:
+    """Noise hides no gradient: it is told by `repeat`."""
+    network = make_network() if kind == "honest" else MASKED[kind].mask(make_network())
+    # A ball in which nearly all of the honest network's queries are lost.
+    record = evaluated(
+        network, eps=40 / 255, attacks=["TMA"], suite="worst-case(goals='misrank')", checks="none,masked"
+    )
+    told = alarms(record) & {"masked"}
+    assert bool(told) == (kind not in {"honest", *AGAINST_CHANCE})

@@ -379,8 +379,8 @@ KINDS: dict[str, type[Planted]] = {
 BARE: dict[str, type[Planted]] = {"bare": Bare, "round, bare": RoundBare}
 """Networks with nothing in them: what an attack finds there is none of its own ball."""
 
-WITHOUT_GRADIENT = ("quantised", "detached", "saturated", "round, detached", "shattered")
-"""Kinds that only attacks find that do without gradients."""
+HIDDEN = ("quantised", "detached", "saturated", "round, detached", "dead zone", "shattered")
+"""Kinds whose gradient at the image shows nothing of the way, or the wrong one."""
 
 
 def plant(kind: str) -> Plant:
