@@ -32,6 +32,8 @@ def by_suite(planted: Plant) -> str:
     record = evaluate(planted.network, planted.images, planted.labels, plan=plan)
     assert record.suite is not None
     score = record.suite.goals["misrank"]
+    assert score.before is not None
+    assert score.alone is not None
     return f"{score.before - score.alone:.0f}"
 
 
