@@ -8,7 +8,7 @@ of the ball that only the network knows; it opens by a share t, and the code of 
 for that of another by this share. At t over a half the query finds that other class.
 
 The kinds differ in what hides the way from the image to there. Those that leave no gradient to follow have
-their trigger in a block of one sign that opens bit by bit, so that trying squares can find it.
+their trigger in two blocks, each of one sign, that open bit by bit, so that trying squares can find it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Planted(nn.Module):
     """A linear view of the upper half of an image, and a trigger in the lower half; see the module."""
 
     block: ClassVar[bool] = False
-    """Whether the trigger is a window of one sign; otherwise signs all over the lower half."""
+    """Whether the trigger is two windows, each of one sign; otherwise signs all over the lower half."""
 
     norm: ClassVar[Norm] = "linf"
     depth: ClassVar[float] = 1.0
@@ -85,7 +85,7 @@ class Planted(nn.Module):
         signs = torch.randint(0, 2, (4, 8), generator=torch.Generator().manual_seed(1)) * 2.0 - 1
         if self.block:
             signs = torch.zeros(4, 8)
-            signs[:, 2:6] = 1.0
+            signs[:, :4], signs[:, 4:] = 1.0, -1.0
         trigger = torch.cat([torch.zeros(4, 8), signs]).flatten()
         # So that a is 1 where the ball ends.
         length = self.eps * (trigger.abs().sum() if self.norm == "linf" else trigger.norm())
@@ -166,14 +166,14 @@ class Faint(Planted):
 
 
 class Barrier(Planted):
-    """The image lies in a dip: whichever way the trigger is pulled, the class is the clearer at first.
+    """A dip half way, off the class and near no other: gradients lead into it, and its rim keeps them there.
 
-    A step across the ball lands behind it.
+    A step across the ball lands behind the rim.
     """
 
     def opened(self, a: Tensor) -> Tensor:
         """Return t (B,) for a (B,)."""
-        # Off the middle, where the gradient would be nothing but rounding.
+        # Off the middle, where the gradient would be zero.
         square = (a + 0.05).square()
         return (4 * square.square() - 2 * square).clamp_max(1)
 
@@ -246,7 +246,7 @@ class Detached(Planted):
 
     def opened(self, a: Tensor) -> Tensor:
         """Return t (B,) for a (B,)."""
-        return 1.1 * a.detach().clamp(0, 1) - 0.1 * a
+        return 1.05 * a.detach().clamp(0, 1) - 0.05 * a
 
 
 class Saturated(Planted):
@@ -322,14 +322,14 @@ class Round(Planted):
 
 
 class RoundDetached(Detached):
-    """The same in a ball of Euclidean distances: most of the budget has to go to the block."""
+    """The same in a ball of Euclidean distances: most of the budget has to go to the blocks."""
 
     norm = "l2"
     eps = EPS * math.sqrt(32)
 
     def opened(self, a: Tensor) -> Tensor:
         """Return t (B,) for a (B,)."""
-        return 1.6 * a.detach().clamp(0, 0.75) - 0.1 * a
+        return 1.5 * a.detach().clamp(0, 0.75) - 0.05 * a
 
 
 class DeadZone(Planted):
@@ -358,7 +358,7 @@ class Shattered(Planted):
 
     def opened(self, a: Tensor) -> Tensor:
         """Return t (B,) for a (B,)."""
-        return a.clamp(-0.1, 1)
+        return a.clamp(0, 1)
 
 
 KINDS: dict[str, type[Planted]] = {
