@@ -683,14 +683,14 @@ BUGS = [
     ),
     Bug(
         "evaluation/record.py",
-        "group = 128 if fingerprint.shape[1:] == [28, 28] else 112",
+        "group = 128 if subject.fingerprint.shape[1:] == [28, 28] else 112",
         "group = 112",
         "tests/evaluation/test_record.py::test_the_reference_s_scores_are_means_of_batch_means",
         "the reference's means are of other batches",
     ),
     Bug(
-        "evaluation/record.py",
-        "hashlib.sha256(content).hexdigest() != record.arrays.sha256",
+        "evaluation/document.py",
+        "hashlib.sha256(content).hexdigest() != document.arrays.sha256",
         "not content",
         "tests/evaluation/test_record.py::test_arrays_that_were_changed_or_are_missing_are_refused",
         "arrays that were changed are read",

@@ -20,8 +20,8 @@ from robustmetric.data.base import Split
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
 from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.evaluation import Evaluation, Plan, Subject
-from robustmetric.evaluation.evaluate import Progress
 from robustmetric.evaluation.plan import usual_eps
+from robustmetric.evaluation.staged import Progress
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which

@@ -45,11 +45,13 @@ class Storable(Protocol[T]):
 class Store:
     """Finished pieces: files in `folder/parts`, or in memory without a folder.
 
-    `report` is told in a line of what was found damaged.
+    `report` is told in a line of what was found damaged; `document` is the file that is written at the end.
     """
 
-    def __init__(self, folder: Path | None = None, report: Callable[[str], None] = print) -> None:
-        self.folder, self.report = folder, report
+    def __init__(
+        self, folder: Path | None = None, report: Callable[[str], None] = print, document: str = RECORD
+    ) -> None:
+        self.folder, self.report, self.document = folder, report, document
         self._memory: dict[str, Any] = {}
 
     def has(self, piece: Storable[Any]) -> bool:
@@ -102,7 +104,7 @@ class Store:
     @property
     def finished(self) -> bool:
         """Whether the record is there."""
-        return self.folder is not None and (self.folder / RECORD).exists()
+        return self.folder is not None and (self.folder / self.document).exists()
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Write down what is to be done."""
@@ -130,10 +132,11 @@ class Store:
         return self.folder / PARTS / piece.file
 
 
-def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
+def check_folder(folder: Path, identity: dict[str, Any], what: str = "evaluation") -> bool:
     """Refuse a folder with anything else than this evaluation in it; tell whether that has begun there.
 
-    An `identity` may name some of what an evaluation depends on: the rest is not compared.
+    An `identity` may name some of what an evaluation depends on: the rest is not compared. `what` it is
+    called, which the folder's plan has as `kind` if it is no evaluation.
 
     >>> check_folder(Path("nowhere"), {})
     False
@@ -152,18 +155,19 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
         )
         if others and not file.exists():
             raise UserError(
-                f"{folder} is not empty and holds no evaluation: give another folder", parameter="out"
+                f"{folder} is not empty and holds no {what}: give another folder", parameter="out"
             )
         return False
     before = _planned(file)
+    if (kind := before.get("kind", "evaluation")) != what:
+        raise UserError(f"{folder} holds another kind of work, {kind}: give another folder", parameter="out")
     now = json.loads(json.dumps(identity))
     before = {key: before.get(key) for key in now}
     # Options that no name tells are said only if the names are the same.
     options = [whole.pop("options", None) for whole in (before, now)]
     if differing := differences(before, now) or differences(*options):
         raise UserError(
-            f"{folder} holds another evaluation: {'; '.join(differing)}; give another folder, or remove this "
-            "one",
+            f"{folder} holds another {what}: {'; '.join(differing)}; give another folder, or remove this one",
             parameter="out",
         )
     return True
