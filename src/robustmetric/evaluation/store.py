@@ -22,6 +22,7 @@ from robustmetric.locks import LOCK
 from robustmetric.validate import UserError
 
 PLAN, RECORD, ARRAYS, PARTS = "plan.json", "record.json", "queries.safetensors", "parts"
+CERTIFICATE = "certificate.json"
 GO_ON = "what is finished is kept, and the same command goes on from there"
 """What to do when a file cannot be written."""
 
