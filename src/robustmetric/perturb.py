@@ -6,20 +6,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.registry import lookup
 from robustmetric.validate import UserError, is_number
+
+Norm = Literal["linf", "l2"]
+"""How a perturbation is measured: by its largest pixel, or by its Euclidean length."""
 
 
 @dataclass(frozen=True)
 class Budget:
     """What a perturbation may cost: at most `eps` a pixel, in `steps` steps of `alpha` each.
 
-    A single step is as long as the budget allows: FGSM.
+    With the `norm` l2, `eps` is the length of the whole perturbation of an image instead. A single step is as
+    long as the budget allows: FGSM.
 
     >>> Budget(eps=8 / 255, alpha=1 / 255, steps=8).stride == 1 / 255
     True
@@ -30,9 +36,17 @@ class Budget:
     eps: float
     alpha: float
     steps: int
+    norm: Norm = "linf"
 
     def __post_init__(self) -> None:
-        if not (is_number(self.eps) and 0 <= self.eps <= 1):
+        lookup("norm", self.norm, dict.fromkeys(get_args(Norm)))
+        if self.norm == "l2" and not (is_number(self.eps) and self.eps >= 0):
+            raise UserError(
+                f"eps must be a number of at least 0, not {self.eps!r}: with the norm l2 it is the length of "
+                "a perturbation",
+                parameter="eps",
+            )
+        if self.norm == "linf" and not (is_number(self.eps) and 0 <= self.eps <= 1):
             raise UserError(
                 f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255",
                 parameter="eps",
@@ -109,13 +123,54 @@ def _to_batch(images: Tensor) -> str:
     return ""
 
 
-def project(x: Tensor, origin: Tensor, eps: float) -> Tensor:
-    """Return `x` brought back to within `eps` of `origin` and to within [0, 1]; all of one shape.
+def project(x: Tensor, origin: Tensor, eps: float, norm: Norm = "linf") -> Tensor:
+    """Return `x` (B, …) brought back to within `eps` of `origin` (B, …) in a `norm`, and to within [0, 1].
 
     >>> project(torch.tensor([0.9, -0.2]), torch.tensor([0.5, 0.1]), 0.25)
     tensor([0.7500, 0.0000])
+    >>> project(torch.tensor([[0.8, 0.9]]), torch.tensor([[0.5, 0.5]]), 0.25, "l2")
+    tensor([[0.6500, 0.7000]])
     """
-    return x.clamp(origin - eps, origin + eps).clamp_(0, 1)
+    if norm == "linf":
+        return x.clamp(origin - eps, origin + eps).clamp_(0, 1)
+    away = x - origin
+    length = spread(sizes(away, "l2"), x)
+    # The origin is in [0, 1]: what is cut off there only brings pixels nearer to it.
+    return torch.where(length > eps, origin + away * (eps / length.clamp_min(1e-30)), x).clamp_(0, 1)
+
+
+def sizes(change: Tensor, norm: Norm) -> Tensor:
+    """Return how large a `change` (B, …) of images is in a `norm`: (B,).
+
+    >>> sizes(torch.tensor([[0.3, -0.4]]), "l2"), sizes(torch.tensor([[0.3, -0.4]]), "linf")
+    (tensor([0.5000]), tensor([0.4000]))
+    """
+    found: Tensor = torch.linalg.vector_norm(change.flatten(1), 2 if norm == "l2" else torch.inf, dim=1)
+    return found
+
+
+def directions(slope: Tensor, norm: Norm) -> Tensor:
+    """Return the steps of size 1 in a `norm` along which a function with the `slope` (B, …) rises fastest.
+
+    It is zero where the slope is.
+
+    >>> directions(torch.tensor([[3.0, -4.0]]), "l2"), directions(torch.tensor([[3.0, -4.0]]), "linf")
+    (tensor([[ 0.6000, -0.8000]]), tensor([[ 1., -1.]]))
+    """
+    if norm == "linf":
+        return slope.sign()
+    # Squares of very small slopes would be lost.
+    scaled = slope / spread(sizes(slope, "linf"), slope).clamp_min(torch.finfo(slope.dtype).tiny)
+    return scaled / spread(sizes(scaled, "l2"), slope).clamp_min(0.5)
+
+
+def spread(values: Tensor, images: Tensor) -> Tensor:
+    """Return `values` (B,) with the axes of `images` (B, …), each of the others of length 1.
+
+    >>> spread(torch.ones(2), torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 1, 1, 1])
+    """
+    return values.view(-1, *[1] * (images.ndim - 1))
 
 
 @contextmanager
@@ -176,8 +231,8 @@ def pgd(
 
     Each step goes `budget.stride` against the sign of the gradient of `x`, then back into the budget. A row
     whose gradient is zero everywhere would stay where it is for ever: it drops out of the computation. The
-    descent begins at `x`, or at `start` (T, …) projected into the budget. `gradient` replaces
-    differentiation. Call it inside `frozen(model)`.
+    descent begins at `x`, or at `start` (T, …) projected into the budget, which is of the norm linf.
+    `gradient` replaces differentiation. Call it inside `frozen(model)`.
 
     >>> x = torch.tensor([[0.5], [0.5]])
     >>> wanted = torch.tensor([[0.52], [0.9]])
@@ -199,12 +254,7 @@ def pgd(
         if len(rows) == 0:
             break
         slope = (gradient or differentiate)(objective, point, rows)
-        steepest = torch.linalg.vector_norm(slope.flatten(1), torch.inf, dim=1)
-        if not torch.isfinite(steepest).all():
-            raise BrokenEmbeddingsError(
-                "the gradient of the images holds NaN or infinity: look for a square root, logarithm or "
-                "division in the network whose gradient is infinite, or use full precision"
-            )
+        steepest = steepness(slope)
         # An estimate may be zero by chance: only a gradient that is zero stays so.
         alive = steepest > 0 if gradient is None else torch.ones_like(steepest, dtype=torch.bool)
         if not alive.all():
@@ -215,11 +265,37 @@ def pgd(
     return moved
 
 
+def steepness(slope: Tensor) -> Tensor:
+    """Return the size of the largest entry of each gradient of `slope` (R, …): (R,); refuse broken ones.
+
+    >>> steepness(torch.tensor([[0.5, -2.0]]))
+    tensor([2.])
+    """
+    steepest = sizes(slope, "linf")
+    if not torch.isfinite(steepest).all():
+        raise BrokenEmbeddingsError(
+            "the gradient of the images holds NaN or infinity: look for a square root, logarithm or "
+            "division in the network whose gradient is infinite, or use full precision"
+        )
+    return steepest
+
+
 def differentiate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
     """Return the gradient (R, …) of an `objective` at a `point` (R, …), whose `rows` (R,) are positions in x.
 
     >>> differentiate(lambda x, rows: x.square().sum(1), torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
     tensor([[2., 4.]])
+    """
+    return value_and_slope(objective, point, rows)[1]
+
+
+def value_and_slope(objective: Objective, point: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the value (R,) of an `objective` and its gradient (R, …), as `differentiate` does.
+
+    `point` (R, …) are the `rows` (R,) of x as they are now.
+
+    >>> value_and_slope(lambda x, rows: x.square().sum(1), torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
+    (tensor([5.]), tensor([[2., 4.]]))
     """
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
@@ -231,4 +307,4 @@ def differentiate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
                 "requires_grad_(False) freezes parameters and leaves the way to the images open"
             )
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    return gradient
+    return value.detach(), gradient

@@ -36,7 +36,7 @@ BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
         (lambda: SPSA(sigma=float("nan")), r"sigma must be in \(0, 1\], not nan"),
         (
             lambda: make_search("pdg"),
-            r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: nes, pgd, spsa, tr",
+            r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: apgd, nes, pgd, spsa, square, tr",
         ),
         (
             lambda: make_search("pgd(restart=2)"),

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from robustmetric.attacks.apgd import APGD
 from robustmetric.attacks.base import ATTACKS, Protocol, RankingAttack, Target
 from robustmetric.attacks.candidate import CandidateAttack
 from robustmetric.attacks.columns import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.attacks.draws import Draws, choose
 from robustmetric.attacks.gallery import Gallery, Queries, hit_at_1, nearest
+from robustmetric.attacks.goals import Misrank, Shift
 from robustmetric.attacks.mismatch import TargetedMismatch
 from robustmetric.attacks.misrank import GreedyTop1Misranking, LearningToMisrank
+from robustmetric.attacks.positions import Demote, Promote, Translocate
 from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAttack
 from robustmetric.attacks.search import NES, PGD, SEARCHES, SPSA, Search, Transfer, make_search
 from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks.square import Square
 from robustmetric.attacks.translocation import GreedyTop1Translocation
 from robustmetric.usercode import file_of
 
 __all__ = [
+    "APGD",
     "ATTACKS",
     "COSINE",
     "DISTANCE",
@@ -28,21 +33,27 @@ __all__ = [
     "SPSA",
     "CandidateAttack",
     "Column",
+    "Demote",
     "Draws",
     "EmbeddingShift",
     "Gallery",
     "GreedyTop1Misranking",
     "GreedyTop1Translocation",
     "LearningToMisrank",
+    "Misrank",
+    "Promote",
     "Protocol",
     "Queries",
     "QueryAttack",
     "RankingAttack",
     "Search",
     "SemanticsPreservingQueryAttack",
+    "Shift",
+    "Square",
     "Target",
     "TargetedMismatch",
     "Transfer",
+    "Translocate",
     "Unit",
     "attack",
     "choose",

@@ -103,6 +103,31 @@ class RankingAttack(ABC):
         `queries` has the benign embeddings, `target` what they aim at in the `gallery`.
         """
 
+    def appraise(
+        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the objective (B,), and which queries (B,) may have got where the attack wants them.
+
+        Those are measured before it is believed. None is of an attack that always wants more, as those do
+        without a column that has a `lost`.
+        """
+        value = self.objective(z, target, queries, gallery)
+        return value, torch.ones_like(value, dtype=torch.bool) if self.can_win else None
+
+    @property
+    def can_win(self) -> bool:
+        """Whether there is an end to what it wants of a query: a column with a value that is `lost`."""
+        return any(column.lost is not None for column in self.columns)
+
+    @property
+    def drawn_as(self) -> str:
+        """The name that targets are drawn by: attacks of one such name have the same targets."""
+        return self.name
+
+    def ways(self, targets: int) -> tuple[RankingAttack, ...]:
+        """Return attacks that want the same, each by an objective of its own: `targets` of them by class."""
+        return (self,)
+
     @abstractmethod
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return the (B,) values of each column by name, for embeddings `z` (B, D); NaN if undefined.
@@ -190,7 +215,7 @@ def sign_of(sign: str) -> float:
     return lookup("sign", sign, {"+": 1.0, "-": -1.0})
 
 
-def with_options(name: str, **options: float | None) -> str:
+def with_options(name: str, **options: float | str | None) -> str:
     """Return an attack's `name` with the `options` that are given, as it is read back.
 
     >>> with_options("CA+", w=None), with_options("SP-QA+", m=2, xi=0.5)

@@ -106,18 +106,44 @@ def checked_objective(
 
     `queries` are the B queries that the embeddings are of, `target` is what they aim at in the `gallery`.
     """
-    value = attack.objective(z, target, queries, gallery)
+    return _checked_value(attack, "objective", attack.objective(z, target, queries, gallery), z)
+
+
+def checked_appraise(
+    attack: RankingAttack, z: Tensor, target: Target, queries: Queries, gallery: Gallery
+) -> tuple[Tensor, Tensor | None]:
+    """Return an `attack`'s (B,) values as `checked_objective` does, and which queries (B,) may be lost to it.
+
+    `queries` are the B queries that the embeddings `z` (B, D) are of, `target` is what they aim at in the
+    `gallery`. None in place of the second says that the attack always wants more.
+    """
+    found = attack.appraise(z, target, queries, gallery)
+    # Most attacks write their objective alone.
+    method = "objective" if type(attack).appraise is RankingAttack.appraise else "appraise"
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise _breach(attack, "appraise", _described(found), "the values, and which queries may be lost")
+    value, near = found
+    value = _checked_value(attack, method, value, z)
+    wanted = f"beside the values None, or bools of shape ({len(z)},)"
+    if near is not None and not (
+        isinstance(near, Tensor) and near.dtype == torch.bool and near.shape == (len(z),)
+    ):
+        raise _breach(attack, "appraise", _described(near), wanted)
+    return value, near
+
+
+def _checked_value(attack: RankingAttack, method: str, value: Tensor, z: Tensor) -> Tensor:
     wanted = f"finite floats of shape ({len(z)},), a value for each query"
     if not _floats(value, (len(z),)):
-        raise _breach(attack, "objective", _described(value), wanted)
+        raise _breach(attack, method, _described(value), wanted)
     if z.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
         raise _breach(
-            attack, "objective", "values without a gradient", f"{wanted}, computed from z by torch alone"
+            attack, method, "values without a gradient", f"{wanted}, computed from z by torch alone"
         )
     # A finite sum has finite terms, and is quicker to look at. Embeddings that are no numbers are the
     # network's fault, and told elsewhere.
     if not math.isfinite(value.detach().sum()) and not value.isfinite().all() and z.isfinite().all():
-        raise _breach(attack, "objective", "NaN or infinity", wanted)
+        raise _breach(attack, method, "NaN or infinity", wanted)
     return value
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks.draws import Draws
 from robustmetric.attacks.gallery import check_count
-from robustmetric.perturb import Budget, Objective, pgd
+from robustmetric.perturb import Budget, Norm, Objective, directions, pgd
 from robustmetric.registry import Registry, registry
 from robustmetric.validate import UserError, is_number
 
@@ -20,7 +21,8 @@ from robustmetric.validate import UserError, is_number
 class Search(ABC):
     """Looks for the perturbation that minimises an objective; any attack works with any search.
 
-    A new search is a class that says whether it follows gradients and can be called.
+    A new search is a class that says whether it follows gradients and can be called. One that can keep to
+    budgets of other norms than linf names them in `norms`.
 
     >>> class Still(Search):
     ...     follows_gradient = False
@@ -29,6 +31,8 @@ class Search(ABC):
     >>> Still().name
     'still'
     """
+
+    norms: ClassVar[tuple[Norm, ...]] = ("linf",)
 
     @property
     def name(self) -> str:
@@ -75,8 +79,57 @@ class Search(ABC):
         """Return the `images` (B, C, H, W) perturbed within the `budget`, so that the `objective` is low.
 
         The objective takes images (R, C, H, W) and the rows (R,) of the batch that they are, and returns
-        (R,) values. Random numbers come from `draws`. The search begins at `start` if it is given.
+        (R,) values, −∞ with a zero gradient where a query has got where it is wanted: nothing is lower, and
+        there is no more to search for. Random numbers come from `draws`. The search begins at `start` if it
+        is given.
         """
+
+
+class Lowest:
+    """The lowest point that a search has seen of each of its `images` (B, C, H, W), and its value (B,).
+
+    >>> lowest = Lowest(torch.zeros(2, 1, 1, 1))
+    >>> lowest.keep(torch.ones(1, 1, 1, 1), torch.tensor([-1.0]), torch.tensor([1]))
+    >>> lowest.point.flatten(), lowest.value
+    (tensor([0., 1.]), tensor([inf, -1.]))
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        single = torch.promote_types(images.dtype, torch.float32)
+        self.point = images.clone()
+        self.value = torch.full((len(images),), torch.inf, dtype=single, device=images.device)
+
+    def keep(self, point: Tensor, value: Tensor, rows: Tensor) -> None:
+        """Keep a `point` (R, C, H, W) of some `rows` (R,) where its `value` (R,) is lower than before."""
+        better = value < self.value[rows]
+        self.point[rows[better]], self.value[rows[better]] = point[better], value[better].to(self.value)
+
+    def watch(self, objective: Objective) -> Objective:
+        """Return the `objective`, keeping what it is asked for."""
+
+        def watched(x: Tensor, rows: Tensor) -> Tensor:
+            value = objective(x, rows)
+            self.keep(x.detach(), value.detach(), rows)
+            return value
+
+        return watched
+
+
+def random_start(images: Tensor, budget: Budget, draws: Draws, rows: Tensor | None = None) -> Tensor:
+    """Return a point at random in the `budget` around each of `images` (R, C, H, W).
+
+    With the norm l2 it is on the rim. Numbers come from the `draws` of the `rows` (R,), by default of all.
+
+    >>> images = torch.full((1, 1, 8, 8), 0.5)
+    >>> r = random_start(images, Budget(eps=0.1, alpha=0.1, steps=1), Draws(0, "x", [0])) - images
+    >>> 0.08 < float(r.abs().max()) <= 0.1
+    True
+    """
+    if budget.norm == "l2":
+        noise = directions(draws.normal(*images.shape[1:], rows=rows), "l2")
+    else:
+        noise = 2 * draws.uniform(*images.shape[1:], rows=rows) - 1
+    return images + budget.eps * noise.to(images)
 
 
 SEARCHES: Registry[Search] = registry("search", Search)
@@ -127,28 +180,20 @@ class PGD(Search):
     ) -> Tensor:
         """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
         rows = torch.arange(len(images), device=images.device)
-        single = torch.promote_types(images.dtype, torch.float32)
-        kept, lowest = images.clone(), torch.full_like(rows, torch.inf, dtype=single)
-
-        def keep(x: Tensor, value: Tensor, rows: Tensor) -> None:
-            better = value < lowest[rows]
-            kept[rows[better]], lowest[rows[better]] = x[better], value[better].to(lowest)
-
-        def watched(x: Tensor, rows: Tensor) -> Tensor:
-            value = objective(x, rows)
-            keep(x.detach(), value.detach(), rows)
-            return value
-
+        lowest = Lowest(images)
         for k in range(self.restarts):
             if k or self.random_start:
-                noise = 2 * draws.uniform(*images.shape[1:]) - 1
-                start = images + budget.eps * noise.to(images)
-            found = pgd(images, watched if self.best else objective, budget, start=start)
+                start = random_start(images, budget, draws)
+            found = pgd(images, lowest.watch(objective) if self.best else objective, budget, start=start)
             if self.keeps_last:
                 return found
             with torch.no_grad():
-                keep(found, objective(found, rows), rows)
-        return kept
+                lowest.keep(found, objective(found, rows), rows)
+        return lowest.point
+
+
+# Stands for −∞ where values are subtracted: far below any objective on the unit sphere.
+_LOW = -1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +232,8 @@ class _ByTrial(Search):
             for _ in range(self.samples):
                 way = self._direction(draws, point, rows)
                 ahead, behind = (
-                    objective((point + s * self.sigma * way).clamp_(0, 1), rows) for s in (1, -1)
+                    objective((point + s * self.sigma * way).clamp_(0, 1), rows).clamp_min(_LOW)
+                    for s in (1, -1)
                 )
                 slope += (ahead - behind)[:, None, None, None].to(slope) * way
             return slope / (2 * self.sigma * self.samples)
@@ -248,6 +294,11 @@ class Transfer(Search):
     search: Search = PGD()
 
     follows_gradient = False
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:  # type: ignore[override]
+        """Those of what searches on the surrogate."""
+        return self.search.norms
 
     @property
     def name(self) -> str:

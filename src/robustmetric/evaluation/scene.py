@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Search, Target
 from robustmetric.attacks.contract import (
     checked_aim,
+    checked_appraise,
     checked_measure,
     checked_objective,
     checked_search,
     checked_select,
     checked_start,
 )
+from robustmetric.attacks.search import Lowest
 from robustmetric.distance import embed
 from robustmetric.evaluation.images import Images
 from robustmetric.perturb import Budget, device_of
@@ -115,7 +117,8 @@ class Outcome:
     `images` (B, C, H, W) are the perturbed ones, `z` (B, D) their embeddings and `target` what they aimed at.
     `before` and `after` have the values (B,) by column of the benign and the perturbed images. `first`,
     `last` and `best` are the objective (B,) of the network under attack at the image, at the perturbed image
-    and at the best point on the way, where that is known.
+    and at the best point on the way, where that is known. `forward` and `backward` count the images that went
+    through a network, and back.
     """
 
     images: Tensor
@@ -126,6 +129,23 @@ class Outcome:
     first: Tensor
     last: Tensor
     best: Tensor
+    forward: int
+    backward: int
+
+
+class _SpentError(Exception):
+    """A search has asked as often as it may."""
+
+
+def lost(attack: RankingAttack, values: dict[str, Tensor]) -> Tensor:
+    """Return which queries (B,) an `attack` has got where it wants them, by their `values` (B,) by column.
+
+    >>> import robustmetric as rm
+    >>> lost(rm.attack("misrank"), {"misrank": torch.tensor([100.0, 0.0, torch.nan])})
+    tensor([False,  True, False])
+    """
+    won = [values[column.name] == column.lost for column in attack.columns if column.lost is not None]
+    return torch.stack(won).all(0)
 
 
 def run_attack(
@@ -138,12 +158,16 @@ def run_attack(
     seed: int = 0,
     surrogate: Scene | None = None,
     tick: Callable[[], None] | None = None,
+    purpose: str | None = None,
+    most: int | None = None,
 ) -> Outcome:
     """Run an `attack` on the queries of a `scene` with these `numbers` (B,); call it inside `frozen(model)`.
 
-    The `search` perturbs them within the `budget`; random draws start at `seed`. Targets are those of the
-    network under attack. With a `surrogate`, its embeddings of the same images are what the search sees.
-    `tick` is called each time that the search has been told the objective.
+    The `search` perturbs them within the `budget`; random draws start at `seed`, and those of the search
+    depend on its `purpose`, by default the attack's name. Targets are those of the network under attack. With
+    a `surrogate`, its embeddings of the same images are what the search sees. A query that is lost to the
+    attack is not searched any longer. `tick` is called each time that the search has been told the objective,
+    and after `most` times it is stopped: the lowest point by then counts.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
@@ -159,26 +183,40 @@ def run_attack(
     ground = surrogate or scene
     seen = queries if surrogate is None else surrogate.queries[numbers.to(surrogate.device)]
     with torch.no_grad():
-        target = scene.aim(attack, queries, Draws(seed, attack.name, listed))
+        target = scene.aim(attack, queries, Draws(seed, attack.drawn_as, listed))
         goal = target if surrogate is None else checked_aim(attack, target.index, seen, surrogate.gallery)
         first = checked_objective(attack, queries.z, target, queries, scene.gallery)
-    draws = Draws(seed, f"{attack.name}/search", listed)
-    best, early = first.clone(), seen.z.clone()
+    draws = Draws(seed, purpose or f"{attack.name}/search", listed)
+    best, early, lowest = first.clone(), seen.z.clone(), Lowest(images)
+    asked = forward = backward = 0
 
     def objective(x: Tensor, rows: Tensor) -> Tensor:
+        nonlocal asked, forward, backward
+        if asked == most:
+            raise _SpentError
+        asked, forward, backward = asked + 1, forward + len(x), backward + len(x) * x.requires_grad
         z = embed(ground.model, x)
         all_rows = len(rows) == len(seen)
-        aims, asked = (goal, seen) if all_rows else (goal[rows], seen[rows])
-        value = checked_objective(attack, z, aims, asked, ground.gallery)
+        aims, asking = (goal, seen) if all_rows else (goal[rows], seen[rows])
+        value, near = checked_appraise(attack, z, aims, asking, ground.gallery)
         if x.requires_grad:  # a step of the descent, and not a trial beside it
             best[rows] = torch.minimum(best[rows], value.detach())
             early[rows] = z.detach()
+        if near is not None and surrogate is None and near.any():
+            with torch.no_grad():
+                won = lost(attack, scene.measure(attack, z[near], aims[near], asking[near])).to(near.device)
+            value = value.masked_fill(near.masked_scatter(near, won), -torch.inf)
+        if most is not None:
+            lowest.keep(x.detach(), value.detach(), rows)
         if tick is not None:
             tick()
         return value
 
     start = checked_start(attack, images, draws=draws)
-    moved = checked_search(search, images, objective, budget, draws=draws, start=start)
+    try:
+        moved = checked_search(search, images, objective, budget, draws=draws, start=start)
+    except _SpentError:
+        moved = lowest.point
     with torch.no_grad():
         z = embed(scene.model, moved)
         last = checked_objective(attack, z, target, queries, scene.gallery)
@@ -189,4 +227,4 @@ def run_attack(
             after |= {name: sooner[name] for name in attack.read_early}
         before = scene.measure(attack, queries.z, target, queries)
     best = torch.minimum(best, last) if surrogate is None else last
-    return Outcome(moved, z, target, before, after, first, last, best)
+    return Outcome(moved, z, target, before, after, first, last, best, forward + len(moved), backward)
