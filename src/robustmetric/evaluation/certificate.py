@@ -37,8 +37,8 @@ class Certificate(Part):
     """What is certain of the smoothed network's R@1 under perturbations of at most some radii (L2).
 
     `schema` names the format. `network` and `data` say what was certified, `settings` how, and `queries`
-    counts the images that queried. `recall` is R@1 of the smoothed network, as estimated; `abstained` is the share
-    of queries that the estimate ranks right and that are certified at no radius, `wrong` the share that
+    counts the images that queried. `recall` is R@1 of the smoothed network, as estimated; `abstained` is the
+    share of queries that the estimate ranks right and that are certified at no radius, `wrong` the share that
     it ranks wrong. `radius` is the mean of the certified radii, 0 of those queries, and `median` their
     median; `limit` is the largest that the number of samples allows. `bounds` are those of each radius,
     `versions` say what computed them, and `arrays` names the file of per-query values. `sha256` is the digest

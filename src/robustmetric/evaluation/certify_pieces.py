@@ -14,8 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Draws, make_search
-from robustmetric.attacks import attack as make_attack
+from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Target, make_search
 from robustmetric.distance import BrokenEmbeddingsError, embed
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.images import Images
@@ -266,6 +265,22 @@ class AttackedPiece(TensorPiece[CertifyMaterials]):
         return {name: torch.stack(columns, dim=1) for name, columns in found.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Through(Misrank):
+    """The attack misrank, that goes on behind the boundary: what is found is judged with other noise."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """R@1, of which there is always more to want."""
+        return (Column(self.name, "higher"),)
+
+    def appraise(
+        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the margin (B,) alone."""
+        return super().appraise(z, target, queries, gallery)[0], None
+
+
 def attacked(materials: CertifyMaterials, numbers: Tensor, radius: float, tick: Tick | None = None) -> Tensor:
     """Return the images (B, C, H, W) of queries, moved by at most a radius (L2) so that they are misranked.
 
@@ -273,8 +288,10 @@ def attacked(materials: CertifyMaterials, numbers: Tensor, radius: float, tick: 
     """
     plan = materials.plan
     scene = smoothed_scene(materials, numbers)
-    search, goal = make_search(plan.search), make_attack("misrank")
-    return run_attack(scene, goal, numbers, plan.budget(radius), search, seed=plan.seed, tick=tick).images
+    search = make_search(plan.search)
+    return run_attack(
+        scene, Through(), numbers, plan.budget(radius), search, seed=plan.seed, tick=tick
+    ).images
 
 
 def smoothed_scene(materials: CertifyMaterials, numbers: Tensor) -> Scene:

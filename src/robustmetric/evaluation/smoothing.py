@@ -7,7 +7,8 @@ v_p − v_n.
 
 How far. s = ⟨h, w⟩ is in [−1, 1], so (1 + s)/2 is in [0, 1]. By the lemma of Neyman and Pearson the mean of
 such a function, moved by at most r, is least if the function is that of a half-space (Cohen et al.,
-"Certified Adversarial Robustness via Randomized Smoothing", ICML 2019; Salman et al., NeurIPS 2019). So within r of x
+"Certified Adversarial Robustness via Randomized Smoothing", ICML 2019; Salman et al., NeurIPS 2019). So
+within r of x
 
     m ≥ 2Φ(Φ⁻¹((1 + m(x))/2) − r/σ) − 1,  which is positive as long as  r < σ Φ⁻¹((1 + m(x))/2).
 
