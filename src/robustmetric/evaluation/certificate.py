@@ -79,7 +79,8 @@ class Certificate(Part):
             f"is at least {low}" if bound.upper is None else f"lies between {low} and {_text(bound.upper)}"
         )
         return (
-            f"the true R@1 of the smoothed network under L2 perturbations of at most {bound.radius:g} "
+            f"the true R@1 of the smoothed network on these queries under L2 perturbations of at most "
+            f"{bound.radius:g} "
             f"{between}, with probability 1 − {self.settings.alpha:g} for each query and bound"
         )
 

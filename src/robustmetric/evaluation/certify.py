@@ -174,11 +174,13 @@ class Certification(Staged[CertifyMaterials, Certificate]):
 
     def probe(self) -> None:
         """Try the network on a batch, and whether the noise fits: what fails leaves no trace."""
-        images = self.subject.images[torch.arange(min(self.plan.batch, len(self.subject.images)))]
-        if self.plan.attack:
-            check_noise(self.plan.attack_samples, tuple(images.shape[1:]), "attack_samples")
-        check_noise(self.plan.batch, tuple(images.shape[1:]), "batch")
-        try_network(self.subject.model, images, gradient=self.plan.attack)
+        plan = self.plan
+        images = self.subject.images[torch.arange(min(plan.batch, len(self.subject.images)))]
+        shape = tuple(images.shape[1:])
+        if plan.attack:
+            check_noise(plan.attack_samples, shape, "attack_samples")
+        check_noise(min(plan.batch, max(plan.samples, plan.choose, plan.gallery_samples)), shape, "batch")
+        try_network(self.subject.model, images, gradient=plan.attack)
 
     def build(self) -> Certificate:
         """Put the certificate together."""

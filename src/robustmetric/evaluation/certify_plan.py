@@ -93,8 +93,8 @@ class CertifyPlan(Part):
         return largest_radius(self.sigma, self.samples, self.alpha)
 
     def budget(self, radius: float) -> Budget:
-        """Return what a perturbation of at most this `radius` (L2) may cost."""
-        return Budget(eps=radius, alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
+        """Return what a perturbation of less than this `radius` (L2) may cost, whatever is rounded."""
+        return Budget(eps=radius * (1 - 1e-5), alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
 
     def draw(self, count: int) -> Tensor:
         """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
