@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -126,7 +127,7 @@ def samples_of(kind: str, trials: int, n: int) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     if kind == "sphere":
         z = torch.randn(trials, n, 50, generator=generator).double()
-        return z / z.norm(dim=2, keepdim=True)
+        return torch.nn.functional.normalize(z, dim=2)
     # All coordinates of one sign or the other, independently; or one coordinate.
     width = 50 if kind == "signs" else 1
     signs = torch.randint(0, 2, (trials, n, width), generator=generator).double() * 2 - 1
@@ -373,6 +374,6 @@ def test_where_the_memory_is_not_known_nothing_is_refused(monkeypatch: pytest.Mo
     def unknown(name: str) -> int:
         raise ValueError("unrecognized configuration name")
 
-    monkeypatch.setattr(smoothing.os, "sysconf", unknown)
+    monkeypatch.setattr(os, "sysconf", unknown)
     assert smoothing.free_memory() is None
     smoothing.check_noise(10**9, (3, 224, 224))

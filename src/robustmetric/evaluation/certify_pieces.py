@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Target, make_search
-from robustmetric.distance import BrokenEmbeddingsError, embed
+from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.scene import Scene, run_attack
@@ -177,7 +177,7 @@ class RankedPiece(TensorPiece[CertifyMaterials]):
             image = images[torch.tensor([position])][0]
             mean = materials.seen_of(image, position, "certify/gallery", plan.gallery_samples).mean
             length = torch.linalg.vector_norm(mean)
-            if length < 1e-9:
+            if length < ROUNDING:
                 raise BrokenEmbeddingsError(
                     f"the mean of {plan.gallery_samples} noisy embeddings of image {position} is zero and "
                     f"has no direction: sigma {plan.sigma:g} is too much for this network; give a lower one"
