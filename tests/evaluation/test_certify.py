@@ -549,10 +549,12 @@ def test_evaluations_and_certifications_do_not_share_a_folder(
     made: tuple[Path, Certificate], images: Tensor, labels: Tensor, how: dict[str, Any], tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"steps": 1, "attacks": ["ES"], "queries": 4, "checks": "none"}
-    with pytest.raises(rm.UserError, match=r"holds another kind of work, certification: give another folder"):
+    with pytest.raises(
+        rm.UserError, match=r"holds another kind of work, 'certification': give another folder"
+    ):
         rm.evaluate(make_network(), images, labels, out=made[0], **settings)
     rm.evaluate(make_network(), images, labels, out=tmp_path / "evaluated", **settings)
-    with pytest.raises(rm.UserError, match=r"holds another kind of work, evaluation: give another folder"):
+    with pytest.raises(rm.UserError, match=r"holds another kind of work, 'evaluation': give another folder"):
         certification_of(images, labels, None, tmp_path / "evaluated", **how).run()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()

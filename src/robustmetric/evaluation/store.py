@@ -19,7 +19,7 @@ from robustmetric.files import (
     writing,
 )
 from robustmetric.locks import LOCK
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, brief
 
 PLAN, RECORD, ARRAYS, PARTS = "plan.json", "record.json", "queries.safetensors", "parts"
 CERTIFICATE = "certificate.json"
@@ -161,7 +161,9 @@ def check_folder(folder: Path, identity: dict[str, Any], what: str = "evaluation
         return False
     before = _planned(file)
     if (kind := before.get("kind", "evaluation")) != what:
-        raise UserError(f"{folder} holds another kind of work, {kind}: give another folder", parameter="out")
+        raise UserError(
+            f"{folder} holds another kind of work, {brief(kind)}: give another folder", parameter="out"
+        )
     now = json.loads(json.dumps(identity))
     before = {key: before.get(key) for key in now}
     # Options that no name tells are said only if the names are the same.
