@@ -413,7 +413,10 @@ def shots(tmp_path: Path) -> Path:
         ({"--search": "pdg"}, "unknown search 'pdg' (did you mean 'pgd'?)"),
         ({"--search": "transfer"}, "give the folder of a run (--surrogate)"),
         ({"--search": "transfer", "--surrogate": "{out}"}, "is no run: a surrogate is the folder of one"),
-        ({"--surrogate": "{run}"}, "goes with the search transfer, not with 'pgd' (--surrogate)"),
+        (
+            {"--surrogate": "{run}"},
+            "transfer or a suite, not with 'pgd' alone (--surrogate)",
+        ),
         ({"--search": "transfer", "--surrogate": "{run}"}, "the surrogate does not fit the images"),
         ({"--attacks": "LMT"}, "unknown attack 'LMT' (did you mean 'LTM'?)"),
         ({"--attacks": "ES,ES"}, "an attack was given twice: ES (--attacks)"),

@@ -31,7 +31,7 @@ SOME = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(0))
         ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
         ({"steps": 1.5}, r"steps must be a whole number of at least 1, not 1\.5"),
         ({"protocol": "referense"}, r"unknown protocol 'referense' \(did you mean 'reference'\?\)"),
-        ({"search": "pdg"}, r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: nes, pgd, spsa"),
+        ({"search": "pdg"}, r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: apgd, nes, pgd, spsa"),
         ({"search": "pgd(restarts=0)"}, "restarts must be a whole number of at least 1, not 0"),
         ({"attacks": ["ES", "QA*"]}, r"unknown attack 'QA\*'.*; known: CA\+, CA-"),
         (

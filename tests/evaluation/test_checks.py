@@ -102,7 +102,7 @@ def test_a_healthy_network_is_not_said_to_mislead_the_attack(ask: Ask, network: 
 
 
 def test_each_set_of_checks_is_run_as_a_whole(tiny: Tiny, healthy: Record) -> None:
-    assert [*CHECKS] == FULL
+    assert [name for name in CHECKS if name != "masked"] == FULL, "that one is of the suite"
     few: dict[str, Any] = {"attacks": ["TMA"], "queries": 4, "steps": 2}
     assert [c.name for c in tiny(checks="none", **few).run().checks] == ["collapse"]
     record = tiny(checks="quick", **few).run()

@@ -179,9 +179,11 @@ def test_a_plan_comes_back_from_a_record() -> None:
 )  # fmt: skip
 def test_a_set_of_checks_holds_those_below_it(checks: str, wanted: list[int]) -> None:
     levels = {name: check.level for name, check in CHECKS.items()}  # type: ignore[attr-defined]
-    plan = Plan.make(checks=checks)
+    plan = Plan.make(checks=checks, suite="worst-case")
     assert plan.check_names == [name for name, level in levels.items() if level in wanted]
     assert plan.level == checks
+    alone = Plan.make(checks=checks).check_names
+    assert alone == [name for name in plan.check_names if name != "masked"], "it is of the suite"
 
 
 def test_checks_by_name_come_behind_the_set(file: Path) -> None:
@@ -218,6 +220,8 @@ def test_queries_are_drawn_from_the_seed() -> None:
         ({"steps": 9}, "steps was 32, is 9"),
         ({"search": "pgd(restarts=2)"}, "search was 'pgd', is 'pgd(restarts=2)'"),
         ({"attacks": ["ES"]}, "attacks was ['CA+', "),
+        ({"norm": "l2", "search": "apgd", "eps": 0.5}, "norm was 'linf', is 'l2'"),
+        ({"suite": "worst-case(steps=9)"}, "suite was 'none', is 'worst-case(steps=9)'"),
         ({"queries": 9}, "queries was None, is 9"),
         ({"seed": 9}, "seed was 0, is 9"),
         ({"batch": 9}, "batch was 128, is 9"),

@@ -219,10 +219,12 @@ def test_it_names_what_it_depends_on(tiny: Tiny, network: nn.Module, images: Ten
     assert record.settings.model_dump(mode="json") == {
         "protocol": "strict",
         "eps": 16 / 255,
+        "norm": "linf",
         "alpha": 4 / 255,
         "steps": 2,
         "search": "pgd(restarts=2)",
         "attacks": ["ES", "CA+(w=2)"],
+        "suite": "none",
         "queries": 10,
         "seed": 7,
         "batch": 16,

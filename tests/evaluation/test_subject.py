@@ -118,18 +118,18 @@ class Fails(nn.Module):
 def test_a_probe_tells_which_network_fails(images: Tensor, labels: Tensor) -> None:
     broken = subject(images, labels, model=Fails("many"))
     with pytest.raises(UserError, match=r"the network failed on images of shape \(16, 1, 6, 6\).*too many"):
-        broken.probe(PGD(), 16)
+        broken.probe(PGD(), Plan.make(batch=16))
     with pytest.raises(UserError, match="the surrogate failed on images") as refused:
-        subject(images, labels, surrogate=Fails("many")).probe(PGD(), 16)
+        subject(images, labels, surrogate=Fails("many")).probe(PGD(), Plan.make(batch=16))
     assert refused.value.parameter == "size"
-    broken.probe(PGD(), 1)
+    broken.probe(PGD(), Plan.make(batch=1))
 
 
 def test_a_probe_differentiates_only_for_a_search_that_does(images: Tensor, labels: Tensor) -> None:
     detached = subject(images, labels, model=Fails("gradient"))
-    detached.probe(NES(), 4)
+    detached.probe(NES(), Plan.make(batch=4))
     with pytest.raises(UserError, match=r"take no_grad\(\) and detach\(\) out"):
-        detached.probe(PGD(), 4)
+        detached.probe(PGD(), Plan.make(batch=4))
 
 
 # Scenes

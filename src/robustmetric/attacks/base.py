@@ -108,8 +108,9 @@ class RankingAttack(ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the objective (B,), and which queries (B,) may have got where the attack wants them.
 
-        Those are measured before it is believed. None is of an attack that always wants more, as those do
-        without a column that has a `lost`.
+        `z` (B, D) are the embeddings of the `queries` now, `target` is what they aim at in the `gallery`.
+        Those queries are measured before it is believed. None is of an attack that always wants more, as
+        those do without a column that has a `lost`.
         """
         value = self.objective(z, target, queries, gallery)
         return value, torch.ones_like(value, dtype=torch.bool) if self.can_win else None

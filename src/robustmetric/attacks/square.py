@@ -40,9 +40,10 @@ def side(trial: int, height: int, width: int) -> int:
 class Square(Search):
     """Random search by squares: each trial sets a square of the perturbation anew, and stays if that helps.
 
-    With the norm linf a square has ±ε in each channel; with l2 it gets what is left of the budget, and what
-    another square had. Squares shrink with the trials; η and α play no part. Only values are asked for, so
-    that masked gradients do not matter. A query that has got where it is wanted drops out at once.
+    There are so many `trials`. With the norm linf a square has ±ε in each channel; with l2 it gets what is
+    left of the budget, and what another square had. Squares shrink with the trials; η and α play no part.
+    Only values are asked for, so that masked gradients do not matter. A query that has got where it is wanted
+    drops out at once.
 
     >>> from robustmetric.attacks import make_search
     >>> make_search("square(trials=500)").asks(Budget(eps=0.1, alpha=0.1, steps=1))

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from robustmetric.cli.app import app
 from robustmetric.cli.records import load_records, told_apart
-from robustmetric.cli.show import data_of, show_scores
+from robustmetric.cli.show import data_of, eps_of, show_scores
 from robustmetric.cli.terminal import styled, wide
+from robustmetric.cli.worst import show_suite
 from robustmetric.evaluation import Record
 
 
@@ -27,7 +28,9 @@ def compare(
         if len({c[what] for c in conditions.values()}) > 1:
             told = ", ".join(f"{name}: {c[what]}" for name, c in conditions.items())
             console.print(styled(("careful:", "yellow"), f" they differ in {what}: {told}"))
-    show_scores(console, loaded, told_apart([record.network.name for record in loaded], records))
+    rows = told_apart([record.network.name for record in loaded], records)
+    show_scores(console, loaded, rows)
+    show_suite(console, loaded, rows)
     table = Table("", "check", "", "what was found", box=None)
     for name, record in named.items():
         for check in record.checks:
@@ -43,9 +46,10 @@ def _conditions(record: Record) -> dict[str, str]:
     return {
         "data": f"{data_of(record)}, {record.data.images} images of {record.data.classes} classes, "
         f"SHA-256 {record.data.sha256[:12]}",
-        "ε": f"{255 * how.eps:.4g}/255",
+        "ε": eps_of(record),
         "α": f"{255 * how.alpha:.4g}/255",
         "η": str(how.steps),
+        "suite": how.suite,
         "search": how.search + ("" if surrogate is None else f" from {surrogate[:12]}"),
         "queries": f"{asked.count} of {asked.of}, seed {how.seed}",
         "versions": ", ".join(f"{p} {record.versions.get(p)}" for p in ("robustmetric", "torch")),

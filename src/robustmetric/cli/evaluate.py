@@ -14,6 +14,7 @@ from robustmetric.cli.options import ADDRESS, ON, Tested, check_engine, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.cli.terminal import Terminal, styled, wide
+from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
 from robustmetric.evaluation import Plan
 from robustmetric.evaluation.store import Store, check_folder
@@ -81,6 +82,7 @@ def evaluate(
             record = evaluation.run(help_out if devices > 1 or cluster is not None else None)
     show_checks(console, record)
     show_scores(console, [record])
+    show_suite(console, [record])
     if failed := [check.name for check in record.checks if check.status == "fail"]:
         console.print(styled(("do not trust these scores:", "bold red"), f" {', '.join(failed)} failed"))
     console.print(f"the record is in {out}")

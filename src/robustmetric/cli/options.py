@@ -65,7 +65,8 @@ class Tested:
     )
     crop: Annotated[int | None, typer.Option(help="Size of the middle that is taken of them.")] = None
     surrogate: Annotated[
-        Path | None, typer.Option(help="For transfer: folder of the run that perturbations come from.")
+        Path | None,
+        typer.Option(help="For transfer and the suite: folder of the run that perturbations come from."),
     ] = None
     trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto"
@@ -114,7 +115,7 @@ def _of_plan(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
     alpha, attacks = (Plan.model_fields[key].default for key in ("alpha", "attacks"))
     texts = {"eps": None, "alpha": f"{255 * alpha:g}/255", "attacks": ",".join(attacks)}
     default = defaults.get(name, texts.get(name, field.default))
-    kind = str if name in texts or name == "protocol" else field.annotation
+    kind = str if name in texts or name in ("protocol", "norm") else field.annotation
     told = str(field.description)
     if name == "queries":
         told = told.partition("; ")[0] + ("; by default all" if default is None else "")

@@ -76,8 +76,9 @@ class Request:
         split = lookup("split", tested.split, SPLITS)
         device_of_share(tested.device, 0)
         made = _of_run(tested, split) if tested.run is not None else _of_network(tested, split)
+        usual = made.pop("usual")
         request = cls(
-            settings={**made.pop("usual"), **settings},
+            settings={**(usual if settings.get("norm", "linf") == "linf" else {}), **settings},
             surrogate=_surrogate(tested.surrogate, tested.trust),
             device=tested.device,
             cache=tested.cache,
@@ -85,9 +86,10 @@ class Request:
             **made,
         )
         plan = request.plan()
-        if tested.surrogate is not None and not plan.transfers:
+        if tested.surrogate is not None and not plan.transfers and plan.worst_case is None:
             raise UserError(
-                f"a surrogate goes with the search transfer, not with {plan.search!r}", parameter="surrogate"
+                f"a surrogate goes with the search transfer or a suite, not with {plan.search!r} alone",
+                parameter="surrogate",
             )
         if tested.surrogate is None and plan.transfers:
             raise UserError(
@@ -146,7 +148,7 @@ class Request:
             try:
                 other = source.make(*inputs.shape(first)).to(device)
                 if not tried:
-                    follows = plan.search_on(other).differentiates(other)
+                    follows = plan.search_on(other).differentiates(other) or plan.worst_case is not None
                     try_network(other, self.inputs.images(first)[:1], gradient=follows)
             except UserError as error:
                 raise UserError(

@@ -149,6 +149,12 @@ def data_of(record: Record | Certificate) -> str:
     return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
 
 
+def eps_of(record: Record) -> str:
+    """Write down the ε of a record, in levels of 255, or as a length of the norm L2."""
+    eps = record.settings.eps
+    return f"{255 * eps:.4g}/255" if record.settings.norm == "linf" else f"{eps:.4g} (L2)"
+
+
 def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:
     table = _table(rows, records, names)
     return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
@@ -175,7 +181,7 @@ def _cell(record: Record, name: str) -> Text:
 def _summary(row: str, record: Record) -> Text:
     asked = f"{record.queries.count} of {record.queries.of} images of {record.data.classes} classes attacked"
     how = (
-        f"{record.settings.protocol} protocol, ε = {255 * record.settings.eps:.3g}/255, "
+        f"{record.settings.protocol} protocol, ε = {eps_of(record)}, "
         f"α = {255 * record.settings.alpha:.3g}/255, η = {record.settings.steps}, {record.settings.search}"
     )
     told = ""

@@ -163,11 +163,6 @@ class Certification(Staged[CertifyMaterials, Certificate]):
         """All pieces by stage, in the order of their making."""
         return self.materials.stages
 
-    @property
-    def expected(self) -> int:
-        """How often attacks ask, of all radii."""
-        return len(self.plan.radii) * (self.plan.steps + 1)
-
     def describe(self) -> dict[str, Any]:
         """Return all that the certificate depends on, in JSON's types."""
         return {"kind": KIND, **self.plan.describe(), **self.subject.identity(), "versions": versions()}

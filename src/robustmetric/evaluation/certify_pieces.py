@@ -237,6 +237,12 @@ class AttackedPiece(TensorPiece[CertifyMaterials]):
         """The name of its file."""
         return f"attacked-{self.number:05d}.safetensors"
 
+    def asks(self, materials: CertifyMaterials) -> int:
+        """Return how often the search will ask for the objective, of all radii."""
+        plan = materials.plan
+        search = make_search(plan.search)
+        return sum(search.asks(plan.budget(radius)) for radius in plan.radii)
+
     def make(self, materials: CertifyMaterials, tick: Tick | None = None) -> Tensors:
         """Attack the queries radius by radius; one that is wrong for sure is left alone from then on.
 

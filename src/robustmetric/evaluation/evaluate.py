@@ -64,7 +64,7 @@ def evaluate(
         train_classes: The names of the classes that the network was trained on: a check looks for them.
         name: What the record calls the network; by default the name of its class.
         data: What the record calls the images.
-        surrogate: The network that perturbations come from, for the search ``"transfer"``.
+        surrogate: The network that perturbations come from, for the search ``"transfer"`` or a suite.
         out: A folder. The record is written there as `record.json` with its per-query values, and whatever is
             finished stays on disk: the same call goes on where an interrupted one stopped. Nobody else can
             use the folder meanwhile.
@@ -72,8 +72,8 @@ def evaluate(
         report: Told in a line what was found in the folder: a damaged file that is made anew, or the lock of
             a process that was killed.
         plan: How to attack and to judge; made of the `settings` unless it is given.
-        settings: The fields of a `Plan`: protocol, eps, alpha, steps, search, attacks, queries, seed, batch
-            and checks.
+        settings: The fields of a `Plan`: protocol, eps, norm, alpha, steps, search, attacks, suite, queries,
+            seed, batch and checks.
 
     >>> import torch, robustmetric as rm
     >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 4
@@ -142,18 +142,13 @@ class Evaluation(Staged[Materials, Record]):
         """All pieces by stage, in the order of their making."""
         return self.materials.stages
 
-    @property
-    def expected(self) -> int:
-        """How often the search asks."""
-        return self.materials.search.asks(self.plan.budget)
-
     def describe(self) -> dict[str, Any]:
         """Return all that the record depends on, in JSON's types."""
         return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
 
     def probe(self) -> None:
         """Try the networks on a batch: one that fails leaves no trace."""
-        self.subject.probe(self.materials.search, self.plan.batch)
+        self.subject.probe(self.materials.search, self.plan)
 
     def build(self) -> Record:
         """Put the record together."""

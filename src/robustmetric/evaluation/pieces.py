@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar, TypeVar
 
@@ -13,19 +13,22 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from robustmetric.attacks import RankingAttack, Search
-from robustmetric.distance import embed
 from robustmetric.evaluation.checks import Check, Findings, run_check
 from robustmetric.evaluation.found import Found
+from robustmetric.evaluation.hunt import Hunted, hunt, strike
 from robustmetric.evaluation.plan import Plan, check_title
-from robustmetric.evaluation.scene import Scene, embed_all, run_attack
+from robustmetric.evaluation.scene import Scene, embed_all
 from robustmetric.evaluation.staged import Piece, Stage, TensorPiece, Tensors, Tick, fetch
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
+from robustmetric.evaluation.suite import Way
+from robustmetric.perturb import Budget
 from robustmetric.retrieval import nmi, rank
 
 T = TypeVar("T")
 
 _EMBEDDED = 1024  # images whose embeddings are kept together
+_SUITE = 4  # batches of queries that the suite attacks together: what is left of them fills fewer
 PER_QUERY = ("R@1", "R@2", "mAP", "mAP@R")
 
 
@@ -58,10 +61,30 @@ class Materials:
         return self._scene(self.subject.model, "embed")
 
     @cached_property
-    def surrogate(self) -> Scene | None:
-        """The network that perturbations are searched on, and its embeddings, if it is another one."""
+    def other(self) -> Scene | None:
+        """The surrogate and its embeddings, if there is one."""
         network = self.subject.surrogate
         return None if network is None else self._scene(network, "surrogate")
+
+    @property
+    def surrogate(self) -> Scene | None:
+        """The network that perturbations are searched on, and its embeddings, if it is another one."""
+        return None if self.search.network is None else self.other
+
+    @cached_property
+    def ways(self) -> dict[str, tuple[Way, ...]]:
+        """The attacks of the suite by goal: they know as much of the network as the search does."""
+        suite, network = self.plan.worst_case, self.subject.surrogate
+        if suite is None:
+            return {}
+        white = self.search.follows_gradient
+        return {goal.name: suite.ways(goal, surrogate=network, gradient=white) for goal in suite.wanted}
+
+    @property
+    def suite_budget(self) -> Budget:
+        """What a perturbation of the suite may cost, in steps of the suite."""
+        suite = self.plan.worst_case
+        return self.plan.budget if suite is None else replace(self.plan.budget, steps=suite.steps)
 
     def get(self, piece: Piece[Materials, T]) -> T:
         """Return what was made of a finished piece; one that was damaged since then is made anew."""
@@ -73,6 +96,15 @@ class Materials:
         columns = [column.name for column in attack.columns]
         kept: list[Tensors] = [self.get(piece) for piece in stage.pieces]
         return Found.join([Found.from_tensors(tensors, columns) for tensors in kept])
+
+    @cached_property
+    def hunted(self) -> dict[str, Hunted]:
+        """What the suite made of all queries, by goal."""
+        stages = {stage.name: stage for stage in self.stages}
+        kept = {
+            name: [self.get(piece) for piece in stages[SuitePiece.title(name)].pieces] for name in self.ways
+        }
+        return {name: Hunted.join(list(map(Hunted.from_tensors, parts))) for name, parts in kept.items()}
 
     @property
     def retrieval(self) -> Tensors:
@@ -95,6 +127,8 @@ class Materials:
             self.surrogate,
             self.numbers,
             found={goal.name: self.found(goal) for goal in self.plan.goals},
+            hunted=self.hunted,
+            ways=self.ways,
             recall=float(self.retrieval["R@1"].mean()),
         )
 
@@ -174,10 +208,10 @@ class AttackPiece(TensorPiece[Materials]):
 
     def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
         """Attack the block, and note what the checks will ask for."""
-        plan, scene = materials.plan, materials.scene
+        plan = materials.plan
         numbers = materials.numbers[self.block * plan.batch : (self.block + 1) * plan.batch]
-        outcome = run_attack(
-            scene,
+        return strike(
+            materials.scene,
             self.attack,
             numbers,
             plan.budget,
@@ -185,24 +219,57 @@ class AttackPiece(TensorPiece[Materials]):
             seed=plan.seed,
             surrogate=materials.surrogate,
             tick=tick,
-        )
-        images, queries = scene.batch(numbers)
-        with torch.no_grad():
-            z = embed(scene.model, (outcome.images * 255).round() / 255)
-            rounded = scene.measure(self.attack, z, outcome.target, queries)
-        low, high = (f(outcome.images.flatten(1), 1) for f in (torch.amin, torch.amax))
-        return Found(
-            number=numbers,
-            target=outcome.target.index,
-            before=outcome.before,
-            after=outcome.after,
-            rounded=rounded,
-            first=outcome.first,
-            last=outcome.last,
-            best=outcome.best,
-            change=(outcome.images - images).flatten(1).abs().amax(1),
-            outside=torch.maximum(-low, high - 1),
         ).tensors()
+
+    def asks(self, materials: Materials) -> int:
+        """Return how often the search will ask for the objective."""
+        return materials.search.asks(materials.plan.budget)
+
+
+@dataclass(frozen=True, eq=False)
+class SuitePiece(TensorPiece[Materials]):
+    """What the attacks of the suite for a goal, its `place`-th, made of a block of queries."""
+
+    goal: RankingAttack
+    place: int
+    block: int
+
+    @staticmethod
+    def title(goal: str) -> str:
+        """Return the name of the stage of a goal."""
+        return f"worst {goal}"
+
+    @property
+    def stage(self) -> str:  # type: ignore[override]
+        """The goal's name behind a word that no attack begins with."""
+        return self.title(self.goal.name)
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"suite-{self.place:02d}-{self.block:05d}.safetensors"
+
+    def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
+        """Attack the block in all ways, each on the queries that are left."""
+        plan, size = materials.plan, _SUITE * materials.plan.batch
+        assert plan.worst_case is not None  # noqa: S101
+        return hunt(
+            materials.scene,
+            self.goal,
+            materials.ways[self.goal.name],
+            materials.numbers[self.block * size : (self.block + 1) * size],
+            materials.suite_budget,
+            batch=plan.batch,
+            seed=plan.seed,
+            surrogate=materials.other,
+            passes=plan.worst_case.passes,
+            tick=tick,
+        ).tensors()
+
+    def asks(self, materials: Materials) -> int:
+        """Return how often the searches will ask for the objective, if nothing drops out."""
+        ways, budget = materials.ways[self.goal.name], materials.suite_budget
+        return _SUITE * sum(way.search.asks(budget) for way in ways)
 
 
 @dataclass(frozen=True)
@@ -244,11 +311,18 @@ def _stages(materials: Materials) -> tuple[Stage[Materials], ...]:
         Stage(goal.name, 1, tuple(AttackPiece(goal, k, block) for block in blocks))
         for k, goal in enumerate(plan.goals)
     ]
+    suite = () if plan.worst_case is None else plan.worst_case.wanted
+    shared = range(-(-len(materials.numbers) // (_SUITE * plan.batch)))
+    hunts = [
+        Stage(SuitePiece.title(goal.name), 1, tuple(SuitePiece(goal, k, block) for block in shared))
+        for k, goal in enumerate(suite)
+    ]
     # Attacks rank all images, and checks compare with all attacks.
     return (
         Stage(EmbedPiece.stage, 0, embeddings),
         Stage(RetrievalPiece.stage, 1, (RetrievalPiece(),)),
         *attacks,
+        *hunts,
         Stage(CheckPiece.stage, 2, tuple(CheckPiece(name) for name in plan.check_names)),
     )
 

@@ -10,16 +10,17 @@ from numbers import Integral
 from typing import Any, get_args
 
 import torch
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor, nn
 
-from robustmetric.attacks import Column, Protocol, RankingAttack, Search, attack, make_search
+from robustmetric.attacks import SEARCHES, Column, Protocol, RankingAttack, Search, attack, make_search
 from robustmetric.attacks.contract import checked_columns, checked_signatures
 from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
 from robustmetric.evaluation.schema import Part
-from robustmetric.perturb import Budget
+from robustmetric.evaluation.suite import WorstCase, make_suite
+from robustmetric.perturb import Budget, Norm
 from robustmetric.registry import lookup, registry, split_names, unknown
 from robustmetric.usercode import file_of, without_folder
 from robustmetric.validate import UserError, check_signature, is_number
@@ -62,15 +63,24 @@ class Plan(Part):
         "strict", description="protocol: strict, or reference for what published figures were made with"
     )
     eps: float = Field(
-        8 / 255, ge=0, le=1, description="ε, the largest change of a pixel in [0, 1], such as 8/255"
+        8 / 255,
+        ge=0,
+        description="ε, the largest change of a pixel in [0, 1], such as 8/255; with the norm l2 of an image",
+    )
+    norm: Norm = Field(
+        "linf", description="how a change is measured: linf, by its largest pixel, or l2, by its length"
     )
     alpha: float = Field(3 / 255, gt=0, le=1, description="α, the size of a step")
     steps: int = Field(32, ge=1, description="η, the number of steps")
     search: str = Field(
         "pgd",
-        description="how perturbations are searched for: pgd, nes(samples=50), spsa, transfer, transfer(nes)",
+        description="how perturbations are searched for: pgd, apgd, nes(samples=50), spsa, square, transfer, "
+        "transfer(nes)",
     )
     attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
+    suite: str = Field(
+        "none", description="worst-case for the suite of strong attacks as well, with its options; or none"
+    )
     queries: int | None = Field(
         None, ge=1, description="number of images that are attacked, drawn from the seed; null for all"
     )
@@ -82,10 +92,17 @@ class Plan(Part):
     )
 
     _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
+    _suite: WorstCase | None = PrivateAttr(None)  # if it was given as an object, or is made already
     _search: Search | None = PrivateAttr(None)  # if it was given as an object
     _text: str | None = PrivateAttr(None)  # if not
     _checks: str | None = PrivateAttr(None)  # with the folders of files
     _options: dict[str, Any] | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _pixels_are_in_0_to_1(self) -> Plan:
+        if self.norm == "linf" and self.eps > 1:
+            raise ValueError("eps is more than 1")
+        return self
 
     @classmethod
     def make(cls, **settings: Any) -> Plan:
@@ -102,21 +119,30 @@ class Plan(Part):
         for name in settings:
             if name not in cls.model_fields:
                 raise UserError(unknown("setting", name, cls.model_fields))
+        if settings.get("norm") == "l2" and "eps" not in settings:
+            raise UserError(
+                "eps is not given, and with the norm l2 there is no usual one: give the length that a "
+                "perturbation may have, such as 1.5",
+                parameter="eps",
+            )
         given = {**{name: field.default for name, field in cls.model_fields.items()}, **settings}
         lookup("protocol", given["protocol"], dict.fromkeys(get_args(Protocol)))
-        budget = Budget(eps=given["eps"], alpha=given["alpha"], steps=given["steps"])
+        budget = Budget(eps=given["eps"], alpha=given["alpha"], steps=given["steps"], norm=given["norm"])
         given |= {"eps": float(budget.eps), "alpha": float(budget.alpha), "steps": int(budget.steps)}
         for name, least in (("queries", 1), ("batch", 1), ("seed", 0)):
             given[name] = _whole(name, given[name], least)
         _check_names(given["checks"])
         goals, search = _attacks(given["attacks"], given["protocol"]), _made_search(given["search"])
+        _check_norm(search, budget.norm)
+        suite = make_suite(given["suite"])
         named = {
             "attacks": tuple(_written(a, goal) for a, goal in zip(given["attacks"], goals, strict=True)),
             "search": _written(given["search"], search),
+            "suite": "none" if suite is None else suite.name,
             "checks": ",".join(map(without_folder, split_names(given["checks"]))),
         }
         plan = cls(**{**given, **named})
-        plan._goals, plan._checks = goals, given["checks"]
+        plan._goals, plan._suite, plan._checks = goals, suite, given["checks"]
         if isinstance(given["search"], str):
             plan._text = given["search"]
         else:
@@ -134,7 +160,14 @@ class Plan(Part):
     @property
     def budget(self) -> Budget:
         """What a perturbation may cost."""
-        return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
+        return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps, norm=self.norm)
+
+    @property
+    def worst_case(self) -> WorstCase | None:
+        """The suite, if there is one."""
+        if self._suite is None:  # read from a record
+            self._suite = make_suite(self.suite)
+        return self._suite
 
     @property
     def goals(self) -> tuple[RankingAttack, ...]:
@@ -144,10 +177,16 @@ class Plan(Part):
         return self._goals
 
     def search_on(self, surrogate: nn.Module | None = None) -> Search:
-        """Return the search; one that transfers perturbations takes them from the `surrogate`."""
+        """Return the search; one that transfers perturbations takes them from the `surrogate`.
+
+        A search that does not leaves the surrogate to the suite.
+        """
+        own = None if self._search is None else self._search.network
+        if self.worst_case is not None and not self.transfers and own is None:
+            surrogate = None
         if self._search is None:
             return make_search(self._text or self.search, surrogate=surrogate)
-        if surrogate is not None and self._search.network is not surrogate:
+        if surrogate is not None and own is not surrogate:
             raise UserError(
                 f"search {self.search!r} is an object with a network of its own, or none: give no surrogate",
                 parameter="surrogate",
@@ -176,6 +215,7 @@ class Plan(Part):
             name
             for name, check in registry("check").items()
             if getattr(check, "level", 3) <= LEVELS[self.level]
+            and (self.worst_case is not None or not getattr(check, "suite", False))
         ]
         return list(dict.fromkeys([*usual, *split_names(self._checks or self.checks)[1:]]))
 
@@ -194,6 +234,8 @@ class Plan(Part):
                 },
                 "checks": _own_code(self.check_names),
             }
+            if self.worst_case is not None:
+                options["suite"] = {goal.name: options_of(goal) for goal in self.worst_case.wanted}
             self._options = json.loads(json.dumps(options))
         return {"settings": self.model_dump(mode="json"), "options": dict(self._options or {})}
 
@@ -290,6 +332,19 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
         told = ", ".join(sorted(twice))
         raise UserError(f"two attacks report {told}: give one of them another name for it")
     return goals
+
+
+def _check_norm(search: Search, norm: Norm) -> None:
+    """Refuse a search that cannot keep to a budget of this norm."""
+    if norm not in search.norms:
+        # Of a transfer it depends on what is in its brackets.
+        norms = {name: getattr(kind, "norms", ()) for name, kind in SEARCHES.items()}
+        able = [name for name, known in norms.items() if isinstance(known, tuple) and norm in known]
+        raise UserError(
+            f"the search {search.name!r} has no budget of the norm {norm}; give one that has: "
+            f"{', '.join(sorted(able))}",
+            parameter="search",
+        )
 
 
 def _own_code(names: Sequence[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.store import RECORD
 from robustmetric.evaluation.subject import Subject
+from robustmetric.evaluation.worst import GoalScore, Suite, build_suite
 
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 
@@ -79,9 +80,15 @@ class Ers(Part):
     why: str = Field("", description="why it is not valid")
 
 
+_SINCE = {"norm": "linf", "suite": "none"}  # settings that records of before have not, and what they were
+
+
 def _whole(settings: object) -> object:
     """Refuse settings of which some are missing: a record does not fall back on defaults."""
-    if isinstance(settings, dict) and (missing := Plan.model_fields.keys() - settings.keys()):
+    if not isinstance(settings, dict):
+        return settings
+    settings = {**_SINCE, **settings}
+    if missing := Plan.model_fields.keys() - settings.keys():
         raise ValueError(f"{', '.join(sorted(missing))} missing")
     return settings
 
@@ -94,9 +101,10 @@ class Record(Part):
 
     `schema` names the format. `network` and `data` say what was evaluated, `settings` are the plan, and
     `queries` counts the images that were perturbed. `retrieval` has the scores without attacks, `scores`
-    those under attack and `ers` their summary, if all its columns were measured. `checks` say how far to
-    trust them, `versions` what computed them, and `arrays` names the file of per-query values. `sha256` is
-    the digest of all the rest: a record that was damaged, or changed by hand, is not read.
+    those under attack and `ers` their summary, if all its columns were measured. `suite` has the worst case
+    of each goal, if the suite was run: `record["misrank"]` is a value of it. `checks` say how far to trust
+    all this, `versions` what computed it, and `arrays` names the file of per-query values. `sha256` is the
+    digest of all the rest: a record that was damaged, or changed by hand, is not read.
 
     >>> sorted(Record.model_json_schema()["properties"])[:4]
     ['arrays', 'checks', 'data', 'ers']
@@ -110,6 +118,7 @@ class Record(Part):
     retrieval: dict[str, Score]
     scores: dict[str, Score]
     ers: Ers | None
+    suite: Suite | None = None
     checks: list[Check]
     versions: dict[str, str]
     arrays: Arrays
@@ -118,7 +127,9 @@ class Record(Part):
     def __getitem__(self, name: str) -> float:
         if name == "ERS" and self.ers is not None:
             return _number(self.ers.value)
-        known = {**self.retrieval, **self.scores}
+        known: dict[str, Score | GoalScore] = {**self.retrieval, **self.scores}
+        if self.suite is not None:
+            known = {**self.suite.goals, **known}
         if name not in known:
             names = [*known, *(["ERS"] if self.ers is not None else [])]
             raise KeyError(f"{name!r} was not measured; measured: {', '.join(names)}")
@@ -126,6 +137,9 @@ class Record(Part):
 
     def __str__(self) -> str:
         lines = ["  ".join(f"{name} {self.show(name)}" for name in self.columns())]
+        if self.suite is not None:
+            worst = [f"{n} {self.goal_column(n).show(goal.value)}" for n, goal in self.suite.goals.items()]
+            lines.append(f"worst case: {'  '.join(worst)}")
         if self.ers is not None and not self.ers.valid:
             lines.append(f"the ERS is not valid: {self.ers.why}")
         lines += [f"{c.name}: {c.status}: {c.says}" for c in self.checks if c.status in ("warn", "fail")]
@@ -149,12 +163,22 @@ class Record(Part):
         score = self.scores[name]
         if score.unit is None:  # a record of before columns described themselves
             return COLUMNS.get(name, Column(name, None))
-        units = {unit.name: unit for unit in (PERCENT, COSINE, DISTANCE)}
-        return Column(name, score.better, units.get(score.unit, Unit(score.unit, 1, 3)))
+        return _column(name, score)
+
+    def goal_column(self, name: str) -> Column:
+        """Return how the worst case of the goal `name` is to be read."""
+        if self.suite is None or name not in self.suite.goals:
+            raise KeyError(f"{name!r} was no goal of a suite")
+        return _column(name, self.suite.goals[name])
 
     def show(self, name: str) -> str:
         """Return the measured value `name` as text with the paper's digits; "-" if it was not measured."""
         return self.column(name).show(self[name] if name in self.columns() else None)
+
+
+def _column(name: str, score: Score | GoalScore) -> Column:
+    units = {unit.name: unit for unit in (PERCENT, COSINE, DISTANCE)}
+    return Column(name, score.better, units.get(score.unit or "", Unit(score.unit or "", 1, 3)))
 
 
 def _number(value: float | None) -> float:
@@ -177,6 +201,8 @@ def build_record(materials: Materials) -> Record:
         after |= {n: v.numpy() for n, v in found.after.items()}
         before |= {n: v.numpy() for n, v in found.before.items()}
     arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
+    suite, worst = build_suite(materials)
+    arrays |= worst
     scores, overall, terms = intervals(after, group=group, protocol=plan.protocol, seed=plan.seed)
     clean, _, _ = intervals(before, group=group, protocol=plan.protocol, seed=plan.seed, resamples=1)
     made: dict[str, Any] = {
@@ -198,6 +224,7 @@ def build_record(materials: Materials) -> Record:
             for name, interval in scores.items()
         },
         "ers": None if overall is None else _ers(overall, terms, checks, plan),
+        "suite": suite,
         "checks": checks,
         "versions": versions(),
     }

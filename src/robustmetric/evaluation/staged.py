@@ -50,6 +50,10 @@ class Piece(ABC, Generic[M, T]):
     def make(self, materials: M, tick: Tick | None = None) -> T:
         """Make the piece; `tick` is told how it gets on."""
 
+    def asks(self, materials: M) -> int:
+        """Return how often `tick` will be told, as far as can be said before."""
+        return 1
+
     @abstractmethod
     def encode(self, value: T) -> bytes:
         """Write what was made as bytes."""
@@ -136,11 +140,6 @@ class Staged(ABC, Generic[M, R]):
     def read(self, folder: Path) -> R:
         """Read a finished document from a folder; a damaged one raises a UserError."""
 
-    @property
-    @abstractmethod
-    def expected(self) -> int:
-        """How often a piece will tick, as far as can be said before one was made."""
-
     def run(self, help_out: Callable[[], None] | None = None) -> R:
         """Do all that is not done yet, and put the record together; nobody else can in the same folder.
 
@@ -219,8 +218,9 @@ class Staged(ABC, Generic[M, R]):
         for phase in sorted({stage.phase for stage in self.stages}):
             stages = [stage for stage in self.stages if stage.phase == phase]
             for stage in stages:
-                expected = self.expected  # the last piece tells better
+                expected = 0  # the last piece tells better than what the next one expects
                 for piece in stage.pieces:
+                    expected = expected or piece.asks(self.materials)
                     if turn % shares == share and not self.store.has(piece):
                         ticks = Ticks(lambda part: self._tell(stage, part), expected)  # noqa: B023
                         self.store.keep(piece, piece.make(self.materials, ticks))

@@ -203,7 +203,8 @@ class Subject:
                 "in the gallery: use the strict protocol with a gallery of its own",
                 parameter="protocol",
             )
-        for goal in plan.goals:
+        wanted = () if plan.worst_case is None else plan.worst_case.wanted
+        for goal in (*plan.goals, *wanted):
             goal.check_fits(len(self.ranked_labels))
 
     def check_queries(self, queries: int | None) -> None:
@@ -214,12 +215,16 @@ class Subject:
                 parameter="queries",
             )
 
-    def probe(self, search: Search, batch: int) -> None:
-        """Embed a `batch`, and differentiate if the `search` will: a network that fails leaves no trace."""
-        images = self.images[torch.arange(min(batch, len(self.images)))]
-        for what, model in (("network", self.model), ("surrogate", self.surrogate)):
-            if model is not None:
-                try_network(model, images, gradient=search.differentiates(model), what=what)
+    def probe(self, search: Search, plan: Plan) -> None:
+        """Embed a batch, and differentiate if the `search` or the `plan`'s suite will.
+
+        A network that fails leaves no trace.
+        """
+        images = self.images[torch.arange(min(plan.batch, len(self.images)))]
+        try_network(self.model, images, gradient=search.differentiates(self.model))
+        if self.surrogate is not None:
+            gradient = search.differentiates(self.surrogate) or plan.worst_case is not None
+            try_network(self.surrogate, images, gradient=gradient, what="surrogate")
 
     def _check_images(self) -> None:
         """Refuse images that are none, or labels that are not of them."""

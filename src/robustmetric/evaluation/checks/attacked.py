@@ -9,18 +9,20 @@ import torch
 from robustmetric.attacks import Draws
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks.base import Findings, Verdict, beats, check, moved, point
-from robustmetric.perturb import Budget
+from robustmetric.evaluation.found import Found
+from robustmetric.evaluation.hunt import Hunted
+from robustmetric.perturb import directions
 
 
 @check("budget", 1)
 def _budget(findings: Findings) -> Verdict:
-    found = findings.found.values()
+    found: list[Found | Hunted] = [*findings.found.values(), *findings.hunted.values()]
     over = max(float((f.change - findings.budget.eps).max()) for f in found)
     outside = max(float(f.outside.max()) for f in found)
-    broken = any(bool(values.isnan().any()) for f in found for values in (f.change, f.last))
-    # Images of half precision cannot keep ε to a millionth.
+    broken = any(bool(values.isnan().any()) for f in findings.found.values() for values in (f.change, f.last))
+    # Images of half precision cannot keep ε to a millionth; lengths of norm l2 round in proportion.
     images, _ = findings.scene.batch(findings.numbers[:1])
-    room = max(1e-6, torch.finfo(images.dtype).eps)
+    room = max(1e-6, torch.finfo(images.dtype).eps) * max(1.0, findings.budget.eps)
     limit = f"|r| ≤ ε + {room:.0e}, pixels in [0, 1], no NaN"
     says = f"the largest change is ε {over:+.1e}, pixels leave [0, 1] by {max(0.0, outside):.1e}"
     fine = over <= room and outside <= 0 and not broken
@@ -29,7 +31,7 @@ def _budget(findings: Findings) -> Verdict:
 
 @check("eps-0", 1)
 def _zero_eps(findings: Findings) -> Verdict:
-    some, none = findings.some, Budget(eps=0.0, alpha=findings.budget.alpha, steps=1)
+    some, none = findings.some, replace(findings.budget, eps=0.0, steps=1)
     worst, which = 0.0, ""
     for a in findings.attacks:
         still, before = findings.again(a, some, none).values, findings.found[a.name].before
@@ -87,7 +89,8 @@ def _noise(findings: Findings) -> Verdict:
         for numbers in findings.numbers[some].split(findings.plan.batch):
             images, queries, target = findings.aimed(a, numbers)
             signs = Draws(findings.plan.seed, f"{a.name}/noise", numbers.tolist()).signs(*images.shape[1:])
-            noisy = (images + findings.budget.eps * signs.to(images)).clamp(0, 1)
+            way = directions(signs, findings.budget.norm).to(images)
+            noisy = (images + findings.budget.eps * way).clamp(0, 1)
             with torch.no_grad():
                 z = embed(findings.scene.model, noisy)
                 noise.append(a.objective(z, target, queries, findings.scene.gallery).cpu().double())
@@ -119,3 +122,25 @@ def _eight_bit(findings: Findings) -> Verdict:
     if worst > limit:
         says = f"rounding to 8 bits moves {which} by {worst:.2f} points: a saved image is another attack"
     return Verdict("pass" if worst <= limit else "warn", worst, f"at most {limit:.2g} points", says)
+
+
+@check("masked", 1, suite=True)
+def _masked(findings: Findings) -> Verdict:
+    limit = "at most 1 % of a goal's queries beyond the reach of gradients"
+    shares = {}
+    for name, hunted in findings.hunted.items():
+        ways = findings.ways[name]
+        blind = [k for k, way in enumerate(ways) if not way.search.follows_gradient]
+        if len(blind) < len(ways) and findings.goal_column(name).lost is not None:
+            counted = ~hunted.before.isnan()
+            shares[name] = float(torch.isin(hunted.by, torch.tensor(blind))[counted].double().mean())
+    if not shares:
+        return Verdict("not run", 0.0, limit, "no suite with attacks of both kinds was run")
+    which = max(shares, key=lambda n: shares[n])
+    share = shares[which]
+    says = f"attacks without gradients broke {100 * share:.1f} % that those with gradients left"
+    says += f" ({which})" if share else ""
+    least = point(len(findings.numbers)) / 100
+    if share > max(0.05, least):
+        return Verdict("fail", share, limit, f"{says}: gradients are masked")
+    return Verdict("pass" if share <= max(0.01, least) else "warn", share, limit, says)

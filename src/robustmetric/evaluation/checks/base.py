@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from robustmetric.attacks import Column, Draws, Queries, RankingAttack, Search, Target
 from robustmetric.evaluation.found import Found, Values
+from robustmetric.evaluation.hunt import Hunted
 from robustmetric.evaluation.images import Fingerprint
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.subject import Subject
+from robustmetric.evaluation.suite import Way
 from robustmetric.perturb import Budget
 from robustmetric.registry import Registry, registry
 from robustmetric.validate import UserError
@@ -71,7 +73,7 @@ class Findings:
     `subject` is the network with its images, `plan` and `search` are how it was attacked. `scene` is the
     network with its embeddings, `surrogate` the one that perturbations come from, if it is another. `found`
     holds what each attack found, by its name, in the order of the queries' `numbers` (Q,), and `recall` is
-    R@1 in percent.
+    R@1 in percent. `hunted` is what the suite made of the queries and `ways` are its attacks, by goal.
 
     >>> def drop(findings: Findings) -> Verdict:
     ...     lost = findings.recall - float(findings.found["ES"].after["ES:R"].nanmean())
@@ -86,11 +88,19 @@ class Findings:
     numbers: Tensor
     found: dict[str, Found]
     recall: float
+    hunted: Mapping[str, Hunted] = field(default_factory=dict)
+    ways: Mapping[str, Sequence[Way]] = field(default_factory=dict)
 
     @property
     def attacks(self) -> tuple[RankingAttack, ...]:
         """The attacks that were run."""
         return self.plan.goals
+
+    def goal_column(self, name: str) -> Column:
+        """Return the column of the suite's goal `name`."""
+        suite = self.plan.worst_case
+        assert suite is not None  # noqa: S101
+        return next(goal.columns[0] for goal in suite.wanted if goal.name == name)
 
     @property
     def budget(self) -> Budget:
@@ -160,11 +170,14 @@ CHECKS: Registry[Verdict] = registry("check")
 Run = TypeVar("Run", bound=Callable[..., Verdict])
 
 
-def check(name: str, level: int) -> Callable[[Run], Run]:
-    """Register a check: of level 0 always run, of 1 unless the set is none, of 2 with all checks."""
+def check(name: str, level: int, *, suite: bool = False) -> Callable[[Run], Run]:
+    """Register a check: of level 0 always run, of 1 unless the set is none, of 2 with all checks.
+
+    One of a `suite` is run only where there is one.
+    """
 
     def add(run: Run) -> Run:
-        run.level = level  # type: ignore[attr-defined]
+        run.level, run.suite = level, suite  # type: ignore[attr-defined]
         return CHECKS.register(name)(run)
 
     return add

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import NES, PGD, SPSA, Column, Search
+from robustmetric.attacks import APGD, NES, PGD, SPSA, Column, Search, Square
 from robustmetric.evaluation.checks.base import Findings, Measured, Verdict, beats, check, moved, point
 from robustmetric.evaluation.scene import Scene
-from robustmetric.perturb import Budget
 
 # Attacks that are cheap and speak for the others: away from itself, and towards another class.
 _SPEAK_FOR_ALL = ("ES", "GTM")
@@ -23,7 +23,8 @@ def _full_eps(findings: Findings) -> Verdict:
     if len(some) < 8:
         return Verdict("not run", 0.0, "", f"{len(some)} queries are too few")
     steps = findings.budget.steps
-    free = Budget(eps=1.0, alpha=min(1.0, max(findings.budget.alpha, 2 / steps)), steps=steps)
+    alpha = min(1.0, max(findings.budget.alpha, 2 / steps))
+    free = replace(findings.budget, eps=_widest(findings), alpha=alpha)
     left = {}
     for a in findings.attacks:
         reached = findings.again(a, some, free).values
@@ -34,7 +35,7 @@ def _full_eps(findings: Findings) -> Verdict:
         return Verdict("not run", 0.0, "", "no score with points of 100 was measured")
     judged = [n for n in left if findings.plan.columns[n].conclusive] or list(left)
     which = max(judged, key=lambda n: left[n])
-    says = f"with ε = 1, {which} leaves {left[which]:.1f} points"
+    says = f"with ε = {_widest(findings):.4g}, {which} leaves {left[which]:.1f} points"
     if left[which] > 50:
         says += ": an attack that may do anything does not succeed, so its gradients lead nowhere"
     limit = "at most 50 points left of any score"
@@ -48,10 +49,10 @@ def _sweep(findings: Findings) -> Verdict:
     for a in findings.attacks:
         before: Measured | None = None
         for times in (0, 0.25, 0.5, 1, 2, 4):
-            eps = min(1.0, times * findings.budget.eps)
+            eps = min(_widest(findings), times * findings.budget.eps)
             # A larger ball needs longer steps to be crossed.
             alpha = min(1.0, max(times, 1) * findings.budget.alpha)
-            budget = Budget(eps=eps, alpha=alpha, steps=findings.budget.steps)
+            budget = replace(findings.budget, eps=eps, alpha=alpha)
             now = findings.measured(a, some) if times == 1 else findings.again(a, some, budget)
             for column in a.columns:
                 if before is None or column.better is None:
@@ -93,6 +94,8 @@ def _steps(findings: Findings) -> Verdict:
 
 @check("black-box", 2)
 def _black_box(findings: Findings) -> Verdict:
+    if findings.budget.norm == "l2":
+        return _against(findings, [(Square(trials=20 * findings.budget.steps), None)], "random squares")
     return _against(findings, [(NES(samples=20), None), (SPSA(samples=20), None)], "NES or SPSA")
 
 
@@ -108,7 +111,8 @@ def _transfer(findings: Findings) -> Verdict:
         for p in sibling.parameters():
             noise = torch.randn(p.shape, generator=generator).to(p)
             p.add_(noise * 0.05 * (p.std() if p.numel() > 1 else p.abs().mean()))
-    return _against(findings, [(PGD(), findings.scene.seen_by(sibling, findings.plan.batch))], "transfer")
+    search = PGD() if findings.budget.norm == "linf" else APGD()
+    return _against(findings, [(search, findings.scene.seen_by(sibling, findings.plan.batch))], "transfer")
 
 
 def _against(findings: Findings, others: list[tuple[Search, Scene | None]], what: str) -> Verdict:
@@ -131,6 +135,12 @@ def _against(findings: Findings, others: list[tuple[Search, Scene | None]], what
     if stronger:
         says += f", and on the mean of {', '.join(dict.fromkeys(stronger))}: gradients mislead the attack"
     return Verdict("fail" if stronger else "pass", share, limit, says)
+
+
+def _widest(findings: Findings) -> float:
+    """Return the ε at which a perturbation may do anything: 1 a pixel, or the length of all pixels."""
+    pixels = math.prod(findings.fingerprint.shape)
+    return 1.0 if findings.budget.norm == "linf" else math.sqrt(pixels)
 
 
 def _points(column: Column, value: Tensor) -> Tensor:

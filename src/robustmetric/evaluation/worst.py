@@ -1,0 +1,159 @@
+"""What the suite found, as a part of the record: the worst that is left of each goal, and who did it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from robustmetric.attacks import Column, RankingAttack
+from robustmetric.evaluation.ers import Values, intervals
+from robustmetric.evaluation.hunt import Hunted
+from robustmetric.evaluation.pieces import Materials
+from robustmetric.evaluation.schema import Number, Part
+from robustmetric.evaluation.suite import BESIDE
+
+
+class Broke(Part):
+    """An attack of the suite, or one beside it, and the share of queries that it broke first.
+
+    >>> Broke(attack="LTM", broke=1.5).search is None
+    True
+    """
+
+    attack: str = Field(description="the attack with its objective; before for what was lost without one")
+    search: str | None = Field(
+        default=None, description="how it was searched; null of an attack beside the suite"
+    )
+    broke: Number = Field(
+        description="share of the queries, in %, that it was the first to break, or of a goal without an end "
+        "the share that it moved the farthest"
+    )
+    forward: int = Field(default=0, description="images that it sent through the network")
+    backward: int = Field(default=0, description="images that it sent back through it, for gradients")
+
+
+class GoalScore(Part):
+    """The worst case of a goal: the mean over queries of the worst that any attack left, with its interval.
+
+    `value`, `low` and `high` count the attacks beside the suite too, `alone` those of the suite only.
+
+    >>> [*GoalScore.model_fields][:4]
+    ['value', 'low', 'high', 'before']
+    """
+
+    value: Number
+    low: Number
+    high: Number
+    before: Number = Field(description="the same of the images as they were")
+    alone: Number = Field(description="the value by the attacks of the suite alone")
+    better: Literal["higher", "lower"] = Field(description="which way is more robust")
+    unit: str = Field(description="what it is measured in: %, or a distance")
+    queries: int = Field(description="queries that the goal concerns")
+    attacks: list[Broke] = Field(description="who broke which share, in the order of the attempts")
+    forward: int = Field(description="images that all attacks sent through the network")
+    backward: int = Field(description="images that all attacks sent back through it")
+    undropped: int = Field(description="images that would have gone through if no query dropped out")
+
+
+class Suite(Part):
+    """The worst-case suite: its goals by name.
+
+    >>> Suite(goals={}).goals
+    {}
+    """
+
+    goals: dict[str, GoalScore]
+
+    @property
+    def forward(self) -> int:
+        """Images that went through the network for all goals."""
+        return sum(goal.forward for goal in self.goals.values())
+
+    @property
+    def undropped(self) -> int:
+        """Images that would have gone through it if no query dropped out."""
+        return sum(goal.undropped for goal in self.goals.values())
+
+
+def build_suite(materials: Materials) -> tuple[Suite | None, dict[str, Tensor]]:
+    """Return what the suite found, None without one, and its values (Q,) of each query by name."""
+    suite = materials.plan.worst_case
+    if suite is None:
+        return None, {}
+    goals: dict[str, GoalScore] = {}
+    arrays: dict[str, Tensor] = {}
+    for goal in suite.wanted:
+        hunted = materials.hunted[goal.name]
+        goals[goal.name] = _score(materials, goal, hunted)
+        kept = hunted.tensors().items()
+        arrays |= {f"suite/{goal.name}/{n}": v for n, v in kept if n not in ("number", "forward", "backward")}
+    return Suite(goals=goals), arrays
+
+
+def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalScore:
+    column, ways, plan = goal.columns[0], materials.ways[goal.name], materials.plan
+    counted = ~hunted.before.isnan().numpy()
+    alone, by = hunted.worst.numpy()[counted], hunted.by.numpy()[counted]
+    worst, who = alone.copy(), by.copy()
+    beside = _beside(materials, goal)
+    for k, values in enumerate(beside.values(), len(ways)):
+        gain = values[counted] - worst
+        ahead = gain < 0 if column.better == "higher" else gain > 0
+        worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
+    forward, backward = hunted.forward.sum(0).tolist(), hunted.backward.sum(0).tolist()
+    count = int(counted.sum())
+
+    def share(number: int) -> float:
+        return 100 * float((who == number).mean()) if count else math.nan
+
+    attacks = [
+        Broke(attack=way.attack.name, search=way.search.name, broke=share(k), forward=f, backward=b)
+        for k, (way, f, b) in enumerate(zip(ways, forward, backward, strict=True))
+    ]
+    attacks += [Broke(attack=name, broke=share(k)) for k, name in enumerate(beside, len(ways))]
+    if column.lost is not None:
+        before = hunted.before.numpy()[counted] == column.lost
+        early = 100 * float(before.mean()) if count else math.nan
+        attacks.insert(0, Broke(attack="before", broke=early))
+    cost = sum(way.passes(materials.suite_budget) for way in ways)
+    if (most := plan.worst_case.passes if plan.worst_case is not None else None) is not None:
+        cost = min(cost, most)
+    return GoalScore(
+        **_mean(column, worst, plan.seed),
+        before=_value(hunted.before.numpy()[counted]),
+        alone=_value(alone),
+        better=column.better or "higher",
+        unit=column.unit.name,
+        queries=count,
+        attacks=attacks,
+        forward=sum(forward),
+        backward=sum(backward),
+        undropped=count * cost,
+    )
+
+
+def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
+    """Return the values (Q,) of other attacks that say the same of a query as a goal, by column."""
+    plan = materials.plan
+    found: dict[str, Values] = {}
+    if plan.protocol != "strict" or goal.drawn_as not in BESIDE:
+        return found
+    for attack in plan.goals:
+        for column in attack.columns:
+            if column.name in BESIDE[goal.drawn_as]:
+                found[column.name] = materials.found(attack).after[column.name].numpy()
+    return found
+
+
+def _mean(column: Column, values: Values, seed: int) -> dict[str, float]:
+    if len(values) == 0:
+        return {"value": math.nan, "low": math.nan, "high": math.nan}
+    return intervals({column.name: values}, seed=seed)[0][column.name]._asdict()
+
+
+def _value(values: Values) -> float:
+    return float(values.mean()) if len(values) else math.nan
