@@ -128,10 +128,7 @@ def samples_of(kind: str, trials: int, n: int) -> Tensor:
     if kind == "sphere":
         z = torch.randn(trials, n, 50, generator=generator).double()
         return torch.nn.functional.normalize(z, dim=2)
-    # All coordinates of one sign or the other, independently; or one coordinate.
-    width = 50 if kind == "signs" else 1
-    signs = torch.randint(0, 2, (trials, n, width), generator=generator).double() * 2 - 1
-    return signs / math.sqrt(width)
+    return torch.randint(0, 2, (trials, n, 1), generator=generator).double() * 2 - 1
 
 
 @pytest.mark.parametrize("kind", ["sphere", "line"])
@@ -147,15 +144,16 @@ def test_the_mean_of_vectors_is_as_near_as_it_is_said(kind: str) -> None:
 
 
 def test_the_bounds_of_many_pairs_hold_together() -> None:
-    """50 means of nearly independent values: that of a single pair would fail for some of them."""
-    alpha, n, trials = 0.4, 400, 300
+    """50 means of independent values of mean zero: the bound of a single pair would fail for some of them."""
+    alpha, n, trials, pairs = 0.4, 10**6, 300, 50
+    generator = np.random.default_rng(3)
     failed = alone = 0
-    for seen in samples_of("signs", trials, n):
-        mean, variance = seen.mean(0), seen.var(0)
-        failed += bool((mean - pair_error(variance, n, alpha) > 0).any())
-        # Those of a range of 2 are far from the small ones here, so the first term counts alone.
-        one = (2 * math.log(2 / (alpha / 2)) / n * variance).sqrt()
-        alone += bool((mean - one > 0).any())
+    for ups in generator.binomial(n, 0.5, (trials, pairs)):
+        mean = torch.from_numpy(2 * ups / n - 1) / math.sqrt(pairs)  # of signs over √50, as in a unit vector
+        variance = (1 / pairs - mean.square()) * n / (n - 1)
+        failed += bool((mean > pair_error(variance, n, alpha)).any())
+        single = torch.cat([pair_error(v, n, alpha) for v in variance.split(1)])
+        alone += bool((mean > single).any())
     assert failed <= alpha / 2 * trials < alone
 
 

@@ -25,7 +25,7 @@ SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"
 
 
 class Bound(Part):
-    """What is known of R@1 under perturbations of at most a radius; shares of the queries in %."""
+    """What is known of R@1 under perturbations of a radius, in % of queries, as `certify` returns it."""
 
     radius: float = Field(description="the length (L2) of a perturbation of pixels in [0, 1]")
     certified: Score = Field(description="queries whose nearest image is of their class, whatever is done")
