@@ -32,6 +32,7 @@ from robustmetric.evaluation import (
 from robustmetric.evaluation import certify_pieces as pieces
 from robustmetric.evaluation.certificate import FORMAT
 from robustmetric.evaluation.certify import certify
+from robustmetric.evaluation.smoothing import mean_of
 from robustmetric.evaluation.store import PARTS, Store
 from robustmetric.files import DamagedError
 from tests.evaluation.conftest import make_network
@@ -273,7 +274,7 @@ def test_the_nearest_image_is_the_project_s(images: Tensor, labels: Tensor, netw
     found = arrays_of(certification)
     materials = certification.materials
     with subject.frozen():
-        seen = [materials.seen_of(images[n], n, "certify/judge", 30).mean for n in range(20)]
+        seen = [mean_of(materials.samples(images[n], n, "certify/judge", 30)) for n in range(20)]
     z = torch.nn.functional.normalize(torch.stack(seen))
     queries = Queries(z, labels[:20], subject.places, cameras[:20])
     gallery = Gallery(materials.vectors, labels[10:], cameras=cameras[10:])

@@ -746,8 +746,8 @@ BUGS = [
     ),
     Bug(
         "evaluation/certify_pieces.py",
-        'seen = self.seen_of(image, number, f"{purpose}/judge", plan.samples)',
-        'seen = self.seen_of(image, number, f"{purpose}/choose", plan.samples)',
+        'seen = Moments.of(self.samples(image, number, f"{purpose}/judge", plan.samples))',
+        'seen = Moments.of(self.samples(image, number, f"{purpose}/choose", plan.samples))',
         "tests/evaluation/test_certify.py::test_every_stream_of_noise_is_used_once",
         "the samples that choose a mate judge it too",
     ),

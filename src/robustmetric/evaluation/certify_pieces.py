@@ -7,6 +7,7 @@ with: else the bounds would not hold. For the same reason other samples choose w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -24,6 +25,7 @@ from robustmetric.evaluation.smoothing import (
     Smoothed,
     certified_radius,
     lower_bound,
+    mean_of,
     noisy_embeddings,
 )
 from robustmetric.evaluation.staged import Stage, TensorPiece, Tensors, Tick, fetch
@@ -116,12 +118,12 @@ class CertifyMaterials:
         plan, (mates, others) = self.plan, self.sides(number)
         if len(mates) == 0:
             return None
-        near = self.vectors @ self.seen_of(image, number, f"{purpose}/choose", plan.choose).mean
+        near = self.vectors @ mean_of(self.samples(image, number, f"{purpose}/choose", plan.choose))
         mate = int(mates[near[mates].argmax()])
         if len(others) == 0:  # nothing can be wrong
             return Judged(mate, -1, True, 1.0, -1.0)
         rival = int(others[near[others].argmax()])
-        seen = self.seen_of(image, number, f"{purpose}/judge", plan.samples)
+        seen = Moments.of(self.samples(image, number, f"{purpose}/judge", plan.samples))
         near = self.vectors @ seen.mean
         return Judged(
             mate,
@@ -135,18 +137,16 @@ class CertifyMaterials:
         mean, variance = seen.margins(self.vectors[anchor], self.vectors[rivals])
         return float(lower_bound(mean, variance, seen.count, self.plan.alpha).min())
 
-    def seen_of(self, image: Tensor, number: int, purpose: str, samples: int) -> Moments:
-        """Embed an image (C, H, W) with noise of the stream of a number and a purpose."""
+    def samples(self, image: Tensor, number: int, purpose: str, count: int) -> Iterator[Tensor]:
+        """Embed an image (C, H, W) so often with noise of the stream of a number and a purpose."""
         plan = self.plan
-        return Moments.of(
-            noisy_embeddings(
-                self.subject.model,
-                image,
-                sigma=plan.sigma,
-                draws=Draws(plan.seed, purpose, [number]),
-                samples=samples,
-                batch=plan.batch,
-            )
+        return noisy_embeddings(
+            self.subject.model,
+            image,
+            sigma=plan.sigma,
+            draws=Draws(plan.seed, purpose, [number]),
+            samples=count,
+            batch=plan.batch,
         )
 
     def block(self, number: int) -> Tensor:
@@ -175,7 +175,7 @@ class RankedPiece(TensorPiece[CertifyMaterials]):
         found = []
         for position in part:
             image = images[torch.tensor([position])][0]
-            mean = materials.seen_of(image, position, "certify/gallery", plan.gallery_samples).mean
+            mean = mean_of(materials.samples(image, position, "certify/gallery", plan.gallery_samples))
             length = torch.linalg.vector_norm(mean)
             if length < ROUNDING:
                 raise BrokenEmbeddingsError(

@@ -145,8 +145,7 @@ class Moments:
         """Sum embeddings that come in `parts` (B, D), of which there is at least one."""
         count, total, square = 0, torch.zeros(()), torch.zeros(())
         for part in parts:
-            z = part.detach().cpu().double()
-            z = z / torch.linalg.vector_norm(z, dim=1, keepdim=True)  # of length 1 in this precision too
+            z = _exact(part)
             count, total, square = count + len(z), total + z.sum(0), square + z.T @ z
         return cls(count, total, square)
 
@@ -170,6 +169,25 @@ class Moments:
             found.append(torch.stack([way @ self.mean, spread]))
         mean, variance = torch.cat(found, dim=1)
         return mean, variance
+
+
+def mean_of(parts: Iterable[Tensor]) -> Tensor:
+    """Return the mean (D,) of embeddings that come in `parts` (B, D), of which there is at least one.
+
+    >>> mean_of([torch.eye(2)])
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    count, total = 0, torch.zeros(())
+    for part in parts:
+        count, total = count + len(part), total + _exact(part).sum(0)
+    return total / count
+
+
+def _exact(z: Tensor) -> Tensor:
+    """Return embeddings (B, D) of length 1 in double precision too."""
+    z = z.detach().cpu().double()
+    unit: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    return unit
 
 
 def noisy_embeddings(
