@@ -127,15 +127,8 @@ def load(root: Path) -> tuple[str, Tensor, Tensor]:
     return found.name, images, found.labels
 
 
-def main() -> None:
-    """Print a line for each attack and one for all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--looped", type=int, default=4, help="queries that the loop is timed on")
-    arguments = parser.parse_args()
-    torch.manual_seed(0)
-    name, images, labels = load(arguments.root)
+def plain_network(images: Tensor, labels: Tensor) -> nn.Module:
+    """Return a C2F2 after 50 steps of training without a defense."""
     model = rm.model("c2f2")
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
     defense = rm.defense("N/A[S]")
@@ -145,6 +138,19 @@ def main() -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+    return model
+
+
+def main() -> None:
+    """Print a line for each attack and one for all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--looped", type=int, default=4, help="queries that the loop is timed on")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    name, images, labels = load(arguments.root)
+    model = plain_network(images, labels)
     with frozen(model):
         z = embed_all(model, images, torch.arange(len(images)), 128)
     passes = Passes(model)

@@ -14,6 +14,7 @@ from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 from robustmetric.evaluation.checks import run_check
 from robustmetric.perturb import Budget, Objective, frozen
+from tests.helpers.masked import ByClass, Through, rounded
 from tests.helpers.searches import Own
 
 Tiny = Callable[..., Evaluation]
@@ -55,22 +56,6 @@ def still(images: Tensor, objective: Objective, budget: Budget, draws: Draws) ->
 
 def descend(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
     return PGD()(images, objective, budget, draws=draws, start=images + 1e-5 * draws.normal(1, 6, 6))
-
-
-class Through(nn.Module):
-    """The usual network behind or before something else."""
-
-    def __init__(
-        self,
-        inner: nn.Module,
-        before: Callable[[Tensor], Tensor] = lambda x: x,
-        after: Callable[[Tensor], Tensor] = lambda z: z,
-    ) -> None:
-        super().__init__()
-        self.inner, self.before, self.after = inner, before, after
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.inner(self.before(x)))
 
 
 # All is well
@@ -280,10 +265,6 @@ def test_batch_1_of_a_search_that_looks_at_the_whole_batch(ask: Ask) -> None:
     check = ask("batch-1", search=Own(way=together), level="full", eps=0.5, alpha=0.1)
     assert check.status == "warn"
     assert "attacked one by one, a score moves by" in check.says
-
-
-def rounded(x: Tensor) -> Tensor:
-    return (x * 255).round() / 255
 
 
 def test_gradient_that_rounding_hides(ask: Ask, network: nn.Module) -> None:
@@ -584,23 +565,10 @@ def test_eps_1_does_not_break_what_has_no_gradient(ask: Ask, network: nn.Module)
         assert "so its gradients lead nowhere" in check.says
 
 
-class Detached(nn.Module):
-    """Tells the class by what has no gradient, and images of a class apart by what has one."""
-
-    def __init__(self, middle: Tensor) -> None:
-        super().__init__()
-        self.middle = middle
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(1)
-        nearest = torch.cdist((flat.detach() * 255).round() / 255, self.middle).argmin(1)
-        return torch.cat([10 * nn.functional.one_hot(nearest, 5), flat], dim=1)
-
-
 def test_eps_1_is_not_passed_by_the_one_attack_that_succeeds(ask: Ask, images: Tensor) -> None:
     middle = torch.stack([images[k::5].mean(0).flatten() for k in range(5)])
     far = Own(way=lambda x, objective, budget, d: descend(x, objective, replace(budget, eps=0.05), d))
-    check = ask("eps-1", Detached(middle), attacks=["ES", "LTM", "GTM", "GTT"], search=far)
+    check = ask("eps-1", ByClass(middle), attacks=["ES", "LTM", "GTM", "GTT"], search=far)
     assert check.status == "fail"
     assert figure(check) == 100
 

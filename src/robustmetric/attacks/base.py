@@ -106,14 +106,20 @@ class RankingAttack(ABC):
     def appraise(
         self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the objective (B,), and which queries (B,) may have got where the attack wants them.
+        """Return the objective (B,), and which queries (B,) are surely where the attack wants them.
 
-        `z` (B, D) are the embeddings of the `queries` now, `target` is what they aim at in the `gallery`.
-        Those queries are measured before it is believed. None is of an attack that always wants more, as
+        `z` (B, D) are the embeddings of the `queries` now, `target` is what they aim at in the `gallery`. In
+        doubt a query is not: the search goes on with it. None is of an attack that always wants more, as
         those do without a column that has a `lost`.
         """
         value = self.objective(z, target, queries, gallery)
-        return value, torch.ones_like(value, dtype=torch.bool) if self.can_win else None
+        with torch.no_grad():
+            return value, self.lost(self.measure(z, target, queries, gallery)) if self.can_win else None
+
+    def lost(self, values: dict[str, Tensor]) -> Tensor:
+        """Return which queries (B,) are where the attack wants them, by their `values` (B,) by column."""
+        won = [values[column.name] == column.lost for column in self.columns if column.lost is not None]
+        return torch.stack(won).all(0)
 
     @property
     def can_win(self) -> bool:

@@ -112,7 +112,7 @@ def checked_objective(
 def checked_appraise(
     attack: RankingAttack, z: Tensor, target: Target, queries: Queries, gallery: Gallery
 ) -> tuple[Tensor, Tensor | None]:
-    """Return an `attack`'s (B,) values as `checked_objective` does, and which queries (B,) may be lost to it.
+    """Return an `attack`'s (B,) values as `checked_objective` does, and which queries (B,) are lost to it.
 
     `queries` are the B queries that the embeddings `z` (B, D) are of, `target` is what they aim at in the
     `gallery`. None in place of the second says that the attack always wants more.
@@ -121,7 +121,7 @@ def checked_appraise(
     # Most attacks write their objective alone.
     method = "objective" if type(attack).appraise is RankingAttack.appraise else "appraise"
     if not isinstance(found, tuple) or len(found) != 2:
-        raise _breach(attack, "appraise", _described(found), "the values, and which queries may be lost")
+        raise _breach(attack, "appraise", _described(found), "the values, and which queries are lost")
     value, near = found
     value = _checked_value(attack, method, value, z)
     wanted = f"beside the values None, or bools of shape ({len(z)},)"

@@ -19,12 +19,14 @@ from robustmetric.attacks.gallery import (
     count_nearer,
     nearest,
 )
-from robustmetric.attacks.goals import TRIED, Goal
+from robustmetric.attacks.goals import TRIED, Goal, surely_nearer
 from robustmetric.attacks.hinge import rank_hinge
 from robustmetric.attacks.margin import SLACK, kth_nearest
 from robustmetric.distance import pair_distance
 from robustmetric.squares import square_distance
 from robustmetric.validate import UserError
+
+_PART = 8  # one of so many images of the gallery is looked at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,12 @@ class _Placed(Goal):
         check_count("k", self.places(images), images)
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Return the targets; of a candidate with the distance (B, 1) of the last place that counts."""
+        """Return the targets; of a candidate with who has the last place that counts, (B, 1)."""
         if self.side == "query":
             return Target(index)
         asked, count = index[:, 0], self.places(len(gallery))
         place, _ = kth_nearest(gallery.z[asked], gallery, count, (asked, queries.own))
-        return Target(index, pair_distance(gallery.z[asked], gallery.z[place])[:, None])
+        return Target(index, place[:, None])
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Return how far (B,) the image is from where it is wanted."""
@@ -78,25 +80,53 @@ class _Placed(Goal):
     def appraise(
         self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
     ) -> tuple[Tensor, Tensor | None]:
-        """Return how far (B,) the image is from where it is wanted, and which (B,) may be there."""
+        """Return how far (B,) the image is from where it is wanted, and which (B,) surely are there."""
         sign = 1.0 if self.enters else -1.0
-        goal = gallery.z[target.index[:, 0]]
+        index = target.index[:, 0]
+        goal = gallery.z[index]
         dist = pair_distance(away_from(z, goal), goal)
         if self.side == "candidate":
             assert target.extra is not None  # noqa: S101
-            gap = sign * (dist - target.extra[:, 0])
-            return gap, gap < SLACK
-        without = (queries.own, target.index[:, 0])
-        last, _ = kth_nearest(
-            z.detach(), gallery, self.places(len(gallery)), without, queries if self.by_camera else None
-        )
-        rival = gallery.z[last]
-        gap = sign * (dist - pair_distance(away_from(z, rival), rival))
+            rival = gallery.z[target.extra[:, 0]]
+            return sign * (dist - pair_distance(rival, goal)), self._there(z, rival, goal)
         if self.how == "margin":
-            return gap, gap.detach() < SLACK
+            rival = gallery.z[self._last_place(z, index, queries, gallery)]
+            return sign * (dist - pair_distance(away_from(z, rival), rival)), self._there(goal, rival, z)
         if self.how == "distance":
-            return sign * dist, gap.detach() < SLACK
-        return rank_hinge(z, target.index, [sign], gallery, queries.own), gap.detach() < SLACK
+            value = sign * dist
+        else:
+            value = rank_hinge(z, target.index, [sign], gallery, queries.own)
+        there = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        rows = self._hopeful(z, index, queries, gallery)
+        if len(rows):
+            last = self._last_place(z[rows], index[rows], queries[rows], gallery)
+            there[rows] = self._there(goal[rows], gallery.z[last], z[rows])
+        return value, there
+
+    def _last_place(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
+        """Return who has the last place that counts (B,), without the queries and their targets (B,)."""
+        seen = queries if self.by_camera else None
+        return kth_nearest(z.detach(), gallery, self.places(len(gallery)), (queries.own, index), seen)[0]
+
+    def _there(self, image: Tensor, rival: Tensor, place: Tensor) -> Tensor:
+        """Return which images are surely nearer to a place than a rival, or farther if they are to leave."""
+        return surely_nearer(image, rival, place) if self.enters else surely_nearer(rival, image, place)
+
+    @torch.no_grad()
+    def _hopeful(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
+        """Return the rows (R,) whose target may be where it is wanted: it is not where some are ahead of it.
+
+        A part of the gallery tells that of most images that are to enter.
+        """
+        rows = torch.arange(len(z), device=z.device)
+        if not self.enters:
+            return rows
+        part = torch.arange(0, len(gallery), _PART, device=z.device)
+        level = (z * gallery.z[index]).sum(1, keepdim=True) + SLACK
+        ahead = z @ gallery.z[part].T > level
+        for position in (queries.own, index):
+            ahead &= part != position[:, None]
+        return rows[ahead.sum(1) < self.places(len(gallery))]
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return whether the image is in the first places, or out of them, as 100 or 0."""
@@ -181,13 +211,15 @@ class Demote(_Placed):
         order = draws.uniform(pool.shape[1]).argsort(dim=1).to(pool.device)
         pool = pool.gather(1, order)
         chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
-        for asked in pool.T:
-            level = square_distance(queries.z, gallery.z[asked])
-            nearer, tied = count_nearer(gallery.z[asked], level, gallery, [asked, queries.own])
-            fits = (nearer + tied / 2 <= self.places(len(gallery)) - 1) & ~found
-            chosen, found = torch.where(fits, asked, chosen), found | fits
-            if found.all():
+        for column in pool.T:
+            left = (~found).nonzero()[:, 0]
+            if len(left) == 0:
                 break
+            asked = column[left]
+            level = square_distance(queries.z[left], gallery.z[asked])
+            nearer, tied = count_nearer(gallery.z[asked], level, gallery, [asked, queries.own[left]])
+            fits = left[nearer + tied / 2 <= self.places(len(gallery)) - 1]
+            chosen[fits], found[fits] = column[fits], True
         return chosen[:, None]
 
 

@@ -38,7 +38,7 @@ def side(trial: int, height: int, width: int) -> int:
 @SEARCHES.register("square")
 @dataclass(frozen=True, kw_only=True)
 class Square(Search):
-    """Random search by squares: each trial sets a square of the perturbation anew, and stays if that helps.
+    """Random search by squares: each trial sets a square of the perturbation anew, unless that does harm.
 
     There are so many `trials`. With the norm linf a square has ±ε in each channel; with l2 it gets what is
     left of the budget, and what another square had. Squares shrink with the trials; η and α play no part.
@@ -87,9 +87,10 @@ class Square(Search):
                 tried = vary(tried, side(trial, *images.shape[2:]), budget.eps, draws, rows)
             point = project(around + tried, around, budget.eps, budget.norm)
             value = objective(point, rows)
-            better = value < lowest.value[rows]
+            # As good will do: on a plateau the next squares begin elsewhere.
+            stays = value <= lowest.value[rows]
             lowest.keep(point, value, rows)
-            change[rows[better]] = tried[better]
+            change[rows[stays]] = tried[stays]
         return lowest.point
 
 

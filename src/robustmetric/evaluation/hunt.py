@@ -11,7 +11,7 @@ from torch import Tensor
 from robustmetric.attacks import Draws, RankingAttack, Search
 from robustmetric.distance import embed
 from robustmetric.evaluation.found import Found
-from robustmetric.evaluation.scene import Scene, lost, run_attack
+from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.suite import Way
 from robustmetric.perturb import Budget, sizes
 
@@ -113,11 +113,14 @@ def hunt(
     `tick` is told of each pass of a batch. Call it inside `frozen(model)`.
     """
     column, found = goal.columns[0], torch.zeros(len(numbers), dtype=torch.float64)
+    aimed = []
     for rows in torch.arange(len(numbers)).split(batch):
         _, queries = scene.batch(numbers[rows])
         with torch.no_grad():
             target = scene.aim(goal, queries, Draws(seed, goal.drawn_as, numbers[rows].tolist()))
             found[rows] = scene.measure(goal, queries.z, target, queries)[column.name].cpu().double()
+            aimed.append(target.index)
+    index = torch.cat(aimed)
     hunted = Hunted(
         number=numbers,
         before=found,
@@ -132,7 +135,7 @@ def hunt(
     for k, way in enumerate(ways):
         open_ = ~found.isnan()
         if goal.can_win:
-            open_ &= ~lost(goal, {column.name: hunted.worst})
+            open_ &= ~goal.lost({column.name: hunted.worst})
         cost = way.passes(budget)
         most = None if left is None or left >= cost else left - 1
         if not open_.any() or (most is not None and most < 1):
@@ -149,6 +152,7 @@ def hunt(
                 tick=tick,
                 purpose=way.purpose,
                 most=most,
+                index=index[rows.to(index.device)] if way.attack.drawn_as == goal.drawn_as else None,
             )
             hunted.forward[0, k] += outcome.forward
             hunted.backward[0, k] += outcome.backward

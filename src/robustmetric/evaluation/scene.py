@@ -56,10 +56,16 @@ class Scene:
         """The gallery where ranks are counted: on the CPU for Apple's GPUs, which lack double precision."""
         return self.gallery.to(torch.device("cpu") if self.device.type == "mps" else self.gallery.z.device)
 
-    def aim(self, attack: RankingAttack, queries: Queries, draws: Draws) -> Target:
-        """Choose what B `queries` of an `attack` aim at, with `draws`, and prepare it for the objective."""
+    def aim(
+        self, attack: RankingAttack, queries: Queries, draws: Draws, index: Tensor | None = None
+    ) -> Target:
+        """Choose what B `queries` of an `attack` aim at, with `draws`, and prepare it for the objective.
+
+        It is `index` (B, W) if that is given.
+        """
         where = self.judged.z.device
-        index = checked_select(attack, queries.to(where), self.judged, draws=draws)
+        if index is None:
+            index = checked_select(attack, queries.to(where), self.judged, draws=draws)
         return checked_aim(attack, index.to(queries.z.device), queries, self.gallery)
 
     def measure(
@@ -137,17 +143,6 @@ class _SpentError(Exception):
     """A search has asked as often as it may."""
 
 
-def lost(attack: RankingAttack, values: dict[str, Tensor]) -> Tensor:
-    """Return which queries (B,) an `attack` has got where it wants them, by their `values` (B,) by column.
-
-    >>> import robustmetric as rm
-    >>> lost(rm.attack("misrank"), {"misrank": torch.tensor([100.0, 0.0, torch.nan])})
-    tensor([False,  True, False])
-    """
-    won = [values[column.name] == column.lost for column in attack.columns if column.lost is not None]
-    return torch.stack(won).all(0)
-
-
 def run_attack(
     scene: Scene,
     attack: RankingAttack,
@@ -160,6 +155,7 @@ def run_attack(
     tick: Callable[[], None] | None = None,
     purpose: str | None = None,
     most: int | None = None,
+    index: Tensor | None = None,
 ) -> Outcome:
     """Run an `attack` on the queries of a `scene` with these `numbers` (B,); call it inside `frozen(model)`.
 
@@ -167,7 +163,8 @@ def run_attack(
     depend on its `purpose`, by default the attack's name. Targets are those of the network under attack. With
     a `surrogate`, its embeddings of the same images are what the search sees. A query that is lost to the
     attack is not searched any longer. `tick` is called each time that the search has been told the objective,
-    and after `most` times it is stopped: the lowest point by then counts.
+    and after `most` times it is stopped: the lowest point by then counts. `index` (B, W) are the targets if
+    they are known already.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
@@ -183,7 +180,7 @@ def run_attack(
     ground = surrogate or scene
     seen = queries if surrogate is None else surrogate.queries[numbers.to(surrogate.device)]
     with torch.no_grad():
-        target = scene.aim(attack, queries, Draws(seed, attack.drawn_as, listed))
+        target = scene.aim(attack, queries, Draws(seed, attack.drawn_as, listed), index)
         goal = target if surrogate is None else checked_aim(attack, target.index, seen, surrogate.gallery)
         first = checked_objective(attack, queries.z, target, queries, scene.gallery)
     draws = Draws(seed, purpose or f"{attack.name}/search", listed)
@@ -198,14 +195,12 @@ def run_attack(
         z = embed(ground.model, x)
         all_rows = len(rows) == len(seen)
         aims, asking = (goal, seen) if all_rows else (goal[rows], seen[rows])
-        value, near = checked_appraise(attack, z, aims, asking, ground.gallery)
+        value, won = checked_appraise(attack, z, aims, asking, ground.gallery)
         if x.requires_grad:  # a step of the descent, and not a trial beside it
             best[rows] = torch.minimum(best[rows], value.detach())
             early[rows] = z.detach()
-        if near is not None and surrogate is None and near.any():
-            with torch.no_grad():
-                won = lost(attack, scene.measure(attack, z[near], aims[near], asking[near])).to(near.device)
-            value = value.masked_fill(near.masked_scatter(near, won), -torch.inf)
+        if won is not None and surrogate is None:  # what wins on another network need not win here
+            value = value.masked_fill(won, -torch.inf)
         if most is not None:
             lowest.keep(x.detach(), value.detach(), rows)
         if tick is not None:
