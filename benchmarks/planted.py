@@ -1,6 +1,6 @@
 """Which share of planted adversaries the attacks of the protocol find, and which the worst-case suite.
 
-    .venv/bin/python -m benchmarks.planted
+    python -m benchmarks.planted
 
 prints a Markdown table, in seconds on one core. A row is a kind of network, of
 `tests/helpers/planted.py`, in which every query has an image in the ball that breaks its R@1, hidden in

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import robustmetric as rm
-from attacks import Passes, bare, load, plain_network, seconds
+from benchmarks.attacks import Passes, bare, load, plain_network, seconds
 from robustmetric.attacks import Gallery, Queries
 from robustmetric.evaluation import Scene
 from robustmetric.evaluation.hunt import hunt
