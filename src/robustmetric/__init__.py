@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from robustmetric.attacks import attack
     from robustmetric.defenses import Defense, Step, defense
     from robustmetric.distance import cross_distance, embed, hardness
-    from robustmetric.evaluation import Plan, Record, ers, evaluate, load_record
+    from robustmetric.evaluation import (
+        Certificate,
+        Plan,
+        Record,
+        Smoothed,
+        certify,
+        ers,
+        evaluate,
+        load_certificate,
+        load_record,
+    )
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
@@ -30,14 +40,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Budget",
+    "Certificate",
     "Defense",
     "Plan",
     "Record",
+    "Smoothed",
     "Step",
     "Triplets",
     "UserError",
     "__version__",
     "attack",
+    "certify",
     "cross_distance",
     "data",
     "defense",
@@ -45,6 +58,7 @@ __all__ = [
     "ers",
     "evaluate",
     "hardness",
+    "load_certificate",
     "load_record",
     "load_run",
     "load_weights",
@@ -60,7 +74,17 @@ _FROM = {
     "data": (),
     "defenses": ("Defense", "Step", "defense"),
     "distance": ("cross_distance", "embed", "hardness"),
-    "evaluation": ("Plan", "Record", "ers", "evaluate", "load_record"),
+    "evaluation": (
+        "Certificate",
+        "Plan",
+        "Record",
+        "Smoothed",
+        "certify",
+        "ers",
+        "evaluate",
+        "load_certificate",
+        "load_record",
+    ),
     "losses": ("triplet_loss",),
     "models": ("load_weights", "model", "save_weights"),
     "perturb": ("Budget",),

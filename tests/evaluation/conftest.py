@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.evaluation import Evaluation, Images, Plan, Record, Subject
-from robustmetric.evaluation.evaluate import Progress
+from robustmetric.evaluation.staged import Progress
 
 
 @pytest.fixture(scope="session")

@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from robustmetric.evaluation import Check, Evaluation, Record, Verdict
-from robustmetric.evaluation.pieces import AttackPiece, CheckPiece, EmbedPiece, Piece, RetrievalPiece
+from robustmetric.evaluation.pieces import AttackPiece, CheckPiece, EmbedPiece, RetrievalPiece
+from robustmetric.evaluation.staged import Piece
 from robustmetric.evaluation.store import PARTS, Store
 from robustmetric.registry import register
 
 Tiny = Callable[..., Evaluation]
 
 
-def pieces_of(evaluation: Evaluation) -> list[Piece[Any]]:
+def pieces_of(evaluation: Evaluation) -> list[Piece[Any, Any]]:
     return [piece for stage in evaluation.materials.stages for piece in stage.pieces]
 
 

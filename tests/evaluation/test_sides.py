@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from robustmetric.distance import embed
 from robustmetric.evaluation import Check, Evaluation, Record
-from robustmetric.evaluation.evaluate import Ticks
+from robustmetric.evaluation.staged import Ticks
 from robustmetric.evaluation.store import check_folder
 from robustmetric.evaluation.subject import Origin
 

@@ -26,6 +26,7 @@ from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import cached
 from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
+from robustmetric.evaluation import certify, load_certificate
 from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.evaluation.store import PARTS, Store, check_folder
@@ -153,6 +154,19 @@ def _record(folder: Path, content: bytes) -> object:
     record = load_record(_put(folder / "record.json", content))
     text = str(record)
     return text, [record.show(name) for name in record.columns()], record.model_dump_json()
+
+
+def _certificate(folder: Path, content: bytes) -> object:
+    certificate = load_certificate(_put(folder / "certificate.json", content))
+    said = [certificate.says(bound) for bound in certificate.bounds]
+    return str(certificate), said, certificate.model_dump_json()
+
+
+def _certified() -> bytes:
+    """A certificate of five images, as it is written."""
+    images, labels = torch.linspace(0, 1, 20).view(5, 1, 2, 2), torch.tensor([0, 0, 1, 1, 1])
+    made = certify(nn.Flatten(), images, labels, sigma=0.1, samples=30, queries=2, attack=False)
+    return made.model_dump_json(by_alias=True).encode()
 
 
 def _arrays(folder: Path, content: bytes) -> object:
@@ -321,6 +335,7 @@ def readers() -> dict[str, Reader]:
         Reader("set", _set, (b"dim=64", b"eps=8/255", b"defense=HM[S,LGA]&ICS"), "yaml"),
         Reader("run", _run, (json.dumps(about).encode(),), "json"),
         Reader("record", _record, (record,), "json"),
+        Reader("certificate", _certificate, (_certified(),), "json"),
         Reader("arrays", _arrays, (save(tensors),)),
         Reader("plan", _plan, (json.dumps(plan).encode(),), "json"),
         Reader("piece", _piece, (save(tensors),)),

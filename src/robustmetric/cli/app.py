@@ -45,6 +45,9 @@ COMMANDS = {
     "evaluate": Place(
         "evaluate", "Score how well a network ranks, and how well it keeps its ranking under attack."
     ),
+    "certify": Place(
+        "certify", "Certify R@1 of a network that is smoothed by noise, and attack it: the truth is between."
+    ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
     "compare": Place("compare", "Put records side by side."),
     "reproduce": Place(

@@ -25,7 +25,7 @@ from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.evaluation import Evaluation, Outcome, Plan, Scene, run_attack
-from robustmetric.evaluation.evaluate import Progress, Ticks
+from robustmetric.evaluation.staged import Progress, Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names

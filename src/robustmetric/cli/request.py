@@ -20,8 +20,8 @@ from robustmetric.data.base import Split
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
 from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.evaluation import Evaluation, Plan, Subject
-from robustmetric.evaluation.evaluate import Progress
 from robustmetric.evaluation.plan import usual_eps
+from robustmetric.evaluation.staged import Progress
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
@@ -131,8 +131,13 @@ class Request:
             return by_marks(found[0], self.inputs.crop, files[0]), skipped
         return of_two(found[0], found[1], self.inputs.crop, files[0], files[1]), skipped
 
-    def networks(self, share: int = 0, *, tried: bool = False) -> tuple[nn.Module, nn.Module | None]:
-        """Make the network and the surrogate on the `share`-th device, and try them on an image."""
+    def networks(
+        self, share: int = 0, *, tried: bool = False, gradient: bool | None = None
+    ) -> tuple[nn.Module, nn.Module | None]:
+        """Make the network and the surrogate on the `share`-th device, and try them on an image.
+
+        The network needs a `gradient` if the search of the plan follows it, unless it is said here.
+        """
         device, plan = device_of_share(self.device, share), self.plan()
         queries = load(self.queries.data, self.queries.root, self.queries.split)
         first = self.inputs.first(queries)
@@ -143,14 +148,15 @@ class Request:
             try:
                 other = source.make(*inputs.shape(first)).to(device)
                 if not tried:
-                    gradient = plan.search_on(other).differentiates(other) or plan.worst_case is not None
-                    try_network(other, self.inputs.images(first)[:1], gradient=gradient)
+                    follows = plan.search_on(other).differentiates(other) or plan.worst_case is not None
+                    try_network(other, self.inputs.images(first)[:1], gradient=follows)
             except UserError as error:
                 raise UserError(
                     f"the surrogate does not fit the images: {error}", parameter="surrogate"
                 ) from None
         if not tried:
-            gradient = plan.search_on(other).differentiates(network)
+            if gradient is None:
+                gradient = plan.search_on(other).differentiates(network)
             try_network(network, self.inputs.images(first)[:1], gradient=gradient)
         return network, other
 
@@ -163,8 +169,14 @@ class Request:
         report: Callable[[str], None] = print,
     ) -> Evaluation:
         """Put the evaluation together of networks and images that were made."""
+        return Evaluation(self.subject(networks, images), self.plan(), out, progress, report)
+
+    def subject(
+        self, networks: tuple[nn.Module, nn.Module | None], images: tuple[Sides, list[str]]
+    ) -> Subject:
+        """Return the networks and images that were made, as they are evaluated."""
         sides, skipped = images
-        subject = Subject.of_sides(
+        return Subject.of_sides(
             networks[0],
             sides,
             surrogate=networks[1],
@@ -174,7 +186,6 @@ class Request:
             skipped=skipped,
             weights=self.chosen,
         )
-        return Evaluation(subject, self.plan(), out, progress, report)
 
 
 def device_of_share(name: str, share: int) -> torch.device:

@@ -1,5 +1,8 @@
-"""Evaluation: a plan, attacks, their scores, the Empirical Robustness Score, checks and the record."""
+"""Evaluation: a plan, attacks, their scores, the ERS, checks and the record; certification by noise."""
 
+from robustmetric.evaluation.certificate import Bound, Certificate, load_certificate
+from robustmetric.evaluation.certify import Certification, certify
+from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, Verdict
 from robustmetric.evaluation.ers import COLUMNS, ERS_ATTACKS, ers, terms
 from robustmetric.evaluation.evaluate import Evaluation, evaluate
@@ -8,12 +11,17 @@ from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.record import Record, load_arrays, load_record
 from robustmetric.evaluation.scene import Outcome, Scene, run_attack
+from robustmetric.evaluation.smoothing import Smoothed
 from robustmetric.evaluation.subject import Origin, Subject
 
 __all__ = [
     "CHECKS",
     "COLUMNS",
     "ERS_ATTACKS",
+    "Bound",
+    "Certificate",
+    "Certification",
+    "CertifyPlan",
     "Check",
     "Evaluation",
     "Findings",
@@ -24,11 +32,14 @@ __all__ = [
     "Plan",
     "Record",
     "Scene",
+    "Smoothed",
     "Subject",
     "Verdict",
+    "certify",
     "ers",
     "evaluate",
     "load_arrays",
+    "load_certificate",
     "load_record",
     "run_attack",
     "terms",

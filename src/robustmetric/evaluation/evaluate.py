@@ -1,16 +1,13 @@
 """Evaluate a network: how well it ranks, and how well it keeps its ranking under attack.
 
 Reads from the top: `evaluate` makes an `Evaluation` of a subject and a plan and runs it; a run makes the
-pieces that are missing, stage by stage, and puts the record together.
+pieces that are missing, stage by stage (`staged.py`), and puts the record together.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +15,12 @@ from torch import Tensor, nn
 
 from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.pieces import Materials, Stage
+from robustmetric.evaluation.pieces import Materials
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.record import Record, build_record, load_arrays, load_record
-from robustmetric.evaluation.store import RECORD, Store, check_folder
+from robustmetric.evaluation.staged import Progress, Stage, Staged
 from robustmetric.evaluation.subject import Subject
-from robustmetric.locks import LOCK, locked
 from robustmetric.validate import UserError
-
-Progress = Callable[[str, float, int], None]
-"""Told the stage (embed, retrieval, an attack's name, checks), how many pieces are done, of how many.
-
-A piece in the making counts by its share.
-"""
 
 
 def evaluate(
@@ -115,7 +105,7 @@ def evaluate(
     return Evaluation(subject, plan, out, progress, report).run()
 
 
-class Evaluation:
+class Evaluation(Staged[Materials, Record]):
     """An evaluation in pieces that several workers can share.
 
     The network and images of `subject` are evaluated as `plan` says. Each finished piece is a file in
@@ -143,83 +133,33 @@ class Evaluation:
         if subject.surrogate is None and network is not None:
             subject = replace(subject, surrogate=network)
         subject.check(plan)
+        super().__init__(out, progress, report)
         self.subject, self.plan = subject, plan
-        self.store = Store(None if out is None else Path(out), report)
         self.materials = Materials(subject, plan, self.store)
-        self.progress = progress
-
-    def run(self, help_out: Callable[[], None] | None = None) -> Record:
-        """Do all that is not done yet, and put the record together; nobody else can in the same folder.
-
-        `help_out` is called before, if there is anything to do: it may let workers do their shares.
-        """
-        folder = self.store.folder
-        if folder is None:
-            self.probe()
-            return self._run(help_out)
-        if (finished := self._finished()) is not None:
-            if (folder / LOCK).exists():  # of a process that was killed, unless it tidies up
-                with suppress(UserError), locked(folder, "tidying up", lambda _: None):
-                    pass
-            return finished
-        with locked(folder, "an evaluation", self.store.report):
-            finished = self.begin()
-            return self._run(help_out) if finished is None else finished
-
-    def _run(self, help_out: Callable[[], None] | None) -> Record:
-        self.store.drop_damaged(piece for stage in self.materials.stages for piece in stage.pieces)
-        self.tell()  # what there is to do, before anything is done
-        if help_out is not None:
-            help_out()
-        with self.subject.frozen():
-            self._share(0, 1)
-            return build_record(self.materials)
-
-    def work(self, share: int, shares: int) -> None:
-        """Do one `share`, counted from 0, of `shares` of the pieces; `run` puts them together."""
-        if self.begin() is None:
-            with self.subject.frozen():
-                self._share(share, shares)
-
-    def begin(self) -> Record | None:
-        """Check data and network, write down what is to be done; return the record if it is finished."""
-        if self.store.folder is None:
-            self.probe()
-        elif (finished := self._finished()) is not None:
-            return finished
-        elif not self._begun:
-            self.probe()
-            self.store.begin(self._identity)
-        return None
-
-    @cached_property
-    def _identity(self) -> dict[str, Any]:
-        return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
 
     @property
-    def _begun(self) -> bool:
-        """Whether this evaluation, and no other, has begun in its folder."""
-        return self.store.folder is not None and check_folder(self.store.folder, self._identity)
+    def stages(self) -> tuple[Stage[Materials], ...]:
+        """All pieces by stage, in the order of their making."""
+        return self.materials.stages
 
-    def _finished(self) -> Record | None:
-        """Return the record in the folder, if it is there."""
-        folder = self.store.folder
-        if folder is None or not self._begun or not self.store.finished:
-            return None
-        try:
-            record = load_record(folder)
-            if (folder / record.arrays.file).exists():
-                load_arrays(folder)
-        except UserError as error:
-            raise UserError(
-                f"{error}; remove {folder / RECORD} and run the same command again: it is made anew"
-            ) from None
-        self.store.tidy()
-        return record
+    def describe(self) -> dict[str, Any]:
+        """Return all that the record depends on, in JSON's types."""
+        return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
 
     def probe(self) -> None:
         """Try the networks on a batch: one that fails leaves no trace."""
         self.subject.probe(self.materials.search, self.plan)
+
+    def build(self) -> Record:
+        """Put the record together."""
+        return build_record(self.materials)
+
+    def read(self, folder: Path) -> Record:
+        """Read the finished record from its `folder`."""
+        record = load_record(folder)
+        if (folder / record.arrays.file).exists():
+            load_arrays(folder)
+        return record
 
     def embed(self) -> None:
         """Make the embeddings alone; call it inside `frozen`."""
@@ -228,46 +168,3 @@ class Evaluation:
             if not self.store.has(piece):
                 self.store.keep(piece, piece.make(self.materials))
             self._tell(stage)
-
-    def tell(self) -> None:
-        """Report the progress of all stages."""
-        for stage in self.materials.stages:
-            self._tell(stage)
-
-    def _share(self, share: int, shares: int) -> None:
-        """Make every `shares`-th missing piece and wait for the others, unless a record took them."""
-        turn = 0
-        for phase in sorted({stage.phase for stage in self.materials.stages}):
-            stages = [stage for stage in self.materials.stages if stage.phase == phase]
-            for stage in stages:
-                expected = 0  # the last piece tells better than what the next one expects
-                for piece in stage.pieces:
-                    expected = expected or piece.asks(self.materials)
-                    if turn % shares == share and not self.store.has(piece):
-                        ticks = Ticks(lambda part: self._tell(stage, part), expected)  # noqa: B023
-                        self.store.keep(piece, piece.make(self.materials, ticks))
-                        expected = ticks.asked or expected
-                        self._tell(stage)
-                    turn += 1
-            if shares > 1 and not self.store.wait([piece for stage in stages for piece in stage.pieces]):
-                return
-
-    def _tell(self, stage: Stage, part: float = 0.0) -> None:
-        if self.progress is not None:
-            done = sum(map(self.store.has, stage.pieces)) + part
-            self.progress(stage.name, done, len(stage.pieces))
-
-
-class Ticks:
-    """Tells of a piece in the making: by how often its search has asked, of how often it may ask in all."""
-
-    def __init__(self, tell: Callable[[float], None], expected: int) -> None:
-        self.tell, self.expected = tell, expected
-        self.asked, self.told = 0, time.monotonic()
-
-    def __call__(self, count: int = 1, of: int | None = None) -> None:
-        """Count, and tell the share that is done, but no more than twice a second."""
-        self.asked += count
-        if time.monotonic() - self.told > 0.5:
-            self.told = time.monotonic()
-            self.tell(min(self.asked / (of or self.expected), 0.99))

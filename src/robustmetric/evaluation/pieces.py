@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robustmetric.attacks import RankingAttack, Search
@@ -22,18 +18,14 @@ from robustmetric.evaluation.found import Found
 from robustmetric.evaluation.hunt import Hunted, hunt, strike
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, embed_all
+from robustmetric.evaluation.staged import Piece, Stage, TensorPiece, Tensors, Tick, fetch
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
 from robustmetric.evaluation.suite import Way
-from robustmetric.files import DamagedError
 from robustmetric.perturb import Budget
 from robustmetric.retrieval import nmi, rank
 
 T = TypeVar("T")
-Tensors = dict[str, Tensor]
-
-Tick = Callable[..., None]
-"""Told that a piece in the making got on, by `count` of `of` parts."""
 
 _EMBEDDED = 1024  # images whose embeddings are kept together
 _SUITE = 4  # batches of queries that the suite attacks together: what is left of them fills fewer
@@ -59,7 +51,7 @@ class Materials:
         return self.plan.draw(len(self.subject.images))
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[Stage[Materials], ...]:
         """All pieces by stage, in the order of their making."""
         return _stages(self)
 
@@ -94,15 +86,9 @@ class Materials:
         suite = self.plan.worst_case
         return self.plan.budget if suite is None else replace(self.plan.budget, steps=suite.steps)
 
-    def get(self, piece: Piece[T]) -> T:
+    def get(self, piece: Piece[Materials, T]) -> T:
         """Return what was made of a finished piece; one that was damaged since then is made anew."""
-        try:
-            return self.store.get(piece)
-        except DamagedError as error:
-            self.store.report(f"{error}; it is made anew")
-        value = piece.make(self)
-        self.store.keep(piece, value)
-        return value
+        return fetch(self.store, piece, self)
 
     def found(self, attack: RankingAttack) -> Found:
         """Return what an attack found for all queries."""
@@ -151,50 +137,8 @@ class Materials:
         return self.subject.scene(model, torch.cat(z))
 
 
-class Piece(ABC, Generic[T]):
-    """A piece of an evaluation that is made, kept and read back on its own."""
-
-    stage: str
-
-    @property
-    @abstractmethod
-    def file(self) -> str:
-        """The name of its file."""
-
-    @abstractmethod
-    def make(self, materials: Materials, tick: Tick | None = None) -> T:
-        """Make the piece; `tick` is told how it gets on."""
-
-    def asks(self, materials: Materials) -> int:
-        """Return how often `tick` will be told, as far as can be said before."""
-        return 1
-
-    @abstractmethod
-    def encode(self, value: T) -> bytes:
-        """Write what was made as bytes."""
-
-    @abstractmethod
-    def decode(self, content: bytes) -> T:
-        """Read what `encode` wrote; damaged bytes raise a ValueError."""
-
-
-class _TensorPiece(Piece[Tensors]):
-    """A piece that is kept as tensors by name."""
-
-    def encode(self, value: Tensors) -> bytes:
-        """Write tensors as safetensors."""
-        return save(value)
-
-    def decode(self, content: bytes) -> Tensors:
-        """Read safetensors."""
-        try:
-            return load(content)
-        except SafetensorError as error:
-            raise ValueError(str(error)) from None
-
-
 @dataclass(frozen=True)
-class EmbedPiece(_TensorPiece):
+class EmbedPiece(TensorPiece[Materials]):
     """The embeddings of the k-th part of all images, by the network (embed) or by its surrogate."""
 
     stage: ClassVar[str] = "embed"  # type: ignore[misc]
@@ -219,7 +163,7 @@ class EmbedPiece(_TensorPiece):
 
 
 @dataclass(frozen=True)
-class RetrievalPiece(_TensorPiece):
+class RetrievalPiece(TensorPiece[Materials]):
     """The ranking without attacks: values of each query that has an answer, and the NMI of the gallery."""
 
     stage: ClassVar[str] = "retrieval"  # type: ignore[misc]
@@ -245,7 +189,7 @@ class RetrievalPiece(_TensorPiece):
 
 
 @dataclass(frozen=True, eq=False)
-class AttackPiece(_TensorPiece):
+class AttackPiece(TensorPiece[Materials]):
     """What an attack, the `place`-th of the plan, found for a block of queries."""
 
     attack: RankingAttack
@@ -283,7 +227,7 @@ class AttackPiece(_TensorPiece):
 
 
 @dataclass(frozen=True, eq=False)
-class SuitePiece(_TensorPiece):
+class SuitePiece(TensorPiece[Materials]):
     """What the attacks of the suite for a goal, its `place`-th, made of a block of queries."""
 
     goal: RankingAttack
@@ -329,7 +273,7 @@ class SuitePiece(_TensorPiece):
 
 
 @dataclass(frozen=True)
-class CheckPiece(Piece[Check]):
+class CheckPiece(Piece[Materials, Check]):
     """The verdict of a check, as JSON."""
 
     stage: ClassVar[str] = "checks"  # type: ignore[misc]
@@ -357,16 +301,7 @@ class CheckPiece(Piece[Check]):
             raise ValueError(error.errors()[0]["msg"]) from None
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A stage of an evaluation and its pieces; those of a phase need all of the phases before."""
-
-    name: str
-    phase: int
-    pieces: tuple[Piece[Any], ...]
-
-
-def _stages(materials: Materials) -> tuple[Stage, ...]:
+def _stages(materials: Materials) -> tuple[Stage[Materials], ...]:
     subject, plan = materials.subject, materials.plan
     embeddings = _embeddings(subject, "embed")
     if subject.surrogate is not None:

@@ -221,10 +221,7 @@ class Plan(Part):
 
     def draw(self, count: int) -> Tensor:
         """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
-        if self.queries is None:
-            return torch.arange(count)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))
-        return order[: self.queries].sort().values
+        return draw_queries(count, self.queries, self.seed)
 
     def describe(self) -> dict[str, Any]:
         """Return all that decides about the scores, in JSON's types; options that no name tells included."""
@@ -252,6 +249,18 @@ class Plan(Part):
         before, now = other.describe(), self.describe()
         # Options that no name tells are said only if the names are the same.
         return differences(before["settings"], now["settings"]) or differences(before, now)
+
+
+def draw_queries(count: int, queries: int | None, seed: int) -> Tensor:
+    """Return the numbers of so many `queries` of `count` images, ascending: drawn from a `seed`; None is all.
+
+    >>> draw_queries(5, None, 0), len(draw_queries(5, 2, 0))
+    (tensor([0, 1, 2, 3, 4]), 2)
+    """
+    if queries is None:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[:queries].sort().values
 
 
 def _whole(name: str, value: Any, least: int) -> int | None:

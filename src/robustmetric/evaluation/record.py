@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.evaluation.checks import Check
+from robustmetric.evaluation.document import Arrays, Format
 from robustmetric.evaluation.ers import COLUMNS, Interval, Values, intervals
 from robustmetric.evaluation.identity import code_of, digest_of, versions
 from robustmetric.evaluation.pieces import PER_QUERY, Materials
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.store import ARRAYS, GO_ON, RECORD
+from robustmetric.evaluation.store import RECORD
+from robustmetric.evaluation.subject import Subject
 from robustmetric.evaluation.worst import GoalScore, Suite, build_suite
-from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
-from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 
@@ -82,13 +78,6 @@ class Ers(Part):
     terms: dict[str, Number]
     valid: bool
     why: str = Field("", description="why it is not valid")
-
-
-class Arrays(Part):
-    """The file of per-query values."""
-
-    file: str
-    sha256: str
 
 
 _SINCE = {"norm": "linf", "suite": "none"}  # settings that records of before have not, and what they were
@@ -199,10 +188,10 @@ def _number(value: float | None) -> float:
 def build_record(materials: Materials) -> Record:
     """Put the record together from finished pieces, and in a folder write it and remove the pieces."""
     subject, plan, retrieval = materials.subject, materials.plan, materials.retrieval
-    fingerprint, checks = subject.fingerprint, materials.checks
+    checks = materials.checks
     group = None
     if plan.protocol == "reference":
-        group = 128 if fingerprint.shape[1:] == [28, 28] else 112
+        group = 128 if subject.fingerprint.shape[1:] == [28, 28] else 112
     arrays = {"number": materials.numbers}
     after: dict[str, Values] = {}
     before: dict[str, Values] = {}
@@ -217,23 +206,7 @@ def build_record(materials: Materials) -> Record:
     scores, overall, terms = intervals(after, group=group, protocol=plan.protocol, seed=plan.seed)
     clean, _, _ = intervals(before, group=group, protocol=plan.protocol, seed=plan.seed, resamples=1)
     made: dict[str, Any] = {
-        "network": {
-            "name": subject.title,
-            "parameters": sum(p.numel() for p in subject.model.parameters()),
-            "sha256": digest_of(subject.model),
-            "surrogate": None if subject.surrogate is None else digest_of(subject.surrogate),
-            "weights": subject.origin.weights,
-        },
-        "data": {
-            "name": subject.data,
-            "images": len(subject.images),
-            "gallery": None if subject.gallery is None else len(subject.gallery[0]),
-            "classes": len(subject.labels.unique()),
-            "shape": fingerprint.shape,
-            "sha256": fingerprint.sha256,
-            "cameras": subject.cameras is not None,
-            "skipped": list(subject.origin.skipped),
-        },
+        **described(subject),
         "settings": plan,
         "queries": {
             "count": len(materials.numbers),
@@ -255,11 +228,32 @@ def build_record(materials: Materials) -> Record:
         "checks": checks,
         "versions": versions(),
     }
-    if materials.store.folder is None:
-        return make_record(made, save({n: v.contiguous() for n, v in arrays.items()}))
-    record = write_record(materials.store.folder, made, arrays)
+    record = FORMAT.write(materials.store.folder, made, arrays)
     materials.store.tidy()
     return record
+
+
+def described(subject: Subject) -> dict[str, Any]:
+    """Describe the network and the images of a subject, as the entries `network` and `data` of a document."""
+    return {
+        "network": {
+            "name": subject.title,
+            "parameters": sum(p.numel() for p in subject.model.parameters()),
+            "sha256": digest_of(subject.model),
+            "surrogate": None if subject.surrogate is None else digest_of(subject.surrogate),
+            "weights": subject.origin.weights,
+        },
+        "data": {
+            "name": subject.data,
+            "images": len(subject.images),
+            "gallery": None if subject.gallery is None else len(subject.gallery[0]),
+            "classes": len(subject.labels.unique()),
+            "shape": subject.fingerprint.shape,
+            "sha256": subject.fingerprint.sha256,
+            "cameras": subject.cameras is not None,
+            "skipped": list(subject.origin.skipped),
+        },
+    }
 
 
 def _retrieval(values: dict[str, Tensor], seed: int) -> dict[str, Any]:
@@ -279,25 +273,13 @@ def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check], pl
     return {**overall._asdict(), "terms": terms, "valid": not why, "why": why}
 
 
-def write_record(folder: Path, made: dict[str, Any], arrays: dict[str, Tensor]) -> Record:
-    """Write `record.json` and `queries.safetensors` into a folder and return the record."""
-    content = save({name: value.contiguous() for name, value in arrays.items()})
-    record = make_record(made, content)
-    text = json.dumps(_dumped(record), indent=1, ensure_ascii=False) + "\n"
-    for file, written in ((folder / ARRAYS, content), (folder / RECORD, text.encode())):
-        with writing(file, GO_ON):
-            write_atomically(file, lambda draft: draft.write(written))  # noqa: B023
-    return record
+FORMAT = Format(Record, "record", SCHEMA, RECORD, "evaluation")
+"""How records are written and read."""
 
 
 def make_record(made: dict[str, Any], arrays: bytes) -> Record:
     """Put a record together with the digest of its arrays, and its own."""
-    record = Record(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made)
-    return record.model_copy(update={"sha256": digest_of_entries(_dumped(record))})
-
-
-def _dumped(record: Record) -> dict[str, Any]:
-    return record.model_dump(mode="json", by_alias=True)
+    return FORMAT.make(made, arrays)
 
 
 def load_record(path: str | Path) -> Record:
@@ -308,31 +290,7 @@ def load_record(path: str | Path) -> Record:
     ...
     FileNotFoundError: there is no record nowhere; give a record.json, or a folder that holds one
     """
-    path = Path(path)
-    for inside in (path / RECORD, path / "evaluation" / RECORD):
-        if inside.is_file():
-            path = inside
-            break
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no record {path}; give a {RECORD}, or a folder that holds one")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a record: it is not JSON ({error})") from None
-    found = content.get("schema") if isinstance(content, dict) else None
-    if found != SCHEMA:
-        raise UserError(
-            f"{path} is not a record of this version: its schema is {repr(found)[:80]}, not {SCHEMA!r}"
-        )
-    try:
-        record = Record(**content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path} is not a whole record: {place}: {first['msg']}") from None
-    if record.sha256 not in (None, digest_of_entries(content)):
-        raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
-    return record
+    return FORMAT.read(path)
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:
@@ -343,17 +301,4 @@ def load_arrays(path: str | Path) -> dict[str, Tensor]:
     ...
     FileNotFoundError: there is no record nowhere; give a record.json, or a folder that holds one
     """
-    record, folder = load_record(path), Path(path)
-    if Path(record.arrays.file).name != record.arrays.file:
-        raise UserError(f"the record {path} names the arrays {record.arrays.file!r}; they stand beside it")
-    for candidate in (folder, folder / "evaluation", folder.parent):
-        file = candidate / record.arrays.file
-        if file.is_file():
-            content = file.read_bytes()
-            if hashlib.sha256(content).hexdigest() != record.arrays.sha256:
-                raise DamagedError(f"{file} is not what its record was written with: its digest differs")
-            try:
-                return load(content)
-            except SafetensorError as error:
-                raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
-    raise FileNotFoundError(f"there is no {record.arrays.file} beside the record {path}")
+    return FORMAT.read_arrays(path)

@@ -19,9 +19,10 @@ from robustmetric.files import (
     writing,
 )
 from robustmetric.locks import LOCK
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, brief
 
 PLAN, RECORD, ARRAYS, PARTS = "plan.json", "record.json", "queries.safetensors", "parts"
+CERTIFICATE = "certificate.json"
 GO_ON = "what is finished is kept, and the same command goes on from there"
 """What to do when a file cannot be written."""
 
@@ -45,11 +46,13 @@ class Storable(Protocol[T]):
 class Store:
     """Finished pieces: files in `folder/parts`, or in memory without a folder.
 
-    `report` is told in a line of what was found damaged.
+    `report` is told in a line of what was found damaged; `document` is the file that is written at the end.
     """
 
-    def __init__(self, folder: Path | None = None, report: Callable[[str], None] = print) -> None:
-        self.folder, self.report = folder, report
+    def __init__(
+        self, folder: Path | None = None, report: Callable[[str], None] = print, document: str = RECORD
+    ) -> None:
+        self.folder, self.report, self.document = folder, report, document
         self._memory: dict[str, Any] = {}
 
     def has(self, piece: Storable[Any]) -> bool:
@@ -102,7 +105,7 @@ class Store:
     @property
     def finished(self) -> bool:
         """Whether the record is there."""
-        return self.folder is not None and (self.folder / RECORD).exists()
+        return self.folder is not None and (self.folder / self.document).exists()
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Write down what is to be done."""
@@ -130,10 +133,11 @@ class Store:
         return self.folder / PARTS / piece.file
 
 
-def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
+def check_folder(folder: Path, identity: dict[str, Any], what: str = "evaluation") -> bool:
     """Refuse a folder with anything else than this evaluation in it; tell whether that has begun there.
 
-    An `identity` may name some of what an evaluation depends on: the rest is not compared.
+    An `identity` may name some of what an evaluation depends on: the rest is not compared. `what` it is
+    called, which the folder's plan has as `kind` if it is no evaluation.
 
     >>> check_folder(Path("nowhere"), {})
     False
@@ -152,18 +156,21 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
         )
         if others and not file.exists():
             raise UserError(
-                f"{folder} is not empty and holds no evaluation: give another folder", parameter="out"
+                f"{folder} is not empty and holds no {what}: give another folder", parameter="out"
             )
         return False
     before = _planned(file)
+    if (kind := before.get("kind", "evaluation")) != what:
+        raise UserError(
+            f"{folder} holds another kind of work, {brief(kind)}: give another folder", parameter="out"
+        )
     now = json.loads(json.dumps(identity))
     before = {key: before.get(key) for key in now}
     # Options that no name tells are said only if the names are the same.
     options = [whole.pop("options", None) for whole in (before, now)]
     if differing := differences(before, now) or differences(*options):
         raise UserError(
-            f"{folder} holds another evaluation: {'; '.join(differing)}; give another folder, or remove this "
-            "one",
+            f"{folder} holds another {what}: {'; '.join(differing)}; give another folder, or remove this one",
             parameter="out",
         )
     return True

@@ -191,11 +191,7 @@ class Subject:
 
     def check(self, plan: Plan) -> None:
         """Refuse a `plan` that does not go with these images."""
-        if plan.queries is not None and plan.queries > len(self.images):
-            raise UserError(
-                f"queries must be from 1 to the number of images, {len(self.images)}, not {plan.queries!r}",
-                parameter="queries",
-            )
+        self.check_queries(plan.queries)
         if self.cameras is not None and plan.protocol == "reference":
             raise UserError(
                 "the reference protocol knows no cameras: use the strict protocol, or leave the cameras out",
@@ -210,6 +206,14 @@ class Subject:
         wanted = () if plan.worst_case is None else plan.worst_case.wanted
         for goal in (*plan.goals, *wanted):
             goal.check_fits(len(self.ranked_labels))
+
+    def check_queries(self, queries: int | None) -> None:
+        """Refuse more `queries` than there are images; None stands for all."""
+        if queries is not None and queries > len(self.images):
+            raise UserError(
+                f"queries must be from 1 to the number of images, {len(self.images)}, not {queries!r}",
+                parameter="queries",
+            )
 
     def probe(self, search: Search, plan: Plan) -> None:
         """Embed a batch, and differentiate if the `search` or the `plan`'s suite will.

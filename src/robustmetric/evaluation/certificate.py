@@ -1,0 +1,187 @@
+"""The certificate: what is known of a smoothed network's R@1 under perturbations, as JSON and arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from robustmetric.evaluation.certify_pieces import CertifyMaterials
+from robustmetric.evaluation.certify_plan import CertifyPlan
+from robustmetric.evaluation.document import Arrays, Format
+from robustmetric.evaluation.ers import Interval, Values, intervals
+from robustmetric.evaluation.identity import versions
+from robustmetric.evaluation.record import Data, Network, Queries, Score, described
+from robustmetric.evaluation.schema import Number, Part
+from robustmetric.evaluation.smoothing import largest_radius
+from robustmetric.evaluation.store import CERTIFICATE
+from robustmetric.validate import UserError
+
+SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"
+
+
+class Bound(Part):
+    """What is known of R@1 under perturbations of a radius, in % of queries, as `certify` returns it."""
+
+    radius: float = Field(description="the length (L2) of a perturbation of pixels in [0, 1]")
+    certified: Score = Field(description="queries whose nearest image is of their class, whatever is done")
+    attacked: Score | None = Field(description="queries that were not misranked, by the estimate")
+    upper: Score | None = Field(description="queries that were not misranked for sure: no less than R@1")
+
+
+class Certificate(Part):
+    """What is certain of the smoothed network's R@1 under perturbations of at most some radii (L2).
+
+    `schema` names the format. `network` and `data` say what was certified, `settings` how, and `queries`
+    counts the images that queried. `recall` is R@1 of the smoothed network, as estimated; `abstained` is the
+    share of queries that the estimate ranks right and that are certified at no radius, `wrong` the share that
+    it ranks wrong. `radius` is the mean of the certified radii, 0 of those queries, and `median` their
+    median; `limit` is the largest that the number of samples allows. `bounds` are those of each radius,
+    `versions` say what computed them, and `arrays` names the file of per-query values. `sha256` is the digest
+    of all the rest.
+
+    >>> Certificate.model_fields["schema_"].default
+    'robustmetric/certificate/1'
+    """
+
+    schema_: Literal["robustmetric/certificate/1"] = Field(SCHEMA, alias="schema")
+    network: Network
+    data: Data
+    settings: CertifyPlan
+    queries: Queries
+    recall: Score
+    abstained: Score
+    wrong: Score
+    radius: Score
+    median: Number
+    limit: Number
+    bounds: list[Bound]
+    versions: dict[str, str]
+    arrays: Arrays
+    sha256: str | None = None
+
+    def at(self, radius: float) -> Bound:
+        """Return the bounds at a `radius` of the settings."""
+        for bound in self.bounds:
+            if bound.radius == radius:
+                return bound
+        known = ", ".join(f"{bound.radius:g}" for bound in self.bounds)
+        raise UserError(f"nothing was certified at the radius {radius!r}; known: {known}", parameter="radii")
+
+    def says(self, bound: Bound) -> str:
+        """Say in a sentence what a `bound` is worth."""
+        low = _text(bound.certified)
+        between = (
+            f"is at least {low}" if bound.upper is None else f"lies between {low} and {_text(bound.upper)}"
+        )
+        return (
+            f"the true R@1 of the smoothed network on these queries under L2 perturbations of at most "
+            f"{bound.radius:g} "
+            f"{between}, with probability 1 − {self.settings.alpha:g} for each query and bound"
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"R@1 {_text(self.recall)}  abstained {_text(self.abstained)}  wrong {_text(self.wrong)}  "
+            f"mean radius {_text(self.radius, 3)}"
+        ]
+        for bound in self.bounds:
+            told = f"radius {bound.radius:g}: certified R@1 {_text(bound.certified)}"
+            if bound.attacked is not None and bound.upper is not None:
+                told += f", attacked R@1 {_text(bound.attacked)}, at most {_text(bound.upper)}"
+            lines.append(told)
+        return "\n".join(lines)
+
+
+def _text(score: Score, digits: int = 1) -> str:
+    return "-" if score.value is None else f"{score.value:.{digits}f}"
+
+
+FORMAT = Format(Certificate, "certificate", SCHEMA, CERTIFICATE, "certificate")
+"""How certificates are written and read."""
+
+
+def load_certificate(path: str | Path) -> Certificate:
+    """Read a certificate from `path`: its JSON file or the folder that it is in; a damaged one is refused.
+
+    >>> load_certificate("nowhere")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: there is no certificate nowhere; give a certificate.json, or a folder that holds one
+    """
+    return FORMAT.read(path)
+
+
+def build_certificate(materials: CertifyMaterials) -> Certificate:
+    """Put the certificate together from finished pieces, and in a folder write it and remove the pieces."""
+    plan, subject = materials.plan, materials.subject
+    arrays = materials.joined(1)
+    if plan.attack:
+        arrays |= materials.joined(2)
+    values = per_query(arrays, plan)
+    if not bool((~arrays["hit"].isnan()).any()):
+        raise UserError(
+            f"none of the {len(arrays['hit'])} queries has an image of its class to find: give more queries",
+            parameter="queries",
+        )
+    found = intervals(values, seed=plan.seed)[0]
+    others = min(len(materials.sides(int(n)).others) for n in arrays["number"])
+    made: dict[str, Any] = {
+        **described(subject),
+        "settings": plan,
+        "queries": {
+            "count": len(materials.numbers),
+            "of": len(subject.images),
+            "left_out": int(arrays["hit"].isnan().sum()),
+        },
+        "recall": _score(found["recall"], "higher"),
+        "abstained": _score(found["abstained"], "lower"),
+        "wrong": _score(found["wrong"], "lower"),
+        "radius": _score(found["radius"], "higher", "L2"),
+        "median": float(np.nanmedian(values["radius"])),
+        "limit": largest_radius(plan.sigma, plan.samples, plan.alpha, max(1, others)),
+        "bounds": [
+            {
+                "radius": radius,
+                "certified": _score(found[f"certified/{k}"], "higher"),
+                "attacked": _score(found[f"attacked/{k}"], "higher") if plan.attack else None,
+                "upper": _score(found[f"upper/{k}"], "higher") if plan.attack else None,
+            }
+            for k, radius in enumerate(plan.radii)
+        ],
+        "versions": versions(),
+    }
+    certificate = FORMAT.write(materials.store.folder, made, arrays)
+    materials.store.tidy()
+    return certificate
+
+
+def per_query(arrays: dict[str, Tensor], plan: CertifyPlan) -> dict[str, Values]:
+    """Return what is averaged, (Q,) by name: percent of queries, NaN of those without an answer to find."""
+    hit, radius = arrays["hit"], arrays["radius"]
+    asked = ~hit.isnan()
+
+    def share(true: Tensor) -> Values:
+        found: Values = (100.0 * true.double()).where(asked, torch.nan).numpy()
+        return found
+
+    values = {
+        "recall": share(hit > 0),
+        "abstained": share((hit > 0) & ~(radius > 0)),
+        "wrong": share(~(hit > 0)),
+        "radius": radius.numpy(),
+    }
+    for k, length in enumerate(plan.radii):
+        values[f"certified/{k}"] = share(radius > length)  # at the radius itself the margin may be zero
+        if plan.attack:
+            values[f"attacked/{k}"] = share(arrays["attacked"][:, k] > 0)
+            values[f"upper/{k}"] = share(~(arrays["broken"][:, k] > 0))
+    return values
+
+
+def _score(interval: Interval, better: str, unit: str = "%") -> dict[str, Any]:
+    return {**interval._asdict(), "better": better, "unit": unit}

@@ -1,0 +1,136 @@
+"""Documents: a JSON file with a digest of its own, and the values of each query in a file beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from robustmetric.evaluation.schema import Part
+from robustmetric.evaluation.store import ARRAYS, GO_ON
+from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
+from robustmetric.validate import UserError
+
+
+class Arrays(Part):
+    """The file of per-query values."""
+
+    file: str
+    sha256: str
+
+
+class Document(Protocol):
+    """A record or a certificate: pydantic's model with the digests of its arrays and of itself."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The file of per-query values."""
+
+    @property
+    def sha256(self) -> str | None:
+        """The digest of all the other entries."""
+
+    def model_dump(self, *, mode: str, by_alias: bool) -> dict[str, Any]:
+        """Return the entries."""
+
+    def model_copy(self, *, update: dict[str, Any]) -> Any:
+        """Return the same with other entries."""
+
+
+D = TypeVar("D", bound=Document)
+
+
+@dataclass(frozen=True)
+class Format(Generic[D]):
+    """How documents of a `kind` are written and read.
+
+    `what` they are called, `schema` is what their entry of that name says, `file` the name of their file, and
+    `inside` that of the folder of a run that they are in.
+    """
+
+    kind: Callable[..., D]
+    what: str
+    schema: str
+    file: str
+    inside: str
+
+    def make(self, made: dict[str, Any], arrays: bytes) -> D:
+        """Put a document together with the digest of its arrays, and its own."""
+        found = self.kind(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made)
+        whole: D = found.model_copy(update={"sha256": digest_of_entries(_dumped(found))})
+        return whole
+
+    def write(self, folder: Path | None, made: dict[str, Any], arrays: dict[str, Tensor]) -> D:
+        """Make a document and, if there is a folder, write it and its arrays there."""
+        content = save({name: value.contiguous() for name, value in arrays.items()})
+        found = self.make(made, content)
+        if folder is None:
+            return found
+        text = json.dumps(_dumped(found), indent=1, ensure_ascii=False) + "\n"
+        for file, written in ((folder / ARRAYS, content), (folder / self.file, text.encode())):
+            with writing(file, GO_ON):
+                write_atomically(file, lambda draft: draft.write(written))  # noqa: B023
+        return found
+
+    def read(self, path: str | Path) -> D:
+        """Read a document from its JSON file or the folder that it is in; a damaged one is refused."""
+        path = Path(path)
+        for inside in (path / self.file, path / self.inside / self.file):
+            if inside.is_file():
+                path = inside
+                break
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"there is no {self.what} {path}; give a {self.file}, or a folder that holds one"
+            )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not a {self.what}: it is not JSON ({error})") from None
+        found = content.get("schema") if isinstance(content, dict) else None
+        if found != self.schema:
+            raise UserError(
+                f"{path} is not a {self.what} of this version: its schema is {repr(found)[:80]}, not "
+                f"{self.schema!r}"
+            )
+        try:
+            document = self.kind(**content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{path} is not a whole {self.what}: {place}: {first['msg']}") from None
+        if document.sha256 not in (None, digest_of_entries(content)):
+            raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
+        return document
+
+    def read_arrays(self, path: str | Path) -> dict[str, Tensor]:
+        """Read the per-query arrays (Q, …) beside the document at a path; a changed file is refused."""
+        document, folder = self.read(path), Path(path)
+        name = document.arrays.file
+        if Path(name).name != name:
+            raise UserError(f"the {self.what} {path} names the arrays {name!r}; they stand beside it")
+        for candidate in (folder, folder / self.inside, folder.parent):
+            file = candidate / name
+            if file.is_file():
+                content = file.read_bytes()
+                if hashlib.sha256(content).hexdigest() != document.arrays.sha256:
+                    raise DamagedError(
+                        f"{file} is not what its {self.what} was written with: its digest differs"
+                    )
+                try:
+                    return load(content)
+                except SafetensorError as error:
+                    raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
+        raise FileNotFoundError(f"there is no {name} beside the {self.what} {path}")
+
+
+def _dumped(document: Document) -> dict[str, Any]:
+    return document.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,191 @@
+"""The command certify as a user sees it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robustmetric import load_certificate
+from robustmetric.evaluation import smoothing
+from robustmetric.evaluation.certificate import FORMAT
+from robustmetric.evaluation.store import PARTS, Store
+from robustmetric.models.c2f2 import C2F2
+from tests.cli.tables import DIGITS, ONE
+from tests.helpers.command import cells, command, refused, works
+from tests.helpers.processes import at_call, stop_by
+
+FEW = ("--queries", "9", "--samples", "60", "--gallery-samples", "2", "--steps", "2", "--choose", "10")
+HOW = ("--sigma", "0.25", "--radii", "0.01,0.5", *FEW)
+
+
+@pytest.fixture(scope="module")
+def certified(run: Path) -> tuple[Path, str]:
+    """The run's certificate as it should be: its folder and what was printed."""
+    return run / "certificate", works("certify", run, *HOW)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [cells(line) for line in text.splitlines() if line.startswith(("┃", "│"))]
+
+
+def test_the_table_has_the_values_of_the_certificate(certified: tuple[Path, str]) -> None:
+    folder, printed = certified
+    assert {file.name for file in folder.iterdir()} == {"plan.json", *FILES}
+    certificate = load_certificate(folder)
+    head, *rows = rows_of(printed)
+    assert head == ["radius (L2)", "certified R@1", "95 %", "attacked R@1", "95 %", "at most"]
+    assert [row[0] for row in rows] == ["0.01", "0.5"]
+    for row, bound in zip(rows, certificate.bounds, strict=True):
+        assert bound.attacked is not None
+        assert bound.upper is not None
+        scores = (bound.certified, bound.attacked, bound.upper)
+        assert [row[1], row[3], row[5]] == [f"{score.value:.1f}" for score in scores]
+        assert row[2] == f"{bound.certified.low:.1f} to {bound.certified.high:.1f}"
+        assert row[4] == f"{bound.attacked.low:.1f} to {bound.attacked.high:.1f}"
+        assert certificate.says(bound) in printed
+        assert f"lies between {row[1]} and {row[5]}, with probability 1 − 0.001" in certificate.says(bound)
+    recall, abstained = certificate.recall.value, certificate.abstained.value
+    assert f"R@1 of the smoothed network {recall:.1f} (" in printed
+    assert f"abstained {abstained:.1f}, certified radius" in printed
+    assert "9 of 797 images of 10 classes; digits 8×8; σ = 0.25, 60 samples" in printed
+    assert f"no radius beyond {certificate.limit:.3g} can be certified" in printed
+    assert f"the certificate is in {folder}" in printed
+    assert certificate.network.name == "c2f2 N/A[S]"
+    assert certificate.data.name == "digits"
+    arrays = FORMAT.read_arrays(folder)
+    assert arrays["attacked"].shape == (9, 2)
+    hits = arrays["hit"]
+    assert recall == pytest.approx(float(hits[~hits.isnan()].mean()), abs=1e-9)
+
+
+FILES = ("certificate.json", "queries.safetensors")
+
+
+def test_a_finished_certificate_is_shown_at_once(
+    run: Path, certified: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(C2F2, "forward", lambda *_: pytest.fail("it was computed again"))
+    again = works("certify", run, *HOW)
+    assert rows_of(again) == rows_of(certified[1])
+
+
+def test_without_an_attack_there_are_no_upper_bounds(run: Path, tmp_path: Path) -> None:
+    printed = works("certify", run, "--sigma", "51/255", *FEW, "--no-attack", "--out", tmp_path / "out")
+    head, *rows = rows_of(printed)
+    assert head == ["radius (L2)", "certified R@1", "95 %"]
+    assert [row[0] for row in rows] == ["0.1", "0.2", "0.3"]
+    assert "of at most 0.1 is at least " in printed
+    assert "attack: done" not in printed
+    assert load_certificate(tmp_path / "out").settings.sigma == 0.2
+
+
+def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
+    run: Path, certified: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "keep", at_call(6, stop_by(signal.SIGINT), Store.keep))
+        said = command("certify", run, *HOW, "--out", out)
+    assert said.code == 130
+    assert "stopped; what is finished is kept: the same command goes on from there" in said.out
+    kept = {file.name for file in (out / PARTS).glob("*.safetensors")}
+    assert kept == {*(f"ranked-{k:05d}.safetensors" for k in range(4)), "certify-00000.safetensors"}
+    works("certify", run, *HOW, "--out", out)
+    for name in FILES:
+        assert (out / name).read_bytes() == (certified[0] / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "flag"),
+    [
+        ((), "how much noise? give its deviation, such as 0.25", "--sigma"),
+        (("--sigma", "0"), "sigma must be in (0, 10], not 0.0: it is the deviation of noise", "--sigma"),
+        (("--sigma", "11"), "sigma must be in (0, 10], not 11.0", "--sigma"),
+        (("--sigma", "much"), "sigma must be in (0, 10], not 'much'", "--sigma"),
+        (("--sigma", "1", "--radii", "0,1"), "radii must be positive numbers in ascending order", "--radii"),
+        (("--sigma", "1", "--radii", "1,0.5"), "such as 0.25,0.5,1, not '1,0.5'", "--radii"),
+        (("--sigma", "1", "--radii", "far"), "such as 0.25,0.5,1, not 'far'", "--radii"),
+        (("--sigma", "1", "--samples", "20"), "nothing can be certified with fewer than 24", "--samples"),
+        (("--sigma", "1", "--alpha", "0.5"), "alpha must be in (0, 0.5), not 0.5", "--alpha"),
+        (("--sigma", "1", "--alpha", "tiny"), "alpha must be in (0, 0.5), not 'tiny'", "--alpha"),
+        (
+            ("--sigma", "1", "--queries", "0"),
+            "queries must be a whole number of at least 1, not 0",
+            "--queries",
+        ),
+        (("--sigma", "1", "--search", "nes"), "search 'nes' keeps to the budget of each pixel", "--search"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    says: str,
+    flag: str,
+) -> None:
+    monkeypatch.setattr(C2F2, "forward", lambda *_: pytest.fail("the network was run"))
+    told = refused("certify", run, *options, "--out", tmp_path / "out")
+    assert says in told
+    assert told.rstrip().endswith(f"({flag})")
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_queries_than_images_and_noise_beyond_the_memory_are_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    told = refused("certify", run, "--sigma", 0.25, "--queries", 798, "--out", out)
+    assert "queries must be from 1 to the number of images, 797, not 798 (--queries)" in told
+    monkeypatch.setattr(smoothing, "free_memory", lambda: 10**6)
+    told = refused("certify", run, "--sigma", 0.25, "--attack-samples", 10**6, "--out", out)
+    assert "attack_samples is 1,000,000: noise for images of shape (1, 8, 8) would take 0.2 GiB" in told
+    assert told.rstrip().endswith("give at most 3,906 (--attack-samples)")
+    assert not (out / "plan.json").exists()
+
+
+def test_a_folder_with_something_else_is_refused(
+    run: Path, certified: tuple[Path, str], tmp_path: Path
+) -> None:
+    told = refused("certify", run, *HOW, "--seed", 1)
+    assert f"{certified[0]} holds another certification: seed was 0, is 1; give another folder" in told
+    assert told.rstrip().endswith("(--out)")
+    told = refused("certify", run, *HOW, "--out", run)
+    assert "is not empty and holds no certification: give another folder (--out)" in told
+    works("evaluate", run, *ONE, "--out", tmp_path / "evaluated")
+    told = refused("certify", run, *HOW, "--out", tmp_path / "evaluated")
+    assert "holds another kind of work, 'evaluation': give another folder (--out)" in told
+    told = refused("evaluate", run, *ONE, "--out", certified[0])
+    assert "holds another kind of work, 'certification': give another folder (--out)" in told
+
+
+def test_a_network_by_name_needs_a_folder(weights: Path, tmp_path: Path) -> None:
+    network = ("--model", "c2f2", "--dim", 512, "--weights", weights, *DIGITS)
+    told = refused("certify", *network, *HOW)
+    assert "say where the certificate goes: give a folder (--out)" in told
+    printed = works("certify", *network, *HOW, "--no-attack", "--out", tmp_path / "out")
+    assert "c2f2 c2f2.safetensors: R@1 of the smoothed network" in printed
+
+
+WITHOUT_GRADIENT = """
+import torch
+from torch import nn
+
+class Steps(nn.Module):
+    def forward(self, images):
+        return (images.flatten(1) * 4).round().detach() + 0.5
+
+def network():
+    return Steps()
+"""
+
+
+def test_a_network_without_gradients_is_certified_but_not_attacked(tmp_path: Path) -> None:
+    file = tmp_path / "steps.py"
+    file.write_text(WITHOUT_GRADIENT)
+    how: tuple[Any, ...] = ("--model", f"{file}:network", *DIGITS, *HOW, "--out", tmp_path / "out")
+    assert "the embeddings do not depend on the images" in refused("certify", *how)
+    assert rows_of(works("certify", *how, "--no-attack"))
