@@ -140,7 +140,7 @@ def _descend(
     objective = lowest.watch(objective)
     point = project(begin, around, budget.eps, budget.norm)
     value, slope = value_and_slope(objective, point, rows)
-    length = torch.full_like(value, 2 * budget.eps)
+    length = torch.full_like(value, 2 * budget.eps, dtype=point.dtype)
     one = _Rows(
         rows, around, point, point, value, slope, length, point, value, slope,
         torch.zeros_like(value), length, value,

@@ -26,11 +26,11 @@ from robustmetric.attacks.gallery import (
     hit_at_1,
     nearest,
 )
-from robustmetric.attacks.margin import SLACK, rivals, smooth_margin
+from robustmetric.attacks.margin import may_lead, rivals, smooth_margin
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.distance import pair_distance
 from robustmetric.registry import lookup
-from robustmetric.squares import square_distance
+from robustmetric.squares import distances, keys_of, positions_of, square_distance
 from robustmetric.validate import UserError, is_number
 
 
@@ -52,7 +52,8 @@ class Goal(RankingAttack):
         lookup("side", self.side, {"query": 0, "candidate": 0})
         if self.by is not None and self.by not in self.objectives:
             known = ", ".join(map(repr, self.objectives))
-            raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}{self._more}")
+            more = self._more if self.side == "query" else ""
+            raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}{more}")
 
     @property
     @abstractmethod
@@ -158,14 +159,15 @@ class Misrank(Goal):
 
     def _askers(self, queries: Queries, gallery: Gallery) -> Tensor:
         """Return the nearest image of another class whose first image is of its class, (B, 1)."""
-        others = int((gallery.labels != queries.labels[:, None]).sum(1).min())
-        count = max(1, min(TRIED, others))
+        count = min(TRIED, len(gallery))
         pool = nearest(queries.z, gallery, count, without=queries.own, other_than=queries.labels)
         chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
         for asked in pool.T:
             left = ~found
             first = _first_of(asked[left], queries.own[left], gallery)
-            found[left] = gallery.labels[first] == gallery.labels[asked[left]]
+            kind = gallery.labels[asked[left]]
+            # Where there are fewer of other classes, what was left out comes behind them.
+            found[left] = (gallery.labels[first] == kind) & (kind != queries.labels[left])
             chosen = torch.where(left & found, asked, chosen)
             if found.all():
                 break
@@ -188,8 +190,10 @@ class Misrank(Goal):
         if self.side == "candidate":
             assert target.extra is not None  # noqa: S101
             q, first = gallery.z[target.index[:, 0]], gallery.z[target.extra[:, 0]]
-            gap = pair_distance(away_from(z, q), q) - pair_distance(first, q)
-            return gap, gap < SLACK
+            dist, rival = pair_distance(away_from(z, q), q), pair_distance(first, q)
+            # An image of another class may be first in there without any attack.
+            wrong = gallery.labels[target.extra[:, 0]] != gallery.labels[target.index[:, 0]]
+            return dist - rival, may_lead(dist, rival) | wrong
         if self.how == "smooth":
             return smooth_margin(z, queries, gallery, self.tau)
         aimed = gallery.labels[target.index[:, 0]] if target.index.shape[1] else None
@@ -232,7 +236,7 @@ def nearest_wrong(queries: Queries, gallery: Gallery, place: int) -> Tensor:
     """Return the nearest image of the wrong class that is the `place`-th nearest: (B, 1) positions.
 
     The distance of a class is that of its nearest image in the `gallery` to one of the `queries`. Where there
-    are fewer wrong classes, it is the farthest of them.
+    are fewer wrong classes, it is the farthest of them; where there is none, the first image.
 
     >>> z, labels = torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2])
     >>> queries = Queries(torch.tensor([[0.8, 0, 0.5, 0, 0, 0.3]]), labels[:1], torch.tensor([0]))
@@ -240,26 +244,18 @@ def nearest_wrong(queries: Queries, gallery: Gallery, place: int) -> Tensor:
     (tensor([[2]]), tensor([[5]]))
     """
     kinds, of_class = gallery.labels.unique(return_inverse=True)
-    high = queries.z.new_full((len(queries), len(kinds)), -torch.inf)
+    # Of each class the key of its nearest image, which is the one to return: see `keys_of`.
+    none = torch.iinfo(torch.long).max
+    first = torch.full((len(queries), len(kinds)), none, device=queries.z.device)
     for block in gallery.blocks():
-        product = queries.z @ gallery.z[block].T
-        high.scatter_reduce_(1, of_class[block].expand_as(product), product, "amax")
+        square = distances(queries.z, gallery.z[block])
+        keys = keys_of(square, torch.arange(block.start, block.stop, device=square.device))
+        first.scatter_reduce_(1, of_class[block].expand_as(keys), keys, "amin")
     own = kinds == queries.labels[:, None]
-    order = high.masked_fill(own, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    wrong = len(kinds) - own.any(1).long()
-    chosen = order.gather(1, (wrong - 1).clamp(0, place - 1)[:, None])[:, 0]
-    return _nearest_of(queries.z, gallery, kinds[chosen])
-
-
-def _nearest_of(z: Tensor, gallery: Gallery, kind: Tensor) -> Tensor:
-    """Return the image of a class (B,) that is nearest to z (B, D): (B, 1) positions."""
-    best = z.new_full((len(z),), -torch.inf)
-    place = torch.zeros(len(z), dtype=torch.long, device=z.device)
-    for block in gallery.blocks():
-        product = z @ gallery.z[block].T
-        value, index = product.masked_fill_(gallery.labels[block] != kind[:, None], -torch.inf).max(1)
-        place, best = torch.where(value > best, index + block.start, place), torch.maximum(best, value)
-    return place[:, None]
+    ordered = first.masked_fill(own, none).sort(dim=1).values
+    wrong = (len(kinds) - own.sum(1))[:, None]
+    chosen = positions_of(ordered.gather(1, (wrong - 1).clamp(0, place - 1)))
+    return torch.where(wrong > 0, chosen, 0)
 
 
 @ATTACKS.register("shift")

@@ -11,7 +11,7 @@ from torch import Tensor
 from robustmetric.attacks.gallery import Gallery, Queries, put, same_camera
 
 SLACK = 1e-4
-"""Margins up to this, in cosines or distances, are worth an exact look: single precision may be off."""
+"""Cosines that differ by less are worth an exact look: single precision may be off."""
 
 # Up to so many distances are kept for a second look at them; more are computed anew.
 _KEPT = 2**25
@@ -39,6 +39,18 @@ class Rivals(NamedTuple):
     def near(self) -> Tensor:
         """Which queries (B,) may have an image of another class in front."""
         return self.answered & (self.any_wrong > self.right_cosine - SLACK)
+
+
+def may_lead(ahead: Tensor, behind: Tensor) -> Tensor:
+    """Return where distances `ahead` (B,) may be less than those `behind` (B,), or the same, but for rounding.
+
+    Rounding is of cosines, so that the squares are compared: of points that lie together, distances are off
+    by much more than cosines are.
+
+    >>> may_lead(torch.tensor([0.0, 0.001, 1.0]), torch.tensor([0.5, 0.0, 0.9]))
+    tensor([ True,  True, False])
+    """
+    return ahead.detach().square() < behind.detach().square() + 2 * SLACK
 
 
 @torch.no_grad()
@@ -126,7 +138,7 @@ class _SmoothMargin(torch.autograd.Function):
             slope.addcmul_(z, share.sum(1, keepdim=True)).addmm_(share, images, alpha=-1)
         ctx.save_for_backward(slope * answered[:, None])
         value = (wrong - right)[:, 0] - tau * (total[0].log() - total[1].log())
-        near = answered & (nearest[0] < nearest[1] + SLACK)
+        near = answered & may_lead(nearest[0], nearest[1])
         ctx.mark_non_differentiable(near)
         return value * answered, near
 

@@ -21,7 +21,7 @@ from robustmetric.attacks.gallery import (
 )
 from robustmetric.attacks.goals import TRIED, Goal
 from robustmetric.attacks.hinge import rank_hinge
-from robustmetric.attacks.margin import SLACK, kth_nearest
+from robustmetric.attacks.margin import kth_nearest, may_lead
 from robustmetric.distance import pair_distance
 from robustmetric.squares import square_distance
 from robustmetric.validate import UserError
@@ -39,13 +39,14 @@ class _Placed(Goal):
     enters: ClassVar[bool]  # whether the image is wanted in there, or out
     counts_inside: ClassVar[bool] = True  # whether it is reported as in there, or as out
     by_camera: ClassVar[bool] = False
+    usual: ClassVar[int | None] = None  # the number of places unless it is given; None is 1 % of the images
 
     k: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k is not None:
-            check_count("k", self.k)
+        if self.k is not None or self.usual is not None:
+            check_count("k", self.k)  # type: ignore[arg-type]
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -53,7 +54,7 @@ class _Placed(Goal):
         return ("margin", "distance", "hinge") if self.side == "query" else ("margin",)
 
     def _options(self) -> dict[str, float | str | None]:
-        return {"k": self.k, **super()._options()}
+        return {"k": None if self.k == self.usual else self.k, **super()._options()}
 
     def places(self, images: int) -> int:
         """Return how many places of a gallery of N `images` count: `k`, or 1 % of them."""
@@ -84,19 +85,23 @@ class _Placed(Goal):
         dist = pair_distance(away_from(z, goal), goal)
         if self.side == "candidate":
             assert target.extra is not None  # noqa: S101
-            gap = sign * (dist - target.extra[:, 0])
-            return gap, gap < SLACK
+            rival = target.extra[:, 0]
+            return sign * (dist - rival), self._near(dist, rival)
         without = (queries.own, target.index[:, 0])
         last, _ = kth_nearest(
             z.detach(), gallery, self.places(len(gallery)), without, queries if self.by_camera else None
         )
-        rival = gallery.z[last]
-        gap = sign * (dist - pair_distance(away_from(z, rival), rival))
+        rival = pair_distance(away_from(z, gallery.z[last]), gallery.z[last])
+        near = self._near(dist, rival)
         if self.how == "margin":
-            return gap, gap.detach() < SLACK
+            return sign * (dist - rival), near
         if self.how == "distance":
-            return sign * dist, gap.detach() < SLACK
-        return rank_hinge(z, target.index, [sign], gallery, queries.own), gap.detach() < SLACK
+            return sign * dist, near
+        return rank_hinge(z, target.index, [sign], gallery, queries.own), near
+
+    def _near(self, dist: Tensor, rival: Tensor) -> Tensor:
+        """Return which images (B,) may be where they are wanted, by their distance and the last place's."""
+        return may_lead(dist, rival) if self.enters else may_lead(rival, dist)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return whether the image is in the first places, or out of them, as 100 or 0."""
@@ -125,15 +130,14 @@ class Promote(_Placed):
     family: ClassVar[str] = "promote"
     enters: ClassVar[bool] = True
 
-    k: int | None = 4
+    usual: ClassVar[int | None] = 4
+
+    k: int | None = usual
 
     @property
     def objectives(self) -> tuple[str, ...]:
         """The names of its objectives; the distance leads farther than a margin to what moves as well."""
         return ("distance", "hinge", "margin") if self.side == "query" else ("margin",)
-
-    def _options(self) -> dict[str, float | str | None]:
-        return {**super()._options(), "k": None if self.k == 4 else self.k}
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -204,7 +208,9 @@ class Translocate(_Placed):
     enters: ClassVar[bool] = False
     by_camera: ClassVar[bool] = True
 
-    k: int | None = 4
+    usual: ClassVar[int | None] = 4
+
+    k: int | None = usual
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,9 +219,6 @@ class Translocate(_Placed):
                 f"translocate is of the query's side alone: for a candidate write demote(k={self.k}, "
                 "side='candidate')"
             )
-
-    def _options(self) -> dict[str, float | str | None]:
-        return {**super()._options(), "k": None if self.k == 4 else self.k}
 
     @property
     def columns(self) -> tuple[Column, ...]:
