@@ -32,6 +32,7 @@ from robustmetric.attacks.contract import (
     checked_start,
 )
 from robustmetric.perturb import Budget
+from tests.helpers.goals import GOALS
 
 BUDGET = Budget(eps=0.1, alpha=0.05, steps=2)
 B, N = 18, 40  # of the fixtures: queries, and images in the gallery
@@ -85,7 +86,7 @@ def draws() -> Draws:
     return Draws(0, "mine", range(B))
 
 
-@pytest.mark.parametrize("name", [*ATTACKS, "CA+(w=3)", "SP-QA-(m=2)"])
+@pytest.mark.parametrize("name", [*dict.fromkeys([*ATTACKS, *GOALS]), "CA+(w=3)", "SP-QA-(m=2)"])
 @pytest.mark.parametrize("protocol", ["strict", "reference"])
 def test_what_is_built_in_keeps_the_contract_and_passes_unchanged(
     name: str, protocol: str, queries: Queries, gallery: Gallery, moved: Tensor

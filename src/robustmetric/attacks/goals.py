@@ -151,14 +151,15 @@ class Misrank(Goal):
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return the nearest image of the class that is aimed at, (B, 1), or none, (B, 0).
 
-        Of a candidate it is the image in whose ranking it is to be the first.
+        Of a candidate it is the image in whose ranking it is to be the first, and who is first there: (B, 2).
         """
         if self.side == "candidate":
-            return self._askers(queries, gallery)
+            asked = self._askers(queries, gallery)
+            return torch.stack([asked, _first_of(asked, queries.own, gallery)], dim=1)
         return nothing(queries) if isinstance(self.how, str) else nearest_wrong(queries, gallery, self.how)
 
     def _askers(self, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return the nearest image of another class whose first image is of its class, (B, 1)."""
+        """Return the nearest image of another class whose first image is of its class: (B,)."""
         count = min(TRIED, len(gallery))
         pool = nearest(queries.z, gallery, count, without=queries.own, other_than=queries.labels)
         chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
@@ -171,13 +172,7 @@ class Misrank(Goal):
             chosen = torch.where(left & found, asked, chosen)
             if found.all():
                 break
-        return chosen[:, None]
-
-    def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Return the targets; of a candidate with the first image in the ranking of its target, (B, 1)."""
-        if self.side == "query":
-            return Target(index)
-        return Target(index, _first_of(index[:, 0], queries.own, gallery)[:, None])
+        return chosen
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Return the margin (B,) by which the nearest image of another class is farther than one of it."""
@@ -188,12 +183,11 @@ class Misrank(Goal):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the margin (B,), and which queries (B,) may have an image of another class in front."""
         if self.side == "candidate":
-            assert target.extra is not None  # noqa: S101
-            q, first = gallery.z[target.index[:, 0]], gallery.z[target.extra[:, 0]]
-            dist, rival = pair_distance(away_from(z, q), q), pair_distance(first, q)
+            asked, first = target.index.T
+            q = gallery.z[asked]
+            dist, rival = pair_distance(away_from(z, q), q), pair_distance(gallery.z[first], q)
             # An image of another class may be first in there without any attack.
-            wrong = gallery.labels[target.extra[:, 0]] != gallery.labels[target.index[:, 0]]
-            return dist - rival, may_lead(dist, rival) | wrong
+            return dist - rival, may_lead(dist, rival) | (gallery.labels[first] != gallery.labels[asked])
         if self.how == "smooth":
             return smooth_margin(z, queries, gallery, self.tau)
         aimed = gallery.labels[target.index[:, 0]] if target.index.shape[1] else None
@@ -206,8 +200,7 @@ class Misrank(Goal):
         """Return whether the nearest image is still of the class, as 100 or 0."""
         if self.side == "query":
             return {self.name: hit_at_1(z, queries, gallery, queries.own, strict=True)}
-        assert target.extra is not None  # noqa: S101
-        asked, first = _as_queries(target.index[:, 0], gallery), target.extra[:, 0]
+        asked, first = _as_queries(target.index[:, 0], gallery), target.index[:, 1]
         level, rival = square_distance(z, asked.z), square_distance(asked.z, gallery.z[first])
         # Ties go to the lower position; what is no image of the gallery comes last.
         ahead = (level < rival) | ((level == rival) & (queries.own >= 0) & (queries.own < first))
