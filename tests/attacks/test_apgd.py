@@ -284,7 +284,9 @@ def test_the_size_of_slopes_does_not_matter_to_l2(scale: float) -> None:
 def test_a_network_in_double_precision_leaves_pixels_as_they_are() -> None:
     for dtype in (torch.float32, torch.float16):
         x = images(dtype=dtype)
-        found = APGD()(x, lambda x, rows: Hilly()(x, rows), budget_of("linf", 4), draws=Draws(0, "x", range(6)))
+        found = APGD()(
+            x, lambda x, rows: Hilly()(x, rows), budget_of("linf", 4), draws=Draws(0, "x", range(6))
+        )
         assert found.dtype == dtype
         assert not torch.equal(found, x)
 

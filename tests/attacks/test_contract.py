@@ -221,7 +221,9 @@ def test_who_has_no_end_has_nobody_lost(queries: Queries, gallery: Gallery, move
     endless = Ending(returns=lambda z: (z.sum(1), z[:, 0] > 0), columns=(Column("a", "higher"),))
     with pytest.raises(UserError) as error:
         checked_appraise(endless, moved, Target(queries.own[:, None]), queries, gallery)
-    told(error, "Ending.appraise returned", "which queries may be lost", "None there, or give a column a lost")
+    told(
+        error, "Ending.appraise returned", "which queries may be lost", "None there, or give a column a lost"
+    )
 
 
 def test_an_objective_needs_no_gradient_where_none_is_asked_for(

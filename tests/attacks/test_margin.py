@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.helpers.goals import counted
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
-    return sum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))
+    return math.fsum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 8192])
@@ -82,7 +83,12 @@ def test_what_is_too_much_to_keep_is_computed_anew(
 ) -> None:
     cut, weights = replace(seen, chunk=chunk), torch.arange(1.0, 19.0, dtype=torch.float64)
     passes, real = [], margin._distances
-    monkeypatch.setattr(margin, "_distances", lambda *args: passes.append(1) or real(*args))
+
+    def noted(*args: Any) -> Any:
+        passes.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(margin, "_distances", noted)
 
     def computed() -> tuple[Tensor, Tensor, Tensor]:
         leaf = moved.clone().requires_grad_()

@@ -155,9 +155,9 @@ def test_a_search_says_which_norms_it_keeps_to() -> None:
     for search in (PGD(), NES(), SPSA()):
         assert search.norms == ("linf",)
         assert Transfer(surrogate=nn.Flatten(), search=search).norms == ("linf",)
-    for search in (APGD(), Square()):
-        assert search.norms == ("linf", "l2")
-        assert Transfer(surrogate=nn.Flatten(), search=search).norms == ("linf", "l2")
+    for both in (APGD(), Square()):
+        assert both.norms == ("linf", "l2")
+        assert Transfer(surrogate=nn.Flatten(), search=both).norms == ("linf", "l2")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Counting(nn.Module):
         last = nn.Linear(32, width).double()
         with torch.no_grad():
             last.weight.copy_(torch.randn(width, 32, generator=torch.Generator().manual_seed(seed)) / 6)
-        self.inner = inner if width == 16 else nn.Sequential(*inner[:-1], last)
+        self.inner = inner if width == 16 else nn.Sequential(*list(inner)[:-1], last)
         self.reset()
 
     def reset(self) -> None:
@@ -116,7 +116,9 @@ def run(scene: Scene, name: str, search: Search, budget: Budget = WIDE, **given:
 ENDS = ["misrank", "misrank(by=1)", "misrank(side='candidate')", "promote", "demote(k=3)", "translocate"]
 
 
-@pytest.mark.parametrize("text", ["pgd", "pgd(restarts=2)", "apgd(restarts=2)", "square(trials=30)", "nes(samples=2)"])
+@pytest.mark.parametrize(
+    "text", ["pgd", "pgd(restarts=2)", "apgd(restarts=2)", "square(trials=30)", "nes(samples=2)"]
+)
 @pytest.mark.parametrize("name", ["misrank", "promote", "TMA"])
 def test_images_through_the_network_and_back_are_counted(name: str, text: str, theirs: Scene) -> None:
     outcome = run(theirs, name, make_search(text))
@@ -158,7 +160,9 @@ def test_the_lowest_of_the_first_questions_counts(search: Search, theirs: Scene)
     asked = model.through[:-1]
     values = torch.stack(
         [
-            goal.objective(embed(model.inner, x).detach(), whole.target, theirs.queries[NUMBERS], theirs.gallery)
+            goal.objective(
+                embed(model.inner, x).detach(), whole.target, theirs.queries[NUMBERS], theirs.gallery
+            )
             for x in asked
         ]
     )
@@ -178,7 +182,7 @@ def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs
     queries, images = theirs.queries[NUMBERS], theirs.images[NUMBERS]
     assert isinstance(images, Tensor)
     before, after = lost(goal, outcome.before), lost(goal, outcome.after)
-    assert 0 < after.sum()
+    assert after.sum() > 0
     assert not (before & ~after).any() or isinstance(search, Square)
     if not isinstance(search, Square):  # which begins elsewhere
         assert torch.equal(outcome.images[before], images[before])
@@ -187,7 +191,9 @@ def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs
     for x in steps:
         if len(x) != len(left):
             break  # rows drop out for other reasons as well: without a slope, or at a restart
-        values = goal.measure(embed(model.inner, x).detach(), outcome.target[left], queries[left], theirs.gallery)
+        values = goal.measure(
+            embed(model.inner, x).detach(), outcome.target[left], queries[left], theirs.gallery
+        )
         gone = lost(goal, values)
         assert torch.equal(outcome.images[left[gone]], x[gone])
         left = left[~gone]

@@ -1,4 +1,4 @@
-"""The goals misrank, shift, promote, demote and translocate by plain loops: one query, one image at a time."""
+"""The goals misrank, shift, promote, demote and translocate by plain loops: a query, an image at a time."""
 
 from __future__ import annotations
 
@@ -134,9 +134,7 @@ def objective(which: RankingAttack, z: Tensor, row: int, index: list[int], q: Qu
         return sign * dist
     if which.how == "margin":
         return sign * (dist - sorted(far(z, g.z[p]) for p in ranked(which, row, target, q, g))[k - 1])
-    hinges = [
-        (sign * (dist - far(z, g.z[p]))).clamp_min(0) for p in range(len(g)) if p not in (own, target)
-    ]
+    hinges = [(sign * (dist - far(z, g.z[p]))).clamp_min(0) for p in range(len(g)) if p not in (own, target)]
     return torch.stack(hinges).sum() / len(hinges)
 
 
@@ -212,5 +210,3 @@ def select(which: RankingAttack, row: int, q: Queries, g: Gallery, draws: Draws)
 
 def aimed(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
     return which.select(queries, gallery, draws=Draws(seed, which.drawn_as, range(len(queries))))
-
-

@@ -42,7 +42,7 @@ class Rivals(NamedTuple):
 
 
 def may_lead(ahead: Tensor, behind: Tensor) -> Tensor:
-    """Return where distances `ahead` (B,) may be less than those `behind` (B,), or the same, but for rounding.
+    """Return where distances `ahead` (B,) may be at most those `behind` (B,), but for rounding.
 
     Rounding is of cosines, so that the squares are compared: of points that lie together, distances are off
     by much more than cosines are.
