@@ -106,10 +106,11 @@ class RankingAttack(ABC):
     def appraise(
         self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the objective (B,), and which queries (B,) may have got where the attack wants them.
+        """Return the objective (B,), and which `queries` (B,) may have got where the attack wants them.
 
-        Those are measured before it is believed. None is of an attack that always wants more, as those do
-        without a column that has a `lost`.
+        `z` (B, D) are their embeddings now, `target` is what they aim at in the `gallery`. Those are measured
+        before it is believed. None is of an attack that always wants more, as those do without a column that
+        has a `lost`.
         """
         value = self.objective(z, target, queries, gallery)
         return value, torch.ones_like(value, dtype=torch.bool) if self.can_win else None
