@@ -56,7 +56,7 @@ def back(x: Tensor, origin: Tensor, eps: float, norm: Norm) -> Tensor:
 def one_descent(value: Value, origin: Tensor, begin: Tensor, budget: Budget) -> tuple[float, Tensor, int]:
     """Descend as the paper's algorithm 1 does, for one image; return the best value, its point and halvings.
 
-    Where there was no last step, the first and behind a return, the next one has no momentum.
+    The first step has no momentum, and neither has one behind a return to the best point.
     """
 
     def look(x: Tensor) -> tuple[float, Tensor]:
@@ -76,12 +76,12 @@ def one_descent(value: Value, origin: Tensor, begin: Tensor, budget: Budget) -> 
     x = last = back(begin, origin, budget.eps, budget.norm)
     f, slope = look(x)
     best, best_x, best_slope = f, x, slope
-    helped, since, old_size, old_best = 0, 0, step_size, best
+    helped, since, old_size, old_best, fresh = 0, 0, step_size, best, True
     for k in range(1, budget.steps + 1):
         ahead = back(x - step_size * along(slope), origin, budget.eps, budget.norm)
-        if not torch.equal(x, last):
+        if not fresh:
             ahead = back(x + 0.75 * (ahead - x) + 0.25 * (x - last), origin, budget.eps, budget.norm)
-        last, x = x, ahead
+        last, x, fresh = x, ahead, False
         new, slope = look(x)
         helped, f = helped + (new < f), new
         if new < best:
@@ -92,7 +92,7 @@ def one_descent(value: Value, origin: Tensor, begin: Tensor, budget: Budget) -> 
             old_size, old_best, since, helped = step_size, best, k, 0
             if few or stuck:
                 step_size, halvings = step_size / 2, halvings + 1
-                x = last = best_x
+                x, fresh = best_x, True
                 f, slope = best, best_slope
     return best, best_x, halvings
 
@@ -114,6 +114,33 @@ def test_one_descent_against_a_plain_loop(norm: Norm, steps: int) -> None:
         assert float(hilly(found[i : i + 1], torch.tensor([i]))[0].detach()) == pytest.approx(value, abs=1e-6)
         halved += halvings
     assert halved > 3 or steps < 7
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_length_of_steps_follows_the_values_alone(norm: Norm) -> None:
+    """Values by turns, whatever the point: some fall for long after a jump, and never below the best.
+
+    That is where standing still shortens the steps, although most of them helped.
+    """
+    x, budget, ended = images()[2:3] / 2 + 0.25, budget_of(norm, 60), set()
+    slope = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        jumps = (torch.rand(61, generator=generator) < 0.12).double() * 0.5
+        script = (jumps - 0.01).cumsum(0)
+        points: list[list[Tensor]] = [[], []]
+
+        def told(
+            x: Tensor, turn: int, script: Tensor = script, points: list[list[Tensor]] = points
+        ) -> Tensor:
+            way = (slope * (len(points[turn]) % 7 - 3.5) * (x - x.detach())).sum()
+            points[turn].append(x.detach().clone())
+            return script[len(points[turn]) - 1] + way
+
+        APGD()(x, lambda x, rows: told(x[0], 0)[None], budget, draws=Draws(0, "x", [0]))
+        ended.add(one_descent(lambda x: told(x, 1), x[0], x[0], budget)[2])
+        torch.testing.assert_close(torch.stack(points[0]), torch.stack(points[1]), rtol=0, atol=1e-12)
+    assert len(ended) > 2
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -650,7 +650,7 @@ BUGS = [
         "attacks/apgd.py",
         "one.old_length, one.old_least = one.length, one.least\n",
         "one.old_least = one.least\n",
-        "tests/attacks/test_apgd.py::test_one_descent_against_a_plain_loop",
+        "tests/attacks/test_apgd.py::test_the_length_of_steps_follows_the_values_alone",
         "steps that were halved once are never halved for standing still",
     ),
     Bug(
@@ -760,8 +760,8 @@ BUGS = [
     ),
     Bug(
         "evaluation/scene.py",
-        "checked_objective(attack, z, aims, asked, ground.gallery)",
-        "checked_objective(attack, z, aims, asked, scene.gallery)",
+        "checked_appraise(attack, z, aims, asking, ground.gallery)",
+        "checked_appraise(attack, z, aims, asking, scene.gallery)",
         "tests/evaluation/test_scene.py",
         "a transfer searches in the victim's gallery",
     ),
@@ -774,8 +774,8 @@ BUGS = [
     ),
     Bug(
         "evaluation/scene.py",
-        "scene.aim(attack, queries, Draws(seed, attack.name, listed))",
-        "scene.aim(attack, queries, Draws(0, attack.name, listed))",
+        "scene.aim(attack, queries, Draws(seed, attack.drawn_as, listed))",
+        "scene.aim(attack, queries, Draws(0, attack.drawn_as, listed))",
         "tests/evaluation/test_evaluate.py::test_draws_are_of_the_evaluation_s_seed",
         "targets do not depend on the seed",
     ),

@@ -41,8 +41,9 @@ class Square(Search):
     """Random search by squares: each trial sets a square of the perturbation anew, and stays if that helps.
 
     With the norm linf a square has ±ε in each channel; with l2 it gets what is left of the budget, and what
-    another square had. There are `trials`, in which squares shrink; η and α play no part. Only values are asked for, so
-    that masked gradients do not matter. A query that has got where it is wanted drops out at once.
+    another square had. There are `trials`, in which squares shrink; η and α play no part. Only values are
+    asked for, so that masked gradients do not matter. A query that has got where it is wanted drops out at
+    once.
 
     >>> from robustmetric.attacks import make_search
     >>> make_search("square(trials=500)").asks(Budget(eps=0.1, alpha=0.1, steps=1))
