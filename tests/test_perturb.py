@@ -1,5 +1,6 @@
-"""PGD against a plain loop, the budget, and a network that comes back as it was."""
+"""PGD against a plain loop, the budget, its norms, and a network that comes back as it was."""
 
+import math
 import re
 
 import numpy as np
@@ -10,7 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.perturb import Budget, Objective, check_images, differentiate, frozen, pgd, project
+from robustmetric.perturb import (
+    Budget,
+    Objective,
+    check_images,
+    differentiate,
+    directions,
+    frozen,
+    pgd,
+    project,
+    sizes,
+    spread,
+    steepness,
+    value_and_slope,
+)
 
 
 def test_one_step_is_as_long_as_the_budget() -> None:
@@ -269,3 +283,110 @@ def test_images_are_refused_with_what_helps(images: Tensor, message: str) -> Non
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 3), (2, 1, 1), (1, 8, 1), (4, 3, 3), (5, 8, 8)])
 def test_images_of_any_channels_and_size_are_taken(shape: tuple[int, ...]) -> None:
     check_images(torch.rand(2, *shape))
+
+
+# Norms
+
+
+@given(
+    shape=st.sampled_from([(1,), (3, 2, 2), (1, 5, 4)]),
+    eps=st.one_of(st.just(0.0), st.floats(1e-3, 3)),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=60)
+def test_norms_against_plain_loops(shape: tuple[int, ...], eps: float, dtype: torch.dtype, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    origin = torch.rand(4, *shape, generator=g, dtype=torch.float64).to(dtype)
+    x = (origin + torch.randn(4, *shape, generator=g, dtype=torch.float64)).to(dtype)
+    x[0] = origin[0]
+    kept = x.clone()
+    change = x - origin
+    # A length has a rounding for each of 20 pixels at most.
+    slack = 20 * torch.finfo(dtype).eps
+    for norm in ("linf", "l2"):
+        found, size, way = project(x, origin, eps, norm), sizes(change, norm), directions(change, norm)
+        assert found.dtype == size.dtype == way.dtype == dtype
+        for i in range(4):
+            flat, start = change[i].flatten().tolist(), origin[i].flatten().tolist()
+            length = math.sqrt(sum(c * c for c in flat)) if norm == "l2" else max(abs(c) for c in flat)
+            assert float(size[i]) == pytest.approx(length, rel=slack)
+            if norm == "linf":
+                held = [min(max(c, -eps), eps) for c in flat]
+                unit = [float((c > 0) - (c < 0)) for c in flat]
+            else:
+                held = [c * min(1, eps / length) if length else 0.0 for c in flat]
+                unit = [c / length if length else 0.0 for c in flat]
+            wanted = [min(max(s + h, 0), 1) for s, h in zip(start, held, strict=True)]
+            assert found[i].flatten().tolist() == pytest.approx(wanted, abs=4 * slack)
+            assert way[i].flatten().tolist() == pytest.approx(unit, abs=slack)
+        assert (sizes(found - origin, norm) <= eps + 4 * slack).all()
+    assert torch.equal(x, kept)
+    assert spread(sizes(change, "l2"), x).shape == (4, *[1] * len(shape))
+
+
+@pytest.mark.parametrize("slope", [1e-44, 1e-38, 1e-30, 1e-12, 1.0, 1e30, 1e37])
+def test_a_direction_has_length_1_however_small_the_slope(slope: float) -> None:
+    """Squares of such numbers are no float32, and the last few bits of the smallest are all it has."""
+    way = torch.tensor([[3.0, -4.0, 0.0], [0.0, 0.0, 0.0], [0.0, 2.0, 0.0]]) * slope
+    exact = way[0].double() / way[0].double().norm()
+    found = directions(way, "l2")
+    torch.testing.assert_close(found[0].double(), exact, rtol=0, atol=1e-6)
+    assert found[1:].tolist() == [[0, 0, 0], [0, 1, 0]]
+    assert directions(way, "linf").tolist() == [[1, -1, 0], [0, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"norm": "l1"}, r"unknown norm 'l1'.*; known: l2, linf"),
+        ({"eps": 1.5}, r"eps must be in \[0, 1\], not 1.5: pixels are in \[0, 1\], so 8 grey levels are"),
+        ({"eps": -0.1}, r"eps must be in \[0, 1\], not -0.1"),
+        ({"eps": -0.1, "norm": "l2"}, "eps must be a number of at least 0, not -0.1: with the norm l2 it is "
+            "the length of a perturbation"),
+        ({"eps": math.nan, "norm": "l2"}, "eps must be a number of at least 0, not nan"),
+        ({"eps": math.inf, "norm": "l2"}, "eps must be a number of at least 0, not inf"),
+        ({"eps": "1", "norm": "l2"}, "eps must be a number of at least 0, not '1'"),
+        ({"alpha": 2.0, "norm": "l2"}, r"alpha must be in \(0, 1\], not 2.0"),
+        ({"steps": 0, "norm": "l2"}, "steps must be a whole number of at least 1, not 0"),
+    ],
+)  # fmt: skip
+def test_a_budget_refuses_what_cannot_be(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Budget(**{"eps": 0.1, "alpha": 0.1, "steps": 2, **given})  # type: ignore[arg-type]
+
+
+def test_a_length_may_be_more_than_1() -> None:
+    assert Budget(eps=3.5, alpha=0.1, steps=2, norm="l2").eps == 3.5
+    assert Budget(eps=0.1, alpha=0.1, steps=2).norm == "linf"
+
+
+def test_value_and_slope_are_those_of_each_row() -> None:
+    point = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
+    seen = []
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        seen.append((x.requires_grad, rows.tolist()))
+        return (x.square().sum(1) * (rows + 1)).masked_fill(rows == 4, -torch.inf)
+
+    with torch.no_grad():
+        value, slope = value_and_slope(objective, point, torch.tensor([4, 1]))
+    assert value.tolist() == [-math.inf, 20.0]
+    # Where a row has arrived, there is no slope.
+    assert slope.tolist() == [[0.0, 0.0], [12.0, -4.0]]
+    assert seen == [(True, [4, 1])]
+    assert not any(t.requires_grad for t in (value, slope, point))
+    assert steepness(slope).tolist() == [0.0, 12.0]
+
+
+def test_pgd_leaves_a_row_where_it_has_arrived() -> None:
+    """Minus infinity is as low as can be: the row stays where it is, and is asked no more."""
+    x, asked = torch.full((3, 2), 0.5), []
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        asked.append(rows.tolist())
+        return x.sum(1).masked_fill(x[:, 0].detach() < torch.tensor([0.45, 0.25, 0.0])[rows], -torch.inf)
+
+    moved = pgd(x, objective, Budget(eps=0.5, alpha=0.1, steps=4))
+    assert asked == [[0, 1, 2], [0, 1, 2], [1, 2], [1, 2]]
+    torch.testing.assert_close(moved[:, 0], torch.tensor([0.4, 0.2, 0.1]))

@@ -160,8 +160,9 @@ def directions(slope: Tensor, norm: Norm) -> Tensor:
     if norm == "linf":
         return slope.sign()
     # Squares of very small slopes would be lost.
-    scaled = slope / spread(sizes(slope, "linf"), slope).clamp_min(torch.finfo(slope.dtype).tiny)
-    return scaled / spread(sizes(scaled, "l2"), slope).clamp_min(0.5)
+    steepest = spread(sizes(slope, "linf"), slope)
+    scaled = slope / torch.where(steepest > 0, steepest, 1.0)
+    return scaled / spread(sizes(scaled, "l2"), slope).clamp_min(1)
 
 
 def spread(values: Tensor, images: Tensor) -> Tensor:

@@ -70,3 +70,24 @@ def tied(queries: Queries, gallery: Gallery, moved: Tensor) -> Tensor:
     z[14] = torch.tensor([0.0, 0.6, 0.8, 0.0])
     z[16] = torch.tensor([0.0, 0.0, 0.0, -1.0])
     return z
+
+
+@pytest.fixture(scope="session")
+def seen(gallery: Gallery) -> Gallery:
+    """The gallery, taken by three cameras with numbers of any kind; one took all of class 3.
+
+    Copies in one class are of one camera.
+    """
+    cameras = torch.tensor([-7, 0, 10**12])[torch.arange(40) * 7 % 3]
+    cameras[gallery.labels == 3] = 4
+    cameras[[21, 25]] = cameras[[20, 24]]
+    return Gallery(gallery.z, gallery.labels, cameras=cameras)
+
+
+@pytest.fixture(scope="session")
+def asked(queries: Queries, seen: Gallery) -> Queries:
+    """The queries with their cameras: those of the gallery their own, of the others one that is not there."""
+    assert seen.cameras is not None
+    inside = queries.own >= 0
+    cameras = torch.where(inside, seen.cameras[queries.own], torch.tensor([0, 4, 99, -7, 0, 0]).repeat(3))
+    return Queries(queries.z, queries.labels, queries.own, cameras)

@@ -14,36 +14,17 @@ from torch.utils._pytree import tree_leaves
 from robustmetric import distance
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
 from robustmetric.attacks.gallery import count_mates, count_nearer, same_camera
+from tests.helpers.goals import GOALS
 
 Vector = list[float]
-SEEN = ("ES", "LTM", "GTM", "GTT")  # which rank by the rule
-BLIND = [name for name in ATTACKS if name not in SEEN]
+SEEN = ("ES", "LTM", "GTM", "GTT", "misrank", "translocate")  # which rank by the rule
+EVERY = [*dict.fromkeys([*ATTACKS, *GOALS])]
+BLIND = [name for name in EVERY if name.partition("(")[0] not in SEEN]
 
 
 def square(x: Vector, y: Vector) -> float:
     """Squared distance; what differs by less than a billionth is tied."""
     return round(sum((a - b) ** 2 for a, b in zip(x, y, strict=True)), 9)
-
-
-@pytest.fixture(scope="module")
-def seen(gallery: Gallery) -> Gallery:
-    """The gallery, taken by three cameras with numbers of any kind; one took all of class 3.
-
-    Copies in one class are of one camera.
-    """
-    cameras = torch.tensor([-7, 0, 10**12])[torch.arange(40) * 7 % 3]
-    cameras[gallery.labels == 3] = 4
-    cameras[[21, 25]] = cameras[[20, 24]]
-    return Gallery(gallery.z, gallery.labels, cameras=cameras)
-
-
-@pytest.fixture(scope="module")
-def asked(queries: Queries, seen: Gallery) -> Queries:
-    """The queries with their cameras: those of the gallery their own, of the others one that is not there."""
-    assert seen.cameras is not None
-    inside = queries.own >= 0
-    cameras = torch.where(inside, seen.cameras[queries.own], torch.tensor([0, 4, 99, -7, 0, 0]).repeat(3))
-    return Queries(queries.z, queries.labels, queries.own, cameras)
 
 
 def counted(row: int, q: Queries, g: Gallery) -> list[int]:
@@ -194,7 +175,7 @@ def test_the_others_rank_the_whole_gallery(
         assert torch.equal(found[key], value)
 
 
-@pytest.mark.parametrize("name", [*ATTACKS])
+@pytest.mark.parametrize("name", EVERY)
 def test_cameras_that_took_nothing_else_change_nothing(
     name: str, gallery: Gallery, queries: Queries, tied: Tensor
 ) -> None:
@@ -243,7 +224,7 @@ def test_double_precision_is_noticed() -> None:
 
 @pytest.mark.parametrize("with_cameras", [False, True])
 @pytest.mark.parametrize(
-    "name", [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3)", "SP-QA-(m=3)"]
+    "name", [*EVERY, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3)", "SP-QA-(m=3)"]
 )
 @pytest.mark.parametrize("protocol", ["strict", "reference"])
 def test_a_search_needs_no_double_precision(

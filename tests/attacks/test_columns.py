@@ -34,6 +34,12 @@ DECLARED: dict[str, list[tuple[str, str, Unit, tuple[float, float] | None]]] = {
     "LTM": [("LTM", "↑", PERCENT, (0, 1))],
     "GTM": [("GTM", "↑", PERCENT, (0, 1))],
     "GTT": [("GTT", "↑", PERCENT, (0, 1))],
+    "misrank": [("misrank", "↑", PERCENT, None)],
+    "misrank(by=2)": [("misrank(by=2)", "↑", PERCENT, None)],
+    "shift": [("shift", "↓", DISTANCE, None)],
+    "promote": [("promote", "↓", PERCENT, None)],
+    "demote": [("demote", "↓", PERCENT, None)],
+    "translocate": [("translocate", "↑", PERCENT, None)],
     "SP-QA+": [("SP-QA+", "↑", PERCENT, None), ("SP-QA+:keep", "", PERCENT, None)],
     "SP-QA-(m=2)": [("SP-QA-(m=2)", "↓", PERCENT, None), ("SP-QA-(m=2):keep", "", PERCENT, None)],
 }

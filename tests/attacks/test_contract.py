@@ -24,6 +24,7 @@ from robustmetric.attacks import (
 )
 from robustmetric.attacks.contract import (
     checked_aim,
+    checked_appraise,
     checked_columns,
     checked_measure,
     checked_objective,
@@ -32,6 +33,7 @@ from robustmetric.attacks.contract import (
     checked_start,
 )
 from robustmetric.perturb import Budget
+from tests.helpers.goals import GOALS
 
 BUDGET = Budget(eps=0.1, alpha=0.05, steps=2)
 B, N = 18, 40  # of the fixtures: queries, and images in the gallery
@@ -85,7 +87,7 @@ def draws() -> Draws:
     return Draws(0, "mine", range(B))
 
 
-@pytest.mark.parametrize("name", [*ATTACKS, "CA+(w=3)", "SP-QA-(m=2)"])
+@pytest.mark.parametrize("name", [*dict.fromkeys([*ATTACKS, *GOALS]), "CA+(w=3)", "SP-QA-(m=2)"])
 @pytest.mark.parametrize("protocol", ["strict", "reference"])
 def test_what_is_built_in_keeps_the_contract_and_passes_unchanged(
     name: str, protocol: str, queries: Queries, gallery: Gallery, moved: Tensor
@@ -99,6 +101,9 @@ def test_what_is_built_in_keeps_the_contract_and_passes_unchanged(
     value = checked_objective(made, z, target, queries, gallery)
     assert value.equal(made.objective(z, target, queries, gallery))
     assert value.requires_grad
+    both = checked_appraise(made, z, target, queries, gallery)
+    assert both[0].equal(value)
+    assert (both[1] is not None) is made.can_win
     with torch.no_grad():
         assert checked_objective(made, z, target, queries, gallery).equal(value)
         measured = checked_measure(made, z, target, queries, gallery)
@@ -161,6 +166,64 @@ def test_objective(returns: Any, got: str, queries: Queries, gallery: Gallery, m
     with pytest.raises(UserError) as error:
         checked_objective(Mine(returns=returns), z, target, queries, gallery)
     told(error, "Mine.objective returned", got, f"finite floats of shape ({B},)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending(Mine):
+    """An attack with an end, whose `appraise` returns what it is told to."""
+
+    columns: tuple[Column, ...] = (Column("a", "higher", lost=0.0),)
+
+    def appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Any:
+        return self.returns(z)
+
+
+@pytest.mark.parametrize(
+    ("returns", "got", "wanted"),
+    [
+        (lambda z: z.sum(1), f"float64 of shape ({B},)", "the values, and which queries may be lost"),
+        (lambda z: (z.sum(1),), "a tuple", "the values, and which queries may be lost"),
+        (lambda z: (z.sum(1), None, None), "a tuple", "the values, and which queries may be lost"),
+        (lambda z: (z, None), f"float64 of shape ({B}, 4)", f"finite floats of shape ({B},)"),
+        (lambda z: (z.sum(1).detach(), None), "values without a gradient", f"finite floats of shape ({B},)"),
+        (lambda z: (z.sum(1) / 0, None), "NaN or infinity", f"finite floats of shape ({B},)"),
+        (lambda z: (z.sum(1), True), "a bool", f"beside the values None, or bools of shape ({B},)"),
+        (lambda z: (z.sum(1), z.sum(1)), f"float64 of shape ({B},)", f"None, or bools of shape ({B},)"),
+        (lambda z: (z.sum(1), z[1:, 0] > 0), f"bool of shape ({B - 1},)", f"None, or bools of shape ({B},)"),
+    ],
+)
+def test_appraise(
+    returns: Any, got: str, wanted: str, queries: Queries, gallery: Gallery, moved: Tensor
+) -> None:
+    z, target = moved.clone().requires_grad_(), Target(queries.own[:, None])
+    with pytest.raises(UserError) as error:
+        checked_appraise(Ending(returns=returns), z, target, queries, gallery)
+    told(error, "Ending.appraise returned", got, wanted)
+
+
+def test_an_attack_with_an_objective_alone_is_told_of_that(
+    queries: Queries, gallery: Gallery, moved: Tensor
+) -> None:
+    z, target = moved.clone().requires_grad_(), Target(queries.own[:, None])
+    with pytest.raises(UserError, match=r"^Mine\.objective returned float64"):
+        checked_appraise(Mine(returns=lambda z: z), z, target, queries, gallery)
+    value, near = checked_appraise(Mine(returns=lambda z: z.sum(1)), z, target, queries, gallery)
+    assert near is None
+    # With a column that has an end, every query is worth a look unless the attack says otherwise.
+    ends = Mine(returns=lambda z: z.sum(1), columns=(Column("a", None), Column("b", None, lost=1.0)))
+    again, near = checked_appraise(ends, z, target, queries, gallery)
+    assert torch.equal(again, value)
+    assert near is not None
+    assert near.all()
+
+
+def test_who_has_no_end_has_nobody_lost(queries: Queries, gallery: Gallery, moved: Tensor) -> None:
+    endless = Ending(returns=lambda z: (z.sum(1), z[:, 0] > 0), columns=(Column("a", "higher"),))
+    with pytest.raises(UserError) as error:
+        checked_appraise(endless, moved, Target(queries.own[:, None]), queries, gallery)
+    told(
+        error, "Ending.appraise returned", "which queries may be lost", "None there, or give a column a lost"
+    )
 
 
 def test_an_objective_needs_no_gradient_where_none_is_asked_for(

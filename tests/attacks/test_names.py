@@ -8,29 +8,40 @@ import pytest
 from robustmetric.attacks import (
     ATTACKS,
     CandidateAttack,
+    Demote,
     EmbeddingShift,
     GreedyTop1Misranking,
     GreedyTop1Translocation,
     LearningToMisrank,
+    Misrank,
+    Promote,
     QueryAttack,
     RankingAttack,
     SemanticsPreservingQueryAttack,
+    Shift,
     TargetedMismatch,
+    Translocate,
     attack,
 )
+from tests.helpers.goals import GOALS
 
 # All that a pasted `repr` may name.
 CLASSES: dict[str, type[RankingAttack]] = {
     c.__name__: c
     for c in (
         CandidateAttack,
+        Demote,
         EmbeddingShift,
         GreedyTop1Misranking,
         GreedyTop1Translocation,
         LearningToMisrank,
+        Misrank,
+        Promote,
         QueryAttack,
         SemanticsPreservingQueryAttack,
+        Shift,
         TargetedMismatch,
+        Translocate,
     )
 }
 
@@ -55,6 +66,15 @@ CLASSES: dict[str, type[RankingAttack]] = {
         ("CA- ( w = 5 )", CandidateAttack(sign="-", w=5)),
         ("QA+()", QueryAttack(sign="+")),
         ("SP-QA+(m=2, keep=3, xi=0.5)", SemanticsPreservingQueryAttack(sign="+", m=2, keep=3, xi=0.5)),
+        ("misrank", Misrank()),
+        ("misrank(by=2, tau=0.1)", Misrank(by=2, tau=0.1)),
+        ("misrank(side='candidate')", Misrank(side="candidate")),
+        ("shift", Shift()),
+        ("promote", Promote(k=4)),
+        ("promote(k=9, by='margin')", Promote(k=9, by="margin")),
+        ("demote", Demote(k=None)),
+        ("demote(k=7, side='candidate')", Demote(k=7, side="candidate")),
+        ("translocate", Translocate(k=4)),
     ],
 )
 @pytest.mark.parametrize("protocol", ["strict", "reference"])
@@ -63,7 +83,7 @@ def test_a_name_makes_its_attack(name: str, wanted: RankingAttack, protocol: str
     assert attack(name).protocol == "strict"
 
 
-@pytest.mark.parametrize("name", ["CA+(w=5)", "QA-(m=2)", "SP-QA+(m=4)", *ATTACKS])
+@pytest.mark.parametrize("name", ["CA+(w=5)", "QA-(m=2)", "SP-QA+(m=4)", *ATTACKS, *GOALS])
 def test_an_attack_has_the_name_that_makes_it(name: str) -> None:
     assert attack(name).name == name
 
@@ -73,7 +93,7 @@ def test_options_may_come_as_arguments() -> None:
     assert attack("SP-QA-", xi=2, keep=1) == attack("SP-QA-(xi=2, keep=1)")
 
 
-@pytest.mark.parametrize("name", [*ATTACKS, "CA-(w=5)", "QA+(m=2)", "SP-QA-(m=2, keep=3, xi=0.5)"])
+@pytest.mark.parametrize("name", [*ATTACKS, *GOALS, "CA-(w=5)", "QA+(m=2)", "SP-QA-(m=2, keep=3, xi=0.5)"])
 @pytest.mark.parametrize("protocol", ["strict", "reference"])
 def test_what_is_printed_can_be_pasted_back(name: str, protocol: str) -> None:
     made = attack(name, protocol=protocol)

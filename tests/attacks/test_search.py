@@ -32,6 +32,8 @@ SEARCHES = [
     "pgd(random_start=True)",
     "nes(samples=3)",
     "spsa(samples=3)",
+    "apgd(restarts=2)",
+    "square(trials=9)",
 ]
 LABELS = torch.arange(24) % 4
 

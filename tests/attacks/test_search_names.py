@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import NES, PGD, SPSA, Draws, Search, Transfer, make_search
+from robustmetric.attacks import APGD, NES, PGD, SPSA, Draws, Search, Square, Transfer, make_search
 from robustmetric.perturb import Budget, Objective
 
 BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
@@ -78,6 +78,10 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> 
         (NES(), "nes"),
         (NES(samples=7, sigma=0.5), "nes(samples=7, sigma=0.5)"),
         (SPSA(sigma=1e-3), "spsa(sigma=0.001)"),
+        (APGD(), "apgd"),
+        (APGD(restarts=2, random_start=True), "apgd(restarts=2, random_start=True)"),
+        (Square(), "square"),
+        (Square(trials=7), "square(trials=7)"),
     ],
 )
 def test_a_search_is_written_and_read_again(search: Search, name: str) -> None:
@@ -131,8 +135,9 @@ def test_a_search_of_a_file(tmp_path: Path) -> None:
 
 def test_a_search_says_whether_it_follows_gradients() -> None:
     model, surrogate = nn.Flatten(), nn.Flatten()
-    assert [s.follows_gradient for s in (PGD(), NES(), SPSA())] == [True, False, False]
-    assert [s.differentiates(model) for s in (PGD(), NES(), SPSA())] == [True, False, False]
+    searches = (PGD(), APGD(), NES(), SPSA(), Square())
+    assert [s.follows_gradient for s in searches] == [True, True, False, False, False]
+    assert [s.differentiates(model) for s in searches] == [True, True, False, False, False]
     carried = Transfer(surrogate=surrogate)
     assert not carried.follows_gradient
     assert (carried.differentiates(surrogate), carried.differentiates(model)) == (True, False)
@@ -143,7 +148,41 @@ def test_a_search_says_whether_it_keeps_the_last_point() -> None:
     assert PGD().keeps_last
     assert PGD(random_start=True).keeps_last
     others = (PGD(restarts=2), PGD(best=True), NES(), SPSA(), Transfer(surrogate=nn.Flatten()))
-    assert not any(search.keeps_last for search in others)
+    assert not any(search.keeps_last for search in (*others, APGD(), Square()))
+
+
+def test_a_search_says_which_norms_it_keeps_to() -> None:
+    for search in (PGD(), NES(), SPSA()):
+        assert search.norms == ("linf",)
+        assert Transfer(surrogate=nn.Flatten(), search=search).norms == ("linf",)
+    for both in (APGD(), Square()):
+        assert both.norms == ("linf", "l2")
+        assert Transfer(surrogate=nn.Flatten(), search=both).norms == ("linf", "l2")
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("pgd", 6),
+        ("pgd(best=True)", 7),
+        ("pgd(restarts=3)", 21),
+        ("nes(samples=4)", 48),
+        ("apgd", 7),
+        ("apgd(restarts=3)", 21),
+        ("square(trials=9)", 10),
+    ],
+)
+def test_a_search_says_how_often_it_asks(text: str, asks: int) -> None:
+    asked = []
+
+    def objective(x: Tensor, rows: Tensor) -> Tensor:
+        asked.append(len(rows))
+        return x.square().sum((1, 2, 3))
+
+    search = make_search(text)
+    search(torch.full((2, 1, 3, 3), 0.5), objective, BUDGET, draws=Draws(0, "x", range(2)))
+    assert search.asks(BUDGET) == len(asked) == asks
+    assert Transfer(surrogate=nn.Flatten(), search=search).asks(BUDGET) == asks
 
 
 def test_a_search_that_does_not_say_it_cannot_be_made() -> None:

@@ -8,8 +8,16 @@ from scipy import stats
 from torch import Tensor
 
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+from tests.helpers.goals import GOALS
 
-EVERY = [*ATTACKS, "CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3, keep=2)"]
+EVERY = [
+    *dict.fromkeys([*ATTACKS, *GOALS]),
+    "CA+(w=3)",
+    "CA-(w=3)",
+    "QA+(m=3)",
+    "QA-(m=3)",
+    "SP-QA+(m=3, keep=2)",
+]
 RANDOM = ["CA+", "CA+(w=3)", "QA+", "QA+(m=3)", "TMA", "SP-QA+", "SP-QA+(m=3)"]
 NEAR = ["CA-", "CA-(w=3)", "QA-", "QA-(m=3)", "SP-QA-", "SP-QA-(m=3)"]
 

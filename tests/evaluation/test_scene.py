@@ -1,12 +1,27 @@
-"""A batch of queries under attack: what a search sees of another network."""
+"""A batch of queries under attack: what a search sees, asks and costs, and which queries are lost."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Draws, Gallery, Queries, Search, Transfer, attack
+from robustmetric.attacks import (
+    APGD,
+    DISTANCE,
+    PGD,
+    Column,
+    Draws,
+    Gallery,
+    Queries,
+    Search,
+    Square,
+    Transfer,
+    attack,
+    make_search,
+)
 from robustmetric.distance import embed
-from robustmetric.evaluation.scene import Scene, embed_all, run_attack
+from robustmetric.evaluation.scene import Outcome, Scene, embed_all, lost, run_attack
 from robustmetric.perturb import Budget, frozen, pgd
 from tests.evaluation.conftest import make_network
 
@@ -48,3 +63,222 @@ def test_a_transfer_is_a_search_in_the_surrogate_s_own_gallery(
     torch.testing.assert_close(outcome.z, embed(victim, wanted).detach(), atol=1e-12, rtol=0)
     after = goal.measure(outcome.z, outcome.target, theirs.queries[numbers], theirs.gallery)
     assert {n: v.tolist() for n, v in outcome.after.items()} == {n: v.tolist() for n, v in after.items()}
+
+
+# Queries that are lost, and what a search costs
+
+
+class Counting(nn.Module):
+    """A network that notes the images that go through it, and how many come back."""
+
+    def __init__(self, seed: int = 0, width: int = 16) -> None:
+        super().__init__()
+        inner = make_network(seed).double()
+        last = nn.Linear(32, width).double()
+        with torch.no_grad():
+            last.weight.copy_(torch.randn(width, 32, generator=torch.Generator().manual_seed(seed)) / 6)
+        self.inner = inner if width == 16 else nn.Sequential(*list(inner)[:-1], last)
+        self.reset()
+
+    def reset(self) -> None:
+        self.through: list[Tensor] = []
+        self.back = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.through.append(images.detach().clone())
+        z: Tensor = self.inner(images)
+        if z.requires_grad:
+            z.register_hook(self._note)
+        return z
+
+    def _note(self, slope: Tensor) -> None:
+        self.back += len(slope)
+
+
+NUMBERS = torch.arange(12)
+WIDE = Budget(eps=0.06, alpha=0.02, steps=8)
+
+
+@pytest.fixture(scope="module")
+def theirs(images: Tensor) -> Scene:
+    """Images of classes that have little to do with them: many queries are lost before any attack."""
+    labels = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(5))
+    return scene_of(Counting(), images.double(), labels)
+
+
+def run(scene: Scene, name: str, search: Search, budget: Budget = WIDE, **given: Any) -> Outcome:
+    assert isinstance(scene.model, Counting)
+    scene.model.reset()
+    with frozen(scene.model):
+        return run_attack(scene, attack(name), NUMBERS, budget, search, **given)
+
+
+ENDS = ["misrank", "misrank(by=1)", "misrank(side='candidate')", "promote", "demote(k=3)", "translocate"]
+
+
+@pytest.mark.parametrize(
+    "text", ["pgd", "pgd(restarts=2)", "apgd(restarts=2)", "square(trials=30)", "nes(samples=2)"]
+)
+@pytest.mark.parametrize("name", ["misrank", "promote", "TMA"])
+def test_images_through_the_network_and_back_are_counted(name: str, text: str, theirs: Scene) -> None:
+    outcome = run(theirs, name, make_search(text))
+    model = theirs.model
+    assert isinstance(model, Counting)
+    assert outcome.forward == sum(len(x) for x in model.through)
+    assert outcome.backward == model.back
+    assert (outcome.backward > 0) is make_search(text).follows_gradient
+    most = len(NUMBERS) * (make_search(text).asks(WIDE) + 1)
+    assert outcome.forward == most if name == "TMA" else outcome.forward <= most
+
+
+@pytest.mark.parametrize("search", [APGD(restarts=4), Square(trials=60), PGD(restarts=5, best=True)])
+@pytest.mark.parametrize("name", [*ENDS, "shift", "CA+"])
+def test_a_search_is_cut_after_so_many_questions(name: str, search: Search, theirs: Scene) -> None:
+    ticks: list[int] = []
+    found = []
+    for most in (0, 1, 10, 20, 30):
+        ticks.clear()
+        found.append(run(theirs, name, search, most=most, tick=lambda: ticks.append(1)))
+        assert len(ticks) <= most
+        if name in ("shift", "CA+"):
+            assert len(ticks) == most
+    assert torch.equal(found[0].images, theirs.images[NUMBERS])
+    won = [lost(attack(name), f.after) if name in ENDS else torch.zeros(12).bool() for f in found]
+    for few, many, before, after in zip(found[1:], found[2:], won[1:], won[2:], strict=False):
+        assert not (before & ~after).any()
+        # The end is computed in another batch than the points on the way: their last digits differ.
+        assert (many.last <= few.last + 1e-9)[~after].all()
+        assert torch.equal(few.images[before], many.images[before])
+    assert name not in ENDS or not torch.equal(won[0], won[-1])
+
+
+@pytest.mark.parametrize("search", [APGD(), Square(trials=30), PGD()])
+def test_the_lowest_of_the_first_questions_counts(search: Search, theirs: Scene) -> None:
+    whole = run(theirs, "TMA", search)
+    model, goal = theirs.model, attack("TMA")
+    assert isinstance(model, Counting)
+    asked = model.through[:-1]
+    values = torch.stack(
+        [
+            goal.objective(
+                embed(model.inner, x).detach(), whole.target, theirs.queries[NUMBERS], theirs.gallery
+            )
+            for x in asked
+        ]
+    )
+    cut = run(theirs, "TMA", search, most=6)
+    for i in range(12):
+        assert torch.equal(cut.images[i], asked[int(values[:6, i].argmin())][i])
+    # More questions than it has leave it as it is.
+    assert torch.equal(run(theirs, "TMA", search, most=1000).images, whole.images)
+
+
+@pytest.mark.parametrize("search", [PGD(), APGD(restarts=2), Square(trials=60)])
+@pytest.mark.parametrize("name", ENDS)
+def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs: Scene) -> None:
+    outcome = run(theirs, name, search)
+    model, goal = theirs.model, attack(name)
+    assert isinstance(model, Counting)
+    queries, images = theirs.queries[NUMBERS], theirs.images[NUMBERS]
+    assert isinstance(images, Tensor)
+    before, after = lost(goal, outcome.before), lost(goal, outcome.after)
+    assert after.sum() > 0
+    assert not (before & ~after).any() or isinstance(search, Square)
+    if not isinstance(search, Square):  # which begins elsewhere
+        assert torch.equal(outcome.images[before], images[before])
+    # Whoever was lost at a question is not in the next one, and stays at that point.
+    steps, left = model.through[:-1], torch.arange(12)
+    for x in steps:
+        if len(x) != len(left):
+            break  # rows drop out for other reasons as well: without a slope, or at a restart
+        values = goal.measure(
+            embed(model.inner, x).detach(), outcome.target[left], queries[left], theirs.gallery
+        )
+        gone = lost(goal, values)
+        assert torch.equal(outcome.images[left[gone]], x[gone])
+        left = left[~gone]
+    assert len(left) < 12
+
+
+def test_a_query_without_an_answer_is_never_lost(images: Tensor) -> None:
+    """Its class has no other image: there is no R@1, and nothing to lower."""
+    labels = torch.cat([torch.tensor([9]), torch.arange(39) % 3])
+    scene = scene_of(Counting(), images.double(), labels)
+    for name in ("misrank", "misrank(by='margin')", "misrank(by=1)"):
+        outcome = run(scene, name, APGD())
+        assert outcome.after[name].isnan().tolist() == [True] + [False] * 11
+        assert torch.equal(outcome.images[0], scene.images[NUMBERS][0])
+        assert not lost(attack(name), outcome.after)[0]
+
+
+class Two:
+    columns = (Column("a", "higher", lost=0.0), Column("b", None, DISTANCE), Column("c", "lower", lost=100.0))
+
+
+def test_a_query_is_lost_where_every_column_says_so() -> None:
+    nan = torch.nan
+    values = {
+        "a": torch.tensor([0.0, 0.0, 1.0, nan, 0.0]),
+        "b": torch.tensor([nan, 0.0, 0.0, 0.0, 100.0]),
+        "c": torch.tensor([100.0, 99.0, 100.0, 100.0, 100.0]),
+    }
+    assert lost(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [*ENDS, "promote(side='candidate')", "shift"])
+@pytest.mark.parametrize("inner", [PGD(), APGD(), Square(trials=8)])
+def test_a_surrogate_may_have_embeddings_of_another_length(
+    name: str, inner: Search, theirs: Scene, images: Tensor
+) -> None:
+    """The search sees the surrogate alone, and is not told who is lost; the network itself judges."""
+    ours = scene_of(Counting(seed=1, width=7), images.double(), theirs.gallery.labels)
+    model = ours.model
+    assert isinstance(model, Counting)
+    model.reset()
+    search, ticks = Transfer(surrogate=model, search=inner), []
+    with frozen(model):
+        outcome = run(theirs, name, search, surrogate=ours, tick=lambda: ticks.append(1))
+    assert isinstance(theirs.model, Counting)
+    assert [len(x) for x in theirs.model.through] == [12]  # what was found
+    assert len(ticks) == len(model.through) == inner.asks(WIDE)
+    assert outcome.forward == sum(len(x) for x in model.through) + 12
+    assert outcome.backward == model.back
+    assert outcome.z.shape == (12, 16)
+    goal, q = attack(name), theirs.queries[NUMBERS]
+    assert torch.equal(outcome.target.index, run(theirs, name, inner).target.index)
+    for column, value in goal.measure(outcome.z, outcome.target, q, theirs.gallery).items():
+        torch.testing.assert_close(outcome.after[column], value, rtol=0, atol=0, equal_nan=True)
+    last = goal.objective(outcome.z, outcome.target, q, theirs.gallery)
+    torch.testing.assert_close(outcome.last, last, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["promote", "demote(k=9)", "promote(k=2,side='candidate')", "translocate"])
+def test_all_ways_of_a_goal_aim_at_the_same_and_may_draw_the_same(name: str, theirs: Scene) -> None:
+    ways = attack(name).ways(2)
+    begins = []
+    for way in ways:
+        found = run(theirs, way.name, Square(trials=1), seed=3, purpose="one", most=1)
+        assert torch.equal(found.target.index, run(theirs, name, PGD(), seed=3).target.index)
+        begins.append(found.images)
+    assert all(torch.equal(begin, begins[0]) for begin in begins)
+    other = run(theirs, name, Square(trials=1), seed=3, purpose="two", most=1)
+    usual = run(theirs, name, Square(trials=1), seed=3, most=1)
+    same = run(theirs, name, Square(trials=1), seed=3, purpose=f"{name}/search", most=1)
+    assert not torch.equal(other.images, begins[0])
+    assert torch.equal(usual.images, same.images)
+
+
+def test_a_search_of_one_norm_is_not_given_another(theirs: Scene) -> None:
+    budget = Budget(eps=0.5, alpha=0.1, steps=3, norm="l2")
+    for text in ("pgd", "nes", "spsa"):
+        with pytest.raises(
+            ValueError, match=f"{text} keeps to budgets of linf alone, not of l2: search with apgd or square"
+        ):
+            run(theirs, "TMA", make_search(text), budget)
+    with pytest.raises(ValueError, match=r"transfer\(pgd\) keeps to budgets of linf alone"):
+        run(theirs, "TMA", Transfer(surrogate=nn.Flatten()), budget)
+    for text in ("apgd", "square(trials=5)"):
+        found = run(theirs, "TMA", make_search(text), budget)
+        away = (found.images - theirs.images[NUMBERS]).flatten(1).norm(dim=1)
+        assert (away <= 0.5 + 1e-12).all()
+        assert (away > 0.1).all()

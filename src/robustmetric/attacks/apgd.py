@@ -116,6 +116,7 @@ class _Rows:
     value: Tensor
     slope: Tensor
     length: Tensor
+    fresh: Tensor  # whether it has no momentum: in the first step, and behind a return to the best point
     # Its best point, with the value and slope there.
     best: Tensor
     least: Tensor
@@ -140,10 +141,10 @@ def _descend(
     objective = lowest.watch(objective)
     point = project(begin, around, budget.eps, budget.norm)
     value, slope = value_and_slope(objective, point, rows)
-    length = torch.full_like(value, 2 * budget.eps)
+    length = torch.full_like(value, 2 * budget.eps, dtype=point.dtype)
     one = _Rows(
-        rows, around, point, point, value, slope, length, point, value, slope,
-        torch.zeros_like(value), length, value,
+        rows, around, point, point, value, slope, length, torch.ones_like(rows, dtype=torch.bool),
+        point, value, slope, torch.zeros_like(value), length, value,
     )  # fmt: skip
     looks, last = checkpoints(budget.steps), 0
     for step in range(1, budget.steps + 1):
@@ -173,11 +174,10 @@ def _step(one: _Rows, budget: Budget) -> None:
     """Go on by a step, with momentum from the one before."""
     way = directions(one.slope, budget.norm) * spread(one.length, one.slope)
     ahead = project(one.point - way, one.around, budget.eps, budget.norm)
-    # In the first step, and behind a return to the best point, there is no momentum.
-    fresh = spread((one.point == one.before).flatten(1).all(1), one.point)
     both = one.point + MOMENTUM * (ahead - one.point) + (1 - MOMENTUM) * (one.point - one.before)
-    moved = torch.where(fresh, ahead, project(both, one.around, budget.eps, budget.norm))
-    one.before, one.point = one.point, moved
+    moved = project(both, one.around, budget.eps, budget.norm)
+    moved = torch.where(spread(one.fresh, moved), ahead, moved)
+    one.before, one.point, one.fresh = one.point, moved, torch.zeros_like(one.fresh)
 
 
 def _look(one: _Rows, steps: int) -> None:
@@ -187,6 +187,7 @@ def _look(one: _Rows, steps: int) -> None:
     halve = few | stuck
     one.old_length, one.old_least = one.length, one.least
     one.length = torch.where(halve, one.length / 2, one.length)
+    one.fresh = halve
     wide = spread(halve, one.point)
     one.before = torch.where(wide, one.best, one.before)
     one.point = torch.where(wide, one.best, one.point)

@@ -129,6 +129,8 @@ def checked_appraise(
         isinstance(near, Tensor) and near.dtype == torch.bool and near.shape == (len(z),)
     ):
         raise _breach(attack, "appraise", _described(near), wanted)
+    if near is not None and not attack.can_win:
+        raise _breach(attack, "appraise", "which queries may be lost", "None there, or give a column a lost")
     return value, near
 
 
@@ -202,6 +204,12 @@ def checked_search(
     >>> checked_search(PGD(), torch.ones(1, 1, 1, 2), lower, budget, draws=Draws(0, "x", [0]))
     tensor([[[[0.7500, 0.7500]]]])
     """
+    if budget.norm not in search.norms:
+        raise UserError(
+            f"{search.name} keeps to budgets of {' and '.join(search.norms)} alone, not of {budget.norm}: "
+            "search with apgd or square",
+            parameter="norm",
+        )
     moved = search(images, objective, budget, draws=draws, start=start)
     if not _like(moved, images):
         wanted = f"finite floats of shape {tuple(images.shape)}, as the images"

@@ -30,7 +30,7 @@ from robustmetric.attacks.margin import SLACK, rivals, smooth_margin
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.distance import pair_distance
 from robustmetric.registry import lookup
-from robustmetric.squares import square_distance
+from robustmetric.squares import distances, keys_of, positions_of, square_distance
 from robustmetric.validate import UserError, is_number
 
 
@@ -52,7 +52,8 @@ class Goal(RankingAttack):
         lookup("side", self.side, {"query": 0, "candidate": 0})
         if self.by is not None and self.by not in self.objectives:
             known = ", ".join(map(repr, self.objectives))
-            raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}{self._more}")
+            more = self._more if self.side == "query" else ""
+            raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}{more}")
 
     @property
     @abstractmethod
@@ -159,32 +160,28 @@ class Misrank(Goal):
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return the nearest image of the class that is aimed at, (B, 1), or none, (B, 0).
 
-        Of a candidate it is the image in whose ranking it is to be the first.
+        Of a candidate it is the image in whose ranking it is to be the first, and who is first there: (B, 2).
         """
         if self.side == "candidate":
-            return self._askers(queries, gallery)
+            asked = self._askers(queries, gallery)
+            return torch.stack([asked, _first_of(asked, queries.own, gallery)], dim=1)
         return nothing(queries) if isinstance(self.how, str) else nearest_wrong(queries, gallery, self.how)
 
     def _askers(self, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return the nearest image of another class whose first image is of its class, (B, 1)."""
-        others = int((gallery.labels != queries.labels[:, None]).sum(1).min())
-        count = max(1, min(TRIED, others))
+        """Return the nearest image of another class whose first image is of its class: (B,)."""
+        count = min(TRIED, len(gallery))
         pool = nearest(queries.z, gallery, count, without=queries.own, other_than=queries.labels)
         chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
         for asked in pool.T:
             left = ~found
             first = _first_of(asked[left], queries.own[left], gallery)
-            found[left] = gallery.labels[first] == gallery.labels[asked[left]]
+            kind = gallery.labels[asked[left]]
+            # Where there are fewer of other classes, what was left out comes behind them.
+            found[left] = (gallery.labels[first] == kind) & (kind != queries.labels[left])
             chosen = torch.where(left & found, asked, chosen)
             if found.all():
                 break
-        return chosen[:, None]
-
-    def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Return the targets; of a candidate with the first image in the ranking of its target, (B, 1)."""
-        if self.side == "query":
-            return Target(index)
-        return Target(index, _first_of(index[:, 0], queries.own, gallery)[:, None])
+        return chosen
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Return the margin (B,) by which the nearest image of another class is farther than one of it."""
@@ -195,10 +192,11 @@ class Misrank(Goal):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the margin (B,), and which queries (B,) surely have an image of another class in front."""
         if self.side == "candidate":
-            assert target.extra is not None  # noqa: S101
-            q, first = gallery.z[target.index[:, 0]], gallery.z[target.extra[:, 0]]
-            gap = pair_distance(away_from(z, q), q) - pair_distance(first, q)
-            return gap, surely_nearer(z, first, q)
+            asked, first = target.index.T
+            q, rival = gallery.z[asked], gallery.z[first]
+            gap = pair_distance(away_from(z, q), q) - pair_distance(rival, q)
+            # An image of another class may be first in there without any attack.
+            return gap, surely_nearer(z, rival, q) | (gallery.labels[first] != gallery.labels[asked])
         if self.how == "smooth":
             return smooth_margin(z, queries, gallery, self.tau)
         aimed = gallery.labels[target.index[:, 0]] if target.index.shape[1] else None
@@ -211,8 +209,7 @@ class Misrank(Goal):
         """Return whether the nearest image is still of the class, as 100 or 0."""
         if self.side == "query":
             return {self.name: hit_at_1(z, queries, gallery, queries.own, strict=True)}
-        assert target.extra is not None  # noqa: S101
-        asked, first = _as_queries(target.index[:, 0], gallery), target.extra[:, 0]
+        asked, first = _as_queries(target.index[:, 0], gallery), target.index[:, 1]
         level, rival = square_distance(z, asked.z), square_distance(asked.z, gallery.z[first])
         # Ties go to the lower position; what is no image of the gallery comes last.
         ahead = (level < rival) | ((level == rival) & (queries.own >= 0) & (queries.own < first))
@@ -241,7 +238,7 @@ def nearest_wrong(queries: Queries, gallery: Gallery, place: int) -> Tensor:
     """Return the nearest image of the wrong class that is the `place`-th nearest: (B, 1) positions.
 
     The distance of a class is that of its nearest image in the `gallery` to one of the `queries`. Where there
-    are fewer wrong classes, it is the farthest of them.
+    are fewer wrong classes, it is the farthest of them; where there is none, the first image.
 
     >>> z, labels = torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2])
     >>> queries = Queries(torch.tensor([[0.8, 0, 0.5, 0, 0, 0.3]]), labels[:1], torch.tensor([0]))
@@ -249,26 +246,18 @@ def nearest_wrong(queries: Queries, gallery: Gallery, place: int) -> Tensor:
     (tensor([[2]]), tensor([[5]]))
     """
     kinds, of_class = gallery.labels.unique(return_inverse=True)
-    high = queries.z.new_full((len(queries), len(kinds)), -torch.inf)
+    # Of each class the key of its nearest image, which is the one to return: see `keys_of`.
+    none = torch.iinfo(torch.long).max
+    first = torch.full((len(queries), len(kinds)), none, device=queries.z.device)
     for block in gallery.blocks():
-        product = queries.z @ gallery.z[block].T
-        high.scatter_reduce_(1, of_class[block].expand_as(product), product, "amax")
+        square = distances(queries.z, gallery.z[block])
+        keys = keys_of(square, torch.arange(block.start, block.stop, device=square.device))
+        first.scatter_reduce_(1, of_class[block].expand_as(keys), keys, "amin")
     own = kinds == queries.labels[:, None]
-    order = high.masked_fill(own, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    wrong = len(kinds) - own.any(1).long()
-    chosen = order.gather(1, (wrong - 1).clamp(0, place - 1)[:, None])[:, 0]
-    return _nearest_of(queries.z, gallery, kinds[chosen])
-
-
-def _nearest_of(z: Tensor, gallery: Gallery, kind: Tensor) -> Tensor:
-    """Return the image of a class (B,) that is nearest to z (B, D): (B, 1) positions."""
-    best = z.new_full((len(z),), -torch.inf)
-    place = torch.zeros(len(z), dtype=torch.long, device=z.device)
-    for block in gallery.blocks():
-        product = z @ gallery.z[block].T
-        value, index = product.masked_fill_(gallery.labels[block] != kind[:, None], -torch.inf).max(1)
-        place, best = torch.where(value > best, index + block.start, place), torch.maximum(best, value)
-    return place[:, None]
+    ordered = first.masked_fill(own, none).sort(dim=1).values
+    wrong = (len(kinds) - own.sum(1))[:, None]
+    chosen = positions_of(ordered.gather(1, (wrong - 1).clamp(0, place - 1)))
+    return torch.where(wrong > 0, chosen, 0)
 
 
 @ATTACKS.register("shift")

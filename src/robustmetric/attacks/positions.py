@@ -41,13 +41,14 @@ class _Placed(Goal):
     enters: ClassVar[bool]  # whether the image is wanted in there, or out
     counts_inside: ClassVar[bool] = True  # whether it is reported as in there, or as out
     by_camera: ClassVar[bool] = False
+    usual: ClassVar[int | None] = None  # the number of places unless it is given; None is 1 % of the images
 
     k: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k is not None:
-            check_count("k", self.k)
+        if self.k is not None or self.usual is not None:
+            check_count("k", self.k)  # type: ignore[arg-type]
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ class _Placed(Goal):
         return ("margin", "distance", "hinge") if self.side == "query" else ("margin",)
 
     def _options(self) -> dict[str, float | str | None]:
-        return {"k": self.k, **super()._options()}
+        return {"k": None if self.k == self.usual else self.k, **super()._options()}
 
     def places(self, images: int) -> int:
         """Return how many places of a gallery of N `images` count: `k`, or 1 % of them."""
@@ -155,15 +156,14 @@ class Promote(_Placed):
     family: ClassVar[str] = "promote"
     enters: ClassVar[bool] = True
 
-    k: int | None = 4
+    usual: ClassVar[int | None] = 4
+
+    k: int | None = usual
 
     @property
     def objectives(self) -> tuple[str, ...]:
         """The names of its objectives; the distance leads farther than a margin to what moves as well."""
         return ("distance", "hinge", "margin") if self.side == "query" else ("margin",)
-
-    def _options(self) -> dict[str, float | str | None]:
-        return {**super()._options(), "k": None if self.k == 4 else self.k}
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -236,7 +236,9 @@ class Translocate(_Placed):
     enters: ClassVar[bool] = False
     by_camera: ClassVar[bool] = True
 
-    k: int | None = 4
+    usual: ClassVar[int | None] = 4
+
+    k: int | None = usual
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,9 +247,6 @@ class Translocate(_Placed):
                 f"translocate is of the query's side alone: for a candidate write demote(k={self.k}, "
                 "side='candidate')"
             )
-
-    def _options(self) -> dict[str, float | str | None]:
-        return {**super()._options(), "k": None if self.k == 4 else self.k}
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -166,12 +166,15 @@ def _move_square(change: Tensor, length: int, eps: float, draws: Draws, rows: Te
     free = (eps**2 - sizes(change, "l2").square()).clamp_min(0) / change.shape[1]
     either = (change * (inside | taken)).square().sum((2, 3))
     allowed = (either + free[:, None]).sqrt()[..., None, None]
-    # What is there already stays a part of what comes.
-    mixed = (here / _norms(here) + laid) * inside
-    return torch.where(inside, mixed / _norms(mixed) * allowed, change - there)
+    # What is there already stays a part of what comes, unless they cancel: the rest would be rounding.
+    was = _norms(here)
+    mixed = (here / torch.where(was > 0, was, 1.0) + laid) * inside
+    size = _norms(mixed)
+    filled = torch.where(size > 1e-3, mixed / size.clamp_min(1e-3), laid)
+    return torch.where(inside, filled * allowed, change - there)
 
 
 def _norms(change: Tensor) -> Tensor:
-    """Return the length of each channel, 1 where there is nothing: (R, C, 1, 1)."""
-    found = torch.linalg.vector_norm(change, dim=(2, 3), keepdim=True)
-    return torch.where(found > 0, found, 1.0)
+    """Return the length of each channel: (R, C, 1, 1)."""
+    found: Tensor = torch.linalg.vector_norm(change, dim=(2, 3), keepdim=True)
+    return found

@@ -1,0 +1,151 @@
+"""What a search keeps and where it begins, and searches that are told that a query has arrived."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from robustmetric.attacks import NES, PGD, SPSA, Draws, Search, make_search
+from robustmetric.attacks.search import Lowest, random_start
+from robustmetric.perturb import Budget, Norm
+
+BUDGET = Budget(eps=0.2, alpha=0.05, steps=6)
+
+
+def test_the_lowest_point_of_each_row_is_kept() -> None:
+    images = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    lowest = Lowest(images)
+    assert lowest.value.tolist() == [torch.inf] * 3
+    turns: list[tuple[list[int], list[float]]] = [
+        ([2, 0], [1.0, 5.0]),
+        ([0, 2], [5.0, 0.5]),  # as low as before is not lower
+        ([0, 1, 2], [4.0, float("nan"), 0.7]),
+        ([2, 1], [-torch.inf, 3.0]),
+        ([2, 1], [-torch.inf, 3.5]),
+    ]
+    wanted = {i: (torch.inf, images[i]) for i in range(3)}
+    for turn, (rows, values) in enumerate(turns):
+        point = torch.full((len(rows), 1, 2, 2), float(turn)) + torch.arange(len(rows)).view(-1, 1, 1, 1) / 10
+        lowest.keep(point, torch.tensor(values), torch.tensor(rows))
+        for k, i in enumerate(rows):
+            if values[k] < wanted[i][0]:
+                wanted[i] = values[k], point[k]
+    for i in range(3):
+        assert float(lowest.value[i]) == wanted[i][0]
+        assert torch.equal(lowest.point[i], wanted[i][1])
+    assert images.max() <= 1  # those that were given are as they were
+
+
+@pytest.mark.parametrize(
+    ("pixels", "values", "kept"),
+    [
+        (torch.float16, torch.float32, torch.float32),
+        (torch.float32, torch.float64, torch.float32),
+        (torch.float64, torch.float64, torch.float64),
+        (torch.bfloat16, torch.float32, torch.float32),
+    ],
+)
+def test_values_are_kept_in_single_precision_at_least(
+    pixels: torch.dtype, values: torch.dtype, kept: torch.dtype
+) -> None:
+    lowest = Lowest(torch.zeros(2, 1, 1, 1, dtype=pixels))
+    lowest.keep(torch.ones(1, 1, 1, 1, dtype=pixels), torch.tensor([-1.0], dtype=values), torch.tensor([1]))
+    assert (lowest.point.dtype, lowest.value.dtype) == (pixels, kept)
+    assert lowest.point.flatten().tolist() == [0, 1]
+
+
+def test_an_objective_is_watched_and_left_as_it_is() -> None:
+    lowest = Lowest(torch.zeros(2, 1, 1, 1))
+    watched = lowest.watch(lambda x, rows: x.flatten(1).sum(1) * (rows + 1))
+    x = torch.full((1, 1, 1, 1), -2.0, requires_grad=True)
+    value = watched(x, torch.tensor([1]))
+    assert value.requires_grad
+    assert value.tolist() == [-4.0]
+    assert lowest.value.tolist() == [torch.inf, -4.0]
+    assert lowest.point.flatten().tolist() == [0.0, -2.0]
+    assert not lowest.point.requires_grad
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_random_starts_are_a_query_s_own(norm: Norm, dtype: torch.dtype) -> None:
+    images = torch.full((6, 1, 20, 20), 0.5, dtype=dtype)
+    budget = Budget(eps=0.25, alpha=0.1, steps=1, norm=norm)
+    found = random_start(images, budget, Draws(0, "x", range(6)))
+    some = random_start(images[[4, 1]], budget, Draws(0, "x", range(6)), torch.tensor([4, 1]))
+    assert torch.equal(some, found[[4, 1]])
+    assert found.dtype == dtype
+    away = (found - images).flatten(1)
+    if norm == "l2":
+        # 400 squares are rounded, and so are the pixels.
+        torch.testing.assert_close(away.norm(dim=1), torch.full((6,), 0.25, dtype=dtype), rtol=0, atol=1e-5)
+        assert (away.abs().amax(1) < 0.1).all()
+    else:
+        assert (away.abs() <= 0.25 + 1e-7).all()
+        # Of 400 uniform numbers none is beyond 95 % with a chance of 0.95^400, a billionth.
+        assert (away.amax(1) > 0.95 * 0.25).all()
+        assert (away.amin(1) < -0.95 * 0.25).all()
+    # The mean of all 2,400 is off by less than five of its deviations.
+    deviation = 0.25 / 3**0.5 if norm == "linf" else 0.25 / 20
+    assert abs(float(away.mean())) < 5 * deviation / 2400**0.5
+    assert away.unique(dim=0).shape[0] == 6
+
+
+# Queries that have arrived
+
+
+class Pool:
+    """A plane with a pool: within it a query has arrived."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.asked = limit, 0
+
+    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
+        self.asked += len(rows)
+        total = x.flatten(1).sum(1)
+        return total.masked_fill(total.detach() < self.limit, -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pgd",
+        "pgd(best=True)",
+        "pgd(restarts=2)",
+        "nes(samples=20)",
+        "spsa(samples=20)",
+        "apgd",
+        "square(trials=30)",
+    ],
+)
+@pytest.mark.parametrize("limit", [-1.0, 6.5, 7.9, 100.0])
+def test_every_search_takes_minus_infinity(text: str, limit: float) -> None:
+    """With 16 pixels of 0.5: out of reach, on the way, in a step, and from the beginning."""
+    images, pool = torch.full((3, 1, 4, 4), 0.5), Pool(limit)
+    found = make_search(text)(images, pool, BUDGET, draws=Draws(0, "x", range(3)))
+    assert found.isfinite().all()
+    assert (found - images).abs().max() <= 0.2 + 1e-6
+    total = found.flatten(1).sum(1)
+    if limit == -1.0:
+        assert (total < 8).all()
+    else:
+        assert (total < limit).all()
+    if limit == 100.0 and "restarts" not in text:
+        assert pool.asked == {"pgd": 3, "pgd(best=True)": 6, "apgd": 3, "square(trials=30)": 3}.get(text, 720)
+
+
+def test_pgd_stops_in_the_pool() -> None:
+    images = torch.full((1, 1, 4, 4), 0.5)
+    found = PGD()(images, Pool(7.0), BUDGET, draws=Draws(0, "x", [0]))
+    # Steps of 0.05 in 16 pixels are 0.8 long: 8, 7.2, 6.4.
+    torch.testing.assert_close(found, torch.full_like(images, 0.4))
+
+
+@pytest.mark.parametrize("search", [NES(samples=40), SPSA(samples=40)])
+def test_an_estimate_leads_into_the_pool_and_not_out_of_it(search: Search) -> None:
+    """One point in the pool and one outside: infinity less a number would be no direction."""
+    images = torch.full((1, 1, 4, 4), 0.5)
+    once = Budget(eps=0.2, alpha=0.05, steps=1)
+    found = search(images, Pool(8.0), once, draws=Draws(0, "x", [0]))
+    assert found.flatten(1).sum() < 8 - 16 * 0.2 * 0.5
+    inside = search(images, Pool(100.0), BUDGET, draws=Draws(0, "x", [0]))
+    assert torch.equal(inside, images)
