@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, margin
-from robustmetric.attacks.margin import SLACK, kth_nearest, may_lead, rivals, smooth_margin
+from robustmetric.attacks.goals import surely_nearer
+from robustmetric.attacks.margin import SLACK, kth_nearest, rivals, smooth_margin
 from tests.helpers.goals import counted
 
 
@@ -44,7 +45,7 @@ def test_rivals_against_a_plain_loop(
         if goals:
             assert near[int(found.wrong[i])] == pytest.approx(max(goals), abs=1e-12)
             assert kinds[int(found.wrong[i])] != label
-        assert bool(found.near[i]) == bool(mates and goals and max(others) > max(mates) - SLACK)
+        assert bool(found.misranked[i]) == bool(mates and goals and max(others) > max(mates) + SLACK)
     assert 0 < nobody < 18
 
 
@@ -127,13 +128,14 @@ def test_single_precision_keeps_the_smooth_margin_of_a_copy(gallery: Gallery, qu
     assert torch.equal(near, exactly)
 
 
-def test_what_may_lead_is_told_by_squares() -> None:
-    zero, close = torch.tensor(0.0), torch.tensor(0.9 * math.sqrt(2 * SLACK))
-    assert may_lead(zero, zero)
-    assert may_lead(close, zero)
-    assert not may_lead(close * 1.2, zero)
-    assert may_lead(torch.tensor(1.0), torch.tensor(1 - 0.9 * SLACK))
-    assert not may_lead(torch.tensor(1.0), torch.tensor(1 - 1.1 * SLACK))
-    assert may_lead(torch.tensor(0.5), torch.tensor(2.0))
-    assert not may_lead(torch.tensor(torch.inf), torch.tensor(torch.inf))
-    assert not may_lead(torch.tensor(1.0, requires_grad=True), zero).requires_grad
+def test_what_is_surely_nearer_is_told_by_cosines() -> None:
+    place = torch.tensor([[1.0, 0.0]])
+
+    def at(cosine: float) -> Tensor:
+        return torch.tensor([[cosine, math.sqrt(1 - cosine**2)]])
+
+    assert surely_nearer(at(0.9), at(0.9 - 1.1 * SLACK), place)
+    assert not surely_nearer(at(0.9), at(0.9 - 0.9 * SLACK), place)
+    assert not surely_nearer(at(0.5), at(0.9), place)
+    assert not surely_nearer(at(1.0), at(1 - 0.5 * SLACK), place), "distances of 0 and 0.01"
+    assert not surely_nearer(at(0.9).requires_grad_(), at(0.5), place).requires_grad

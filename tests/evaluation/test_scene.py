@@ -14,6 +14,7 @@ from robustmetric.attacks import (
     Draws,
     Gallery,
     Queries,
+    RankingAttack,
     Search,
     Square,
     Transfer,
@@ -21,7 +22,7 @@ from robustmetric.attacks import (
     make_search,
 )
 from robustmetric.distance import embed
-from robustmetric.evaluation.scene import Outcome, Scene, embed_all, lost, run_attack
+from robustmetric.evaluation.scene import Outcome, Scene, embed_all, run_attack
 from robustmetric.perturb import Budget, frozen, pgd
 from tests.evaluation.conftest import make_network
 
@@ -143,7 +144,7 @@ def test_a_search_is_cut_after_so_many_questions(name: str, search: Search, thei
         if name in ("shift", "CA+"):
             assert len(ticks) == most
     assert torch.equal(found[0].images, theirs.images[NUMBERS])
-    won = [lost(attack(name), f.after) if name in ENDS else torch.zeros(12).bool() for f in found]
+    won = [attack(name).lost(f.after) if name in ENDS else torch.zeros(12).bool() for f in found]
     for few, many, before, after in zip(found[1:], found[2:], won[1:], won[2:], strict=False):
         assert not (before & ~after).any()
         # The end is computed in another batch than the points on the way: their last digits differ.
@@ -181,7 +182,7 @@ def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs
     assert isinstance(model, Counting)
     queries, images = theirs.queries[NUMBERS], theirs.images[NUMBERS]
     assert isinstance(images, Tensor)
-    before, after = lost(goal, outcome.before), lost(goal, outcome.after)
+    before, after = goal.lost(outcome.before), goal.lost(outcome.after)
     assert after.sum() > 0
     assert not (before & ~after).any() or isinstance(search, Square)
     if not isinstance(search, Square):  # which begins elsewhere
@@ -191,10 +192,9 @@ def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs
     for x in steps:
         if len(x) != len(left):
             break  # rows drop out for other reasons as well: without a slope, or at a restart
-        values = goal.measure(
-            embed(model.inner, x).detach(), outcome.target[left], queries[left], theirs.gallery
-        )
-        gone = lost(goal, values)
+        z = embed(model.inner, x).detach()
+        gone = goal.appraise(z, outcome.target[left], queries[left], theirs.gallery)[1]
+        assert gone is not None
         assert torch.equal(outcome.images[left[gone]], x[gone])
         left = left[~gone]
     assert len(left) < 12
@@ -208,7 +208,7 @@ def test_a_query_without_an_answer_is_never_lost(images: Tensor) -> None:
         outcome = run(scene, name, APGD())
         assert outcome.after[name].isnan().tolist() == [True] + [False] * 11
         assert torch.equal(outcome.images[0], scene.images[NUMBERS][0])
-        assert not lost(attack(name), outcome.after)[0]
+        assert not attack(name).lost(outcome.after)[0]
 
 
 class Two:
@@ -222,7 +222,7 @@ def test_a_query_is_lost_where_every_column_says_so() -> None:
         "b": torch.tensor([nan, 0.0, 0.0, 0.0, 100.0]),
         "c": torch.tensor([100.0, 99.0, 100.0, 100.0, 100.0]),
     }
-    assert lost(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
+    assert RankingAttack.lost(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [*ENDS, "promote(side='candidate')", "shift"])

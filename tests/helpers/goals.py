@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack
-from robustmetric.attacks.goals import Misrank
+from robustmetric.attacks.goals import TRIED, Misrank
 from robustmetric.attacks.positions import Demote, Promote, Translocate
 
 GOALS = [
@@ -178,7 +178,7 @@ def select(which: RankingAttack, row: int, q: Queries, g: Gallery, draws: Draws)
     if isinstance(which, Misrank):
         wrong = [p for p in order if int(g.labels[p]) != label]
         if which.side == "candidate":
-            near = wrong[:16]
+            near = wrong[:TRIED]
             fit = [p for p in near if int(g.labels[first_without(p, own, g)]) == int(g.labels[p])]
             asked = (fit or near)[0]
             return [asked, first_without(asked, own, g)]
@@ -197,7 +197,7 @@ def select(which: RankingAttack, row: int, q: Queries, g: Gallery, draws: Draws)
     if which.side == "query":
         k = places(which, g)
         return [order[int(float(draws.uniform(1)[0, 0]) * k)]]
-    numbers = draws.uniform(16)[0].tolist()
+    numbers = draws.uniform(TRIED)[0].tolist()
     pool = [p for _, p in sorted(zip(numbers, order, strict=False))]
     images = g.z.tolist()
     for p in pool:

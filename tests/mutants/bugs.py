@@ -683,10 +683,10 @@ BUGS = [
     ),
     Bug(
         "attacks/margin.py",
-        "behind.detach().square() + 2 * SLACK",
-        "behind.detach().square()",
+        "nearest[0].square() < nearest[1].square() - 2 * SLACK",
+        "nearest[0] < nearest[1]",
         "tests/attacks/test_goals.py -k lost",
-        "a query is missed that is lost by a rounding",
+        "a query is said to be lost by a rounding",
     ),
     Bug(
         "attacks/margin.py",
@@ -718,9 +718,9 @@ BUGS = [
     ),
     Bug(
         "attacks/positions.py",
-        "return may_lead(dist, rival) if self.enters else may_lead(rival, dist)",
-        "return may_lead(dist, rival)",
-        "tests/attacks/test_goals.py::test_no_query_that_is_lost_is_missed",
+        "return surely_nearer(image, rival, place) if self.enters else surely_nearer(rival, image, place)",
+        "return surely_nearer(image, rival, place)",
+        "tests/attacks/test_goals.py::test_a_query_is_said_to_be_lost_where_it_is_beyond_rounding",
         "who has left the first places is missed",
     ),
     Bug(
@@ -746,8 +746,8 @@ BUGS = [
     ),
     Bug(
         "evaluation/scene.py",
-        "if near is not None and surrogate is None and near.any():",
-        "if near is not None and near.any():",
+        "if won is not None and surrogate is None:",
+        "if won is not None:",
         "tests/evaluation/test_scene.py -k surrogate",
         "the surrogate says who is lost",
     ),
@@ -774,8 +774,8 @@ BUGS = [
     ),
     Bug(
         "evaluation/scene.py",
-        "scene.aim(attack, queries, Draws(seed, attack.drawn_as, listed))",
-        "scene.aim(attack, queries, Draws(0, attack.drawn_as, listed))",
+        "scene.aim(attack, queries, Draws(seed, attack.drawn_as, listed), index)",
+        "scene.aim(attack, queries, Draws(0, attack.drawn_as, listed), index)",
         "tests/evaluation/test_evaluate.py::test_draws_are_of_the_evaluation_s_seed",
         "targets do not depend on the seed",
     ),

@@ -117,20 +117,23 @@ def checked_appraise(
     `queries` are the B queries that the embeddings `z` (B, D) are of, `target` is what they aim at in the
     `gallery`. None in place of the second says that the attack always wants more.
     """
+    if type(attack).appraise is RankingAttack.appraise:  # most attacks write their objective alone
+        value = checked_objective(attack, z, target, queries, gallery)
+        with torch.no_grad():
+            values = checked_measure(attack, z, target, queries, gallery) if attack.can_win else None
+        return value, None if values is None else attack.lost(values)
     found = attack.appraise(z, target, queries, gallery)
-    # Most attacks write their objective alone.
-    method = "objective" if type(attack).appraise is RankingAttack.appraise else "appraise"
     if not isinstance(found, tuple) or len(found) != 2:
         raise _breach(attack, "appraise", _described(found), "the values, and which queries are lost")
     value, near = found
-    value = _checked_value(attack, method, value, z)
+    value = _checked_value(attack, "appraise", value, z)
     wanted = f"beside the values None, or bools of shape ({len(z)},)"
     if near is not None and not (
         isinstance(near, Tensor) and near.dtype == torch.bool and near.shape == (len(z),)
     ):
         raise _breach(attack, "appraise", _described(near), wanted)
     if near is not None and not attack.can_win:
-        raise _breach(attack, "appraise", "which queries may be lost", "None there, or give a column a lost")
+        raise _breach(attack, "appraise", "which queries are lost", "None there, or give a column a lost")
     return value, near
 
 
