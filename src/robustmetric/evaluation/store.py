@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from robustmetric.evaluation.identity import differences
+from robustmetric.evaluation.identity import SINCE, differences
 from robustmetric.files import (
     DamagedError,
     is_draft,
@@ -177,6 +177,7 @@ def _planned(file: Path) -> dict[str, Any]:
             raise TypeError(f"it holds a {type(found).__name__}")
         if not isinstance(found.get("settings"), dict):
             raise TypeError("it holds no settings")
+        found["settings"] = {**SINCE, **found["settings"]}
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} is damaged ({error}): remove {file.parent} and run the same command again, or give "

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from robustmetric.attacks import Column, RankingAttack
 from robustmetric.evaluation.ers import Values, intervals
-from robustmetric.evaluation.hunt import Hunted
+from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
 from robustmetric.evaluation.pieces import Materials
 from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.suite import BESIDE
+from robustmetric.evaluation.suite import says_the_same
 
 
 class Broke(Part):
@@ -106,9 +106,10 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
         worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
     forward, backward = hunted.forward.sum(0).tolist(), hunted.backward.sum(0).tolist()
     count = int(counted.sum())
+    done = np.full(count, True) if column.lost is None else worst == column.lost
 
     def share(number: int) -> float:
-        return 100 * float((who == number).mean()) if count else math.nan
+        return 100 * float(((who == number) & done).mean()) if count else math.nan
 
     attacks = [
         Broke(attack=way.attack.name, search=way.search.name, broke=share(k), forward=f, backward=b)
@@ -116,12 +117,8 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
     ]
     attacks += [Broke(attack=name, broke=share(k)) for k, name in enumerate(beside, len(ways))]
     if column.lost is not None:
-        before = hunted.before.numpy()[counted] == column.lost
-        early = 100 * float(before.mean()) if count else math.nan
-        attacks.insert(0, Broke(attack="before", broke=early))
-    cost = sum(way.passes(materials.suite_budget) for way in ways)
-    if (most := plan.worst_case.passes if plan.worst_case is not None else None) is not None:
-        cost = min(cost, most)
+        attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
+    cost = sum(allowed(ways, materials.suite_budget, plan.worst_case.passes if plan.worst_case else None))
     return GoalScore(
         **_mean(column, worst, plan.seed),
         before=_value(hunted.before.numpy()[counted]),
@@ -140,12 +137,9 @@ def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
     """Return the values (Q,) of other attacks that say the same of a query as a goal, by column."""
     plan = materials.plan
     found: dict[str, Values] = {}
-    if plan.protocol != "strict" or goal.drawn_as not in BESIDE:
-        return found
-    for attack in plan.goals:
-        for column in attack.columns:
-            if column.name in BESIDE[goal.drawn_as]:
-                found[column.name] = materials.found(attack).after[column.name].numpy()
+    for attack in plan.goals if plan.protocol == "strict" else ():
+        for name in says_the_same(goal, attack):
+            found[name] = materials.found(attack).after[name].numpy()
     return found
 
 
