@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from robustmetric.attacks import Search
 from robustmetric.models import weights
 
-
 SINCE = {"norm": "linf", "suite": "none"}
 """Settings that evaluations of before did not write down, and what they were."""
 

@@ -31,8 +31,8 @@ _BESIDE = {"misrank": ("ES:R", "LTM", "GTM"), "translocate": ("GTT",), "shift": 
 def says_the_same(goal: RankingAttack, attack: RankingAttack) -> list[str]:
     """Return the columns of an `attack`, by the definitions, that say of a query what the `goal` does.
 
-    >>> says_the_same(attack("misrank(tau=0.1)"), attack("ES")), says_the_same(attack("misrank"), attack("GTT"))
-    (['ES:R'], [])
+    >>> [says_the_same(attack("misrank(tau=0.1)"), attack(name)) for name in ("ES", "GTM", "GTT")]
+    [['ES:R'], ['GTM'], []]
     """
     usual = replace(goal, tau=Misrank.tau) if isinstance(goal, Misrank) else goal  # it tells no score
     if attack.drawn_as == goal.drawn_as:
