@@ -37,7 +37,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--search", "pdg"], "unknown search 'pdg' (did you mean 'pgd'?)"),
     (["evaluate", "RUN", "--search", "pgd(restarts=0)"], "whole number of at least 1, not 0\n"),
     (["evaluate", "RUN", "--search", "nes(sample=3)"], "its options: samples, sigma\n"),
-    (["evaluate", "RUN", "--search", "transfer(x)", "--surrogate", "RUN"], "unknown search 'x'; known: apgd, nes"),
+    (["evaluate", "RUN", "--search", "transfer(x)", "--surrogate", "RUN"], "unknown search 'x'; known: apgd"),
     (["evaluate", "RUN", "--search", "psp"], "known: apgd, nes, pgd, spsa, square, transfer\n"),
     (["evaluate", "RUN", "--search", "transfer"], "transfer needs a network to come from: give"),
     (["evaluate", "RUN", "--search", "transfer", "--surrogate", "."],
