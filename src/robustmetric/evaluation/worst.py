@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.attacks import Column, RankingAttack
-from robustmetric.evaluation.ers import Values, intervals
+from robustmetric.attacks import RankingAttack
+from robustmetric.evaluation.ers import Interval, Values, intervals
 from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
 from robustmetric.evaluation.pieces import Materials
 from robustmetric.evaluation.schema import Number, Part
@@ -120,9 +120,9 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
         attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
     cost = sum(allowed(ways, materials.suite_budget, plan.worst_case.passes if plan.worst_case else None))
     return GoalScore(
-        **_mean(column, worst, plan.seed),
-        before=_value(hunted.before.numpy()[counted]),
-        alone=_value(alone),
+        **_mean(worst, plan.seed)._asdict(),
+        before=_mean(hunted.before.numpy()[counted], plan.seed, resamples=1).value,
+        alone=_mean(alone, plan.seed, resamples=1).value,
         better=column.better or "higher",
         unit=column.unit.name,
         queries=count,
@@ -143,11 +143,8 @@ def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
     return found
 
 
-def _mean(column: Column, values: Values, seed: int) -> dict[str, float]:
+def _mean(values: Values, seed: int, **how: int) -> Interval:
+    """Average over queries, rounded as all scores of a record are."""
     if len(values) == 0:
-        return {"value": math.nan, "low": math.nan, "high": math.nan}
-    return intervals({column.name: values}, seed=seed)[0][column.name]._asdict()
-
-
-def _value(values: Values) -> float:
-    return float(values.mean()) if len(values) else math.nan
+        return Interval(math.nan, math.nan, math.nan)
+    return intervals({"": values}, seed=seed, **how)[0][""]
