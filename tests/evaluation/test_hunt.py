@@ -249,7 +249,8 @@ def test_a_transfer_counts_both_networks(prepared: Prepared) -> None:
     found = hunted(evaluation)
     assert found.forward[0].tolist() == [other.forwards + 40, model.forwards - 40]
     assert other.forwards == 40 * 7
-    assert (found.backward.sum(), model.backwards) == (other.backwards, 0)
+    assert int(found.backward.sum()) == other.backwards > 0
+    assert model.backwards == 0
 
 
 def test_a_query_that_is_lost_before_costs_nothing(prepared: Prepared) -> None:

@@ -112,9 +112,9 @@ def test_the_goal_itself_among_the_attacks_counts(evaluated: Evaluated, tmp_path
         *[f"{n}/after/{n}" for n in ["promote(by='hinge')"]],
     ]
     worst = torch.stack([arrays[name] for name in parts]).amax(0)
+    assert record["promote"] == record.scores["promote"].value, "the attack's own"
     assert goal.value == pytest.approx(float(worst.mean()))
-    assert goal.alone is not None
-    assert goal.value > goal.alone
+    assert float(worst.mean()) > (goal.alone or 0)
 
 
 @pytest.mark.parametrize("passes", [None, 1, 9, 20])

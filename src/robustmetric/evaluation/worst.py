@@ -143,8 +143,8 @@ def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
     return found
 
 
-def _mean(values: Values, seed: int, **how: int) -> Interval:
+def _mean(values: Values, seed: int, resamples: int = 1000) -> Interval:
     """Average over queries, rounded as all scores of a record are."""
     if len(values) == 0:
         return Interval(math.nan, math.nan, math.nan)
-    return intervals({"": values}, seed=seed, **how)[0][""]
+    return intervals({"": values}, seed=seed, resamples=resamples)[0][""]
