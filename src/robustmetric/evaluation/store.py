@@ -157,6 +157,8 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
         return False
     before = _planned(file)
     now = json.loads(json.dumps(identity))
+    since = {name: value for name, value in SINCE.items() if name in now.get("settings", {})}
+    before = {**before, "settings": {**since, **before["settings"]}}
     before = {key: before.get(key) for key in now}
     # Options that no name tells are said only if the names are the same.
     options = [whole.pop("options", None) for whole in (before, now)]
@@ -177,7 +179,6 @@ def _planned(file: Path) -> dict[str, Any]:
             raise TypeError(f"it holds a {type(found).__name__}")
         if not isinstance(found.get("settings"), dict):
             raise TypeError("it holds no settings")
-        found["settings"] = {**SINCE, **found["settings"]}
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} is damaged ({error}): remove {file.parent} and run the same command again, or give "
