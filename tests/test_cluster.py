@@ -22,6 +22,7 @@ from tests.helpers.faults import fault
 from tests.helpers.processes import ROOT, needs_proc, until
 from tests.helpers.runs import make_run
 
+SUITE = "worst-case(goals='misrank,shift', steps=5, targets=1, trials=5)"
 ONE = ("--attacks", "ES,GTM", "--queries", 40, "--batch", 5, "--steps", 40, "--checks", "none")
 
 # Workers import what they call, so it stands in a module of its own.
@@ -179,7 +180,7 @@ def _evaluation(found: Cluster, folder: Path) -> None:
     """The record is the same if a worker is killed in the middle."""
     run = make_run(folder / "trained", "last")
     address = found.ray.get_runtime_context().gcs_address
-    ordered = ["evaluate", run, "--device", "cpu", "--weights", "last", *ONE]
+    ordered = ["evaluate", run, "--device", "cpu", "--weights", "last", *ONE, "--suite", SUITE]
     on_ray = ["--out", folder / "shared", "--on", "ray", "--address", address, "--devices", 2]
     arguments = [sys.executable, "-m", "robustmetric", *map(str, [*ordered, *on_ray])]
     with (folder / "log").open("w") as log:

@@ -42,6 +42,26 @@ class Source(NamedTuple):
     name: str
 
 
+def own_file(text: str) -> re.Match[str] | None:
+    """Match the path of a `text` that names an object of a file; a text in the options of another names none.
+
+    >>> own_file("mine.py:Small(width=8)")[2], own_file("suite(goals='mine.py:Own(k=1)',steps=8)")
+    ('mine.py', None)
+    """
+    found = OWN.match(text)
+    if found is None:
+        return None
+    depth, quote = 0, ""
+    for letter in text[found.end(3) :].strip()[:-1]:  # the bracket of its options is closed at the end
+        if letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        elif not quote:
+            depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0:
+            return None
+    return found
+
+
 def file_of(text: str) -> Source | None:
     """Return the file and the object that `text`, such as ``file.py:Object(option=1)``, names, if it does.
 
@@ -50,7 +70,7 @@ def file_of(text: str) -> Source | None:
     >>> file_of("resnet18") is None
     True
     """
-    found = OWN.match(text)
+    found = own_file(text)
     return None if found is None else Source(Path(found[2]).expanduser(), found[3])
 
 
@@ -60,7 +80,7 @@ def split_options(text: str) -> tuple[str, str]:
     >>> split_options("runs (new)/mine.py:Small(width=8)"), split_options("resnet18")
     (('runs (new)/mine.py:Small', '(width=8)'), ('resnet18', ''))
     """
-    found = OWN.match(text)
+    found = own_file(text)
     behind = text.find("(", 0 if found is None else found.end())
     return (text, "") if behind < 0 else (text[:behind], text[behind:])
 
@@ -71,7 +91,7 @@ def without_folder(text: str) -> str:
     >>> without_folder("nets/mine.py:Small(width=8)"), without_folder("resnet18")
     ('mine.py:Small(width=8)', 'resnet18')
     """
-    found = OWN.match(text)
+    found = own_file(text)
     return text if found is None else f"{Path(found[2]).name}{text[found.end() :]}"
 
 

@@ -169,6 +169,16 @@ def test_objective(returns: Any, got: str, queries: Queries, gallery: Gallery, m
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measuring(Mine):
+    """An attack whose `measure` returns `values`."""
+
+    values: dict[str, Tensor]
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        return self.values
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ending(Mine):
     """An attack with an end, whose `appraise` returns what it is told to."""
 
@@ -209,12 +219,15 @@ def test_an_attack_with_an_objective_alone_is_told_of_that(
         checked_appraise(Mine(returns=lambda z: z), z, target, queries, gallery)
     value, near = checked_appraise(Mine(returns=lambda z: z.sum(1)), z, target, queries, gallery)
     assert near is None
-    # With a column that has an end, every query is worth a look unless the attack says otherwise.
-    ends = Mine(returns=lambda z: z.sum(1), columns=(Column("a", None), Column("b", None, lost=1.0)))
+    # With a column that has an end, what is measured says who is lost, unless the attack says it itself.
+    values = {"a": z.detach().sum(1), "b": (torch.arange(B) % 2).double()}
+    ends = Measuring(
+        returns=lambda z: z.sum(1), columns=(Column("a", None), Column("b", None, lost=1.0)), values=values
+    )
     again, near = checked_appraise(ends, z, target, queries, gallery)
     assert torch.equal(again, value)
     assert near is not None
-    assert near.all()
+    assert torch.equal(near, values["b"] == 1)
 
 
 def test_who_has_no_end_has_nobody_lost(queries: Queries, gallery: Gallery, moved: Tensor) -> None:

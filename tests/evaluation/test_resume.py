@@ -33,6 +33,7 @@ Tiny = Callable[..., Evaluation]
 Ending = tuple[str, float]  # what ends the attempt, and when; ("none", 0) lets it finish
 
 FEW: dict[str, Any] = {"steps": 2, "queries": 12, "batch": 4, "attacks": ["CA+", "ES", "GTT"]}
+SUITE = "worst-case(goals='misrank,shift', steps=2, targets=1, trials=3)"
 FILES = ("record.json", "queries.safetensors")
 
 
@@ -54,7 +55,7 @@ def evaluation(out: Path, **changes: Any) -> Evaluation:
         "batch": 8,
         "checks": "quick",
     }
-    settings |= {"attacks": ["CA-", "ES", "GTM"], **changes}
+    settings |= {"attacks": ["CA-", "ES", "GTM"], "suite": SUITE, **changes}
     return Evaluation(Subject(model, images, torch.arange(30) % 4), Plan.make(**settings), out)
 
 
@@ -155,6 +156,9 @@ def scenarios() -> dict[str, list[Ending]]:
             ("fsync", 2),
             ("forward", 9),
             ("keep", 5),
+            ("forward", 7),  # the suite
+            ("keep", 1),
+            ("half", 1),
             ("keep", 3),  # checks from here on
             ("half", 2),
             ("forward", 30),
@@ -213,7 +217,7 @@ def test_killed_at_random_moments(result: Result) -> None:
 @pytest.mark.slow
 def test_killed_between_pieces_in_the_network_and_while_writing(result: Result) -> None:
     ends, parts = result("everywhere")
-    assert ends == ["killed"] * 16, (ends, parts)
+    assert ends == ["killed"] * 19, (ends, parts)
     assert parts == sorted(parts), "a piece was lost"
     assert parts[0] == 0
     assert parts[-1] < count_pieces()

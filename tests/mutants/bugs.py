@@ -858,8 +858,8 @@ BUGS = [
     ),
     Bug(
         "evaluation/checks/attacked.py",
-        "(images + findings.budget.eps * signs",
-        "(images + findings.budget.alpha * signs",
+        "(images + findings.budget.eps * way)",
+        "(images + findings.budget.alpha * way)",
         "tests/evaluation/test_checks.py::test_noise_is_as_large_as_the_budget",
         "noise is smaller than the budget",
     ),

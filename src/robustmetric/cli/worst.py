@@ -7,38 +7,62 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from robustmetric.cli.terminal import styled
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.worst import Broke
+from robustmetric.evaluation.worst import Broke, GoalScore
 
 
 def show_suite(console: Console, records: Sequence[Record], rows: Sequence[str] | None = None) -> None:
-    """Print the worst case of each goal, a line for each record that has a suite; of one also who broke what.
+    """Print the worst case of each goal, of records that have a suite; of a single one also who broke what.
 
-    `rows` names the records; by default they have the names of their networks.
+    Several stand side by side where they fit, else one below the other. `rows` names the records; by default
+    they have the names of their networks.
     """
     rows = rows or [record.network.name for record in records]
-    for row, record in zip(rows, records, strict=True):
-        if record.suite is None:
-            continue
-        console.print(_table(row, record))
-        spent, whole = record.suite.forward, record.suite.undropped
-        console.print(
-            f"{row}: {record.settings.suite}; {spent:,} passes, {100 * spent / max(1, whole):.0f} % of the "
-            f"{whole:,} it takes if no query drops out",
-            highlight=False,
-            soft_wrap=not console.is_terminal,
-        )
-    if len(records) == 1 and records[0].suite is not None:
+    named = [(row, record) for row, record in zip(rows, records, strict=True) if record.suite is not None]
+    together = _together(named)
+    if len(named) > 1 and _width(console, together) <= console.width:
+        console.print(together)
+    else:
+        for row, record in named:
+            console.print(_table(row, record))
+    for row, record in named:
+        console.print(_costs(row, record), highlight=False, soft_wrap=not console.is_terminal)
+    if len(records) == 1 and named:
         console.print(_attempts(records[0]))
 
 
+def _goals(record: Record) -> dict[str, GoalScore]:
+    return {} if record.suite is None else record.suite.goals
+
+
+def _width(console: Console, table: Table) -> int:
+    return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum
+
+
+def _together(named: Sequence[tuple[str, Record]]) -> Table:
+    """Put the worst cases of several records side by side, each with its interval."""
+    table = _titled("worst case, with its 95 % interval")
+    for row, _ in named:
+        table.add_column(row, justify="right")
+    for name in dict.fromkeys(name for _, record in named for name in _goals(record)):
+        cells, heading = [], name
+        for _, record in named:
+            if (goal := _goals(record).get(name)) is None:
+                cells.append("-")
+                continue
+            column = record.goal_column(name)
+            heading = column.heading
+            cells.append(f"{column.show(goal.value)} ({column.show(goal.low)} to {column.show(goal.high)})")
+        table.add_row(heading, *cells)
+    return table
+
+
 def _table(row: str, record: Record) -> Table:
-    assert record.suite is not None  # noqa: S101
-    table = Table(title=f"worst case of {row}", title_justify="left", title_style="")
-    for name in ("goal", "before", "worst case", "95 %", "suite alone"):
-        table.add_column(name, justify="left" if name == "goal" else "right")
-    for name, goal in record.suite.goals.items():
+    """List the goals of one record, so that the usual ones fit on 80 columns."""
+    table = _titled(f"worst case of {row}")
+    for name in ("before", "worst", "95 %", "suite alone"):
+        table.add_column(name, justify="right")
+    for name, goal in _goals(record).items():
         column = record.goal_column(name)
         interval = f"{column.show(goal.low)} to {column.show(goal.high)}"
         figures = (column.show(goal.before), column.show(goal.value), interval, column.show(goal.alone))
@@ -46,21 +70,38 @@ def _table(row: str, record: Record) -> Table:
     return table
 
 
-def _attempts(record: Record) -> Table:
-    """List the attacks that broke anything, with the share of queries that each was the first to break."""
-    assert record.suite is not None  # noqa: S101
-    table = Table("goal", "attack", "search", "broke first", "passes", box=None)
-    for name, goal in record.suite.goals.items():
-        for attempt in filter(_counts, goal.attacks):
-            table.add_row(
-                name,
-                attempt.attack,
-                attempt.search or "",
-                styled(f"{attempt.broke or 0:.1f} %"),
-                f"{attempt.forward:,}" if attempt.search else "",
-            )
+def _titled(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="")
+    table.add_column("goal", overflow="fold")
     return table
 
 
-def _counts(attempt: Broke) -> bool:
-    return bool(attempt.broke) or attempt.forward > 0
+def _costs(row: str, record: Record) -> str:
+    assert record.suite is not None  # noqa: S101
+    spent, whole = record.suite.forward, record.suite.undropped
+    return (
+        f"{row}: {record.settings.suite}; {spent:,} passes, {100 * spent / max(1, whole):.0f} % of the "
+        f"{whole:,} it takes if no query drops out"
+    )
+
+
+def _attempts(record: Record) -> Table:
+    """List by goal the attacks that broke anything, each with the share that it was the first to break."""
+    table = Table(box=None)
+    table.add_column("goal and its attacks", overflow="fold")
+    for name in ("broke first", "passes"):
+        table.add_column(name, justify="right")
+    for name, goal in _goals(record).items():
+        table.add_row(name, "", f"{goal.forward:,}")
+        for attempt in goal.attacks:
+            if attempt.broke:
+                passes = "" if attempt.search is None else f"{attempt.forward:,}"
+                table.add_row(f"  {_called(attempt)}", f"{attempt.broke:.1f} %", passes)
+        idle = [attempt.forward for attempt in goal.attacks if not attempt.broke and attempt.forward]
+        if idle:
+            table.add_row(f"  {len(idle)} more", "0.0 %", f"{sum(idle):,}")
+    return table
+
+
+def _called(attempt: Broke) -> str:
+    return attempt.attack if attempt.search is None else f"{attempt.attack} by {attempt.search}"

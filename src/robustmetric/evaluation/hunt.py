@@ -131,14 +131,11 @@ def hunt(
         forward=torch.zeros(1, len(ways), dtype=torch.long),
         backward=torch.zeros(1, len(ways), dtype=torch.long),
     )
-    left = passes
-    for k, way in enumerate(ways):
+    for k, (way, most) in enumerate(zip(ways, allowed(ways, budget, passes), strict=True)):
         open_ = ~found.isnan()
         if goal.can_win:
             open_ &= ~goal.lost({column.name: hunted.worst})
-        cost = way.passes(budget)
-        most = None if left is None or left >= cost else left - 1
-        if not open_.any() or (most is not None and most < 1):
+        if not open_.any() or most == 0:
             break
         for rows in open_.nonzero()[:, 0].split(batch):
             outcome = run_attack(
@@ -151,7 +148,7 @@ def hunt(
                 surrogate=surrogate if way.search.network is not None else None,
                 tick=tick,
                 purpose=way.purpose,
-                most=most,
+                most=most - 1 if most < way.passes(budget) else None,  # one pass is to measure it
                 index=index[rows.to(index.device)] if way.attack.drawn_as == goal.drawn_as else None,
             )
             hunted.forward[0, k] += outcome.forward
@@ -165,5 +162,26 @@ def hunt(
             hunted.worst[changed], hunted.by[changed] = reached[worse], k
             hunted.change[changed] = sizes((moved - images).double(), budget.norm).cpu()
             hunted.outside[changed] = _outside(moved).double().cpu()
-        left = None if left is None else left - cost
     return hunted
+
+
+def allowed(ways: Sequence[Way], budget: Budget, passes: int | None) -> list[int]:
+    """Return how many passes of a query each of the `ways` may take within a `budget`, of `passes` in all.
+
+    One that is cut short is the last, and a point is searched before it is measured. What transfers is not
+    cut: where the surrogate was fooled most by then says nothing of the network.
+
+    >>> from robustmetric.evaluation.suite import WorstCase
+    >>> ways, budget = WorstCase(trials=20).ways(WorstCase().wanted[4]), Budget(eps=0.1, alpha=0.1, steps=6)
+    >>> allowed(ways, budget, None), allowed(ways, budget, 10), allowed(ways, budget, 9)
+    ([8, 8, 22], [8, 2, 0], [8, 0, 0])
+    """
+    found, left = [], passes
+    for way in ways:
+        cost = way.passes(budget)
+        if left is not None and left < cost:
+            cost = 0 if left < 2 or way.search.network is not None else left
+            left = cost
+        found.append(cost)
+        left = None if left is None else left - cost
+    return found

@@ -14,7 +14,7 @@ from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.evaluation.checks import Check
 from robustmetric.evaluation.document import Arrays, Format
 from robustmetric.evaluation.ers import COLUMNS, Interval, Values, intervals
-from robustmetric.evaluation.identity import code_of, digest_of, versions
+from robustmetric.evaluation.identity import SINCE, code_of, digest_of, versions
 from robustmetric.evaluation.pieces import PER_QUERY, Materials
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.schema import Number, Part
@@ -80,14 +80,11 @@ class Ers(Part):
     why: str = Field("", description="why it is not valid")
 
 
-_SINCE = {"norm": "linf", "suite": "none"}  # settings that records of before have not, and what they were
-
-
 def _whole(settings: object) -> object:
     """Refuse settings of which some are missing: a record does not fall back on defaults."""
     if not isinstance(settings, dict):
         return settings
-    settings = {**_SINCE, **settings}
+    settings = {**SINCE, **settings}
     if missing := Plan.model_fields.keys() - settings.keys():
         raise ValueError(f"{', '.join(sorted(missing))} missing")
     return settings

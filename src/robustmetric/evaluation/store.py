@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from robustmetric.evaluation.identity import differences
+from robustmetric.evaluation.identity import SINCE, differences
 from robustmetric.files import (
     DamagedError,
     is_draft,
@@ -165,6 +165,8 @@ def check_folder(folder: Path, identity: dict[str, Any], what: str = "evaluation
             f"{folder} holds another kind of work, {brief(kind)}: give another folder", parameter="out"
         )
     now = json.loads(json.dumps(identity))
+    since = {name: value for name, value in SINCE.items() if name in now.get("settings", {})}
+    before = {**before, "settings": {**since, **before["settings"]}}
     before = {key: before.get(key) for key in now}
     # Options that no name tells are said only if the names are the same.
     options = [whole.pop("options", None) for whole in (before, now)]

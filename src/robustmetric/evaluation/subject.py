@@ -203,9 +203,13 @@ class Subject:
                 "in the gallery: use the strict protocol with a gallery of its own",
                 parameter="protocol",
             )
-        wanted = () if plan.worst_case is None else plan.worst_case.wanted
-        for goal in (*plan.goals, *wanted):
-            goal.check_fits(len(self.ranked_labels))
+        for attack in plan.goals:
+            attack.check_fits(len(self.ranked_labels))
+        for goal in () if plan.worst_case is None else plan.worst_case.wanted:
+            try:
+                goal.check_fits(len(self.ranked_labels))
+            except UserError as error:
+                raise UserError(f"goal {goal.name} of the suite: {error}", parameter="suite") from None
 
     def check_queries(self, queries: int | None) -> None:
         """Refuse more `queries` than there are images; None stands for all."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from robustmetric.attacks import APGD, RankingAttack, Search, Square, Transfer, attack
 from robustmetric.attacks.contract import checked_columns, checked_signatures
-from robustmetric.attacks.gallery import check_count
+from robustmetric.attacks.goals import Misrank
+from robustmetric.evaluation.identity import code_of
 from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, split_names, take_apart, unknown
-from robustmetric.usercode import file_of
-from robustmetric.validate import UserError
+from robustmetric.registry import Registry, lookup, split_names, take_apart
+from robustmetric.usercode import file_of, without_folder
+from robustmetric.validate import UserError, is_number
 
 GOALS = (
     "misrank", "translocate", "promote", "demote", "shift", "misrank(side='candidate')",
@@ -23,8 +25,19 @@ GOALS = (
 )  # fmt: skip
 """What the suite tries unless goals are given."""
 
-BESIDE = {"misrank": ("ES:R", "LTM", "GTM"), "translocate": ("GTT",), "shift": ("ES:D",)}
-"""Columns of other attacks that say the same of a query as a goal does, if they follow the definitions."""
+_BESIDE = {"misrank": ("ES:R", "LTM", "GTM"), "translocate": ("GTT",), "shift": ("ES:D",)}
+
+
+def says_the_same(goal: RankingAttack, attack: RankingAttack) -> list[str]:
+    """Return the columns of an `attack`, by the definitions, that say of a query what the `goal` does.
+
+    >>> [says_the_same(attack("misrank(tau=0.1)"), attack(name)) for name in ("ES", "GTM", "GTT")]
+    [['ES:R'], ['GTM'], []]
+    """
+    usual = replace(goal, tau=Misrank.tau) if isinstance(goal, Misrank) else goal  # it tells no score
+    if attack.drawn_as == goal.drawn_as:
+        return [column.name for column in attack.columns]
+    return [column.name for column in attack.columns if column.name in _BESIDE.get(usual.drawn_as, ())]
 
 
 class Way(NamedTuple):
@@ -66,13 +79,13 @@ class WorstCase:
     passes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "trials"):
-            check_count(name, getattr(self, name))
-        for name in ("restarts", "targets"):
-            if getattr(self, name) != 0:
-                check_count(name, getattr(self, name))
-        if self.passes is not None:
-            check_count("passes", self.passes)
+        for name, least in (("steps", 1), ("trials", 1), ("restarts", 0), ("targets", 0), ("passes", 1)):
+            given = getattr(self, name)
+            if not (is_number(given, Integral) and given >= least) and (name, given) != ("passes", None):
+                raise UserError(
+                    f"{name} of the suite must be a whole number of at least {least}, not {given!r}",
+                    parameter="suite",
+                )
         names = [goal.name for goal in self.wanted]
         if not names:
             raise UserError(f"no goals were given; the suite knows {', '.join(GOALS)}", parameter="suite")
@@ -82,8 +95,18 @@ class WorstCase:
     @cached_property
     def wanted(self) -> tuple[RankingAttack, ...]:
         """The goals as attacks."""
+        return tuple(map(_goal, self._given))
+
+    @property
+    def _given(self) -> Sequence[str | RankingAttack]:
         given = GOALS if self.goals is None else self.goals
-        return tuple(map(_goal, split_names(given) if isinstance(given, str) else given))
+        if isinstance(given, str):
+            return split_names(given)
+        if not isinstance(given, Sequence):
+            raise UserError(
+                f"goals of the suite must be names in one text, or a list, not {given!r}", parameter="suite"
+            )
+        return given
 
     @property
     def name(self) -> str:
@@ -92,7 +115,7 @@ class WorstCase:
             f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default
         }
         if "goals" in changed:
-            changed["goals"] = ",".join(goal.name for goal in self.wanted)
+            changed["goals"] = ",".join(map(_written, self._given, self.wanted))
         inside = ", ".join(f"{key}={value!r}" for key, value in changed.items())
         return f"worst-case({inside})" if inside else "worst-case"
 
@@ -111,7 +134,12 @@ class WorstCase:
         if surrogate is not None:
             found.append((goal, Transfer(surrogate=surrogate, search=APGD()), 0))
         found.append((goal, Square(trials=self.trials), 0))
-        return tuple(Way(way, search, f"suite/{way.name}/{search.name}/{k}") for way, search, k in found)
+        # Without the search's options: what is drawn for more trials goes on from what is drawn for fewer.
+        kinds = [type(search).__name__.lower() for _, search, _ in found]
+        return tuple(
+            Way(way, search, f"suite/{way.name}/{kind}/{k}")
+            for (way, search, k), kind in zip(found, kinds, strict=True)
+        )
 
 
 SUITES: Registry[WorstCase] = Registry("suite", WorstCase)
@@ -136,11 +164,20 @@ def make_suite(given: object) -> WorstCase | None:
         )
     if given.strip() == "none":
         return None
-    if file_of(given) is None:
-        name, _ = take_apart("suite", given)
-        if name not in SUITES:
-            raise UserError(unknown("suite", name, {"none": None, **SUITES}), parameter="suite")
-    return SUITES.make(given)
+    try:
+        if file_of(given) is None:
+            name, _ = take_apart("suite", given)
+            lookup("suite", name, {"none": None, **SUITES})
+        return SUITES.make(given)
+    except UserError as error:
+        error.parameter = "suite"
+        raise
+
+
+def _written(given: str | RankingAttack, goal: RankingAttack) -> str:
+    """Write a goal down: in one spelling, or as it was given, without the folder, if it is the user's own."""
+    own = isinstance(given, str) and code_of(type(goal)) is not None
+    return without_folder(str(given)) if own else goal.name
 
 
 def _goal(given: str | RankingAttack) -> RankingAttack:
@@ -150,7 +187,7 @@ def _goal(given: str | RankingAttack) -> RankingAttack:
         try:
             goal = attack(given)
         except UserError as error:
-            raise UserError(f"goal of the suite: {error}", parameter="suite") from None
+            raise type(error)(f"goal of the suite: {error}", parameter="suite") from None
     if not isinstance(goal, RankingAttack):
         raise UserError(
             f"{given!r} is no goal; give the name of an attack, or an object of a RankingAttack",

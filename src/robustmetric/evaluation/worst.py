@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.attacks import Column, RankingAttack
-from robustmetric.evaluation.ers import Values, intervals
-from robustmetric.evaluation.hunt import Hunted
+from robustmetric.attacks import RankingAttack
+from robustmetric.evaluation.ers import Interval, Values, intervals
+from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
 from robustmetric.evaluation.pieces import Materials
 from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.suite import BESIDE
+from robustmetric.evaluation.suite import says_the_same
 
 
 class Broke(Part):
@@ -106,9 +106,10 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
         worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
     forward, backward = hunted.forward.sum(0).tolist(), hunted.backward.sum(0).tolist()
     count = int(counted.sum())
+    done = np.full(count, True) if column.lost is None else worst == column.lost
 
     def share(number: int) -> float:
-        return 100 * float((who == number).mean()) if count else math.nan
+        return 100 * float(((who == number) & done).mean()) if count else math.nan
 
     attacks = [
         Broke(attack=way.attack.name, search=way.search.name, broke=share(k), forward=f, backward=b)
@@ -116,16 +117,12 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
     ]
     attacks += [Broke(attack=name, broke=share(k)) for k, name in enumerate(beside, len(ways))]
     if column.lost is not None:
-        before = hunted.before.numpy()[counted] == column.lost
-        early = 100 * float(before.mean()) if count else math.nan
-        attacks.insert(0, Broke(attack="before", broke=early))
-    cost = sum(way.passes(materials.suite_budget) for way in ways)
-    if (most := plan.worst_case.passes if plan.worst_case is not None else None) is not None:
-        cost = min(cost, most)
+        attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
+    cost = sum(allowed(ways, materials.suite_budget, plan.worst_case.passes if plan.worst_case else None))
     return GoalScore(
-        **_mean(column, worst, plan.seed),
-        before=_value(hunted.before.numpy()[counted]),
-        alone=_value(alone),
+        **_mean(worst, plan.seed)._asdict(),
+        before=_mean(hunted.before.numpy()[counted], plan.seed, resamples=1).value,
+        alone=_mean(alone, plan.seed, resamples=1).value,
         better=column.better or "higher",
         unit=column.unit.name,
         queries=count,
@@ -140,20 +137,14 @@ def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
     """Return the values (Q,) of other attacks that say the same of a query as a goal, by column."""
     plan = materials.plan
     found: dict[str, Values] = {}
-    if plan.protocol != "strict" or goal.drawn_as not in BESIDE:
-        return found
-    for attack in plan.goals:
-        for column in attack.columns:
-            if column.name in BESIDE[goal.drawn_as]:
-                found[column.name] = materials.found(attack).after[column.name].numpy()
+    for attack in plan.goals if plan.protocol == "strict" else ():
+        for name in says_the_same(goal, attack):
+            found[name] = materials.found(attack).after[name].numpy()
     return found
 
 
-def _mean(column: Column, values: Values, seed: int) -> dict[str, float]:
+def _mean(values: Values, seed: int, resamples: int = 1000) -> Interval:
+    """Average over queries, rounded as all scores of a record are."""
     if len(values) == 0:
-        return {"value": math.nan, "low": math.nan, "high": math.nan}
-    return intervals({column.name: values}, seed=seed)[0][column.name]._asdict()
-
-
-def _value(values: Values) -> float:
-    return float(values.mean()) if len(values) else math.nan
+        return Interval(math.nan, math.nan, math.nan)
+    return intervals({"": values}, seed=seed, resamples=resamples)[0][""]

@@ -131,9 +131,11 @@ def _masked(findings: Findings) -> Verdict:
     for name, hunted in findings.hunted.items():
         ways = findings.ways[name]
         blind = [k for k, way in enumerate(ways) if not way.search.follows_gradient]
-        if len(blind) < len(ways) and findings.goal_column(name).lost is not None:
-            counted = ~hunted.before.isnan()
-            shares[name] = float(torch.isin(hunted.by, torch.tensor(blind))[counted].double().mean())
+        column = findings.goal_column(name)
+        counted = ~hunted.before.isnan()
+        if len(blind) < len(ways) and column.lost is not None and counted.any():
+            broken = torch.isin(hunted.by, torch.tensor(blind)) & (hunted.worst == column.lost)
+            shares[name] = float(broken[counted].double().mean())
     if not shares:
         return Verdict("not run", 0.0, limit, "no suite with attacks of both kinds was run")
     which = max(shares, key=lambda n: shares[n])

@@ -159,7 +159,7 @@ class Findings:
     def aimed(self, attack: RankingAttack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
         """Return the images of these `numbers` (B,), as queries too, and what an `attack` aims at."""
         images, queries = self.scene.batch(numbers)
-        draws = Draws(self.plan.seed, attack.name, numbers.tolist())
+        draws = Draws(self.plan.seed, attack.drawn_as, numbers.tolist())
         with torch.no_grad():
             return images, queries, self.scene.aim(attack, queries, draws)
 

@@ -1,0 +1,265 @@
+"""The attacks of a goal in turn: against each of them alone, with more of everything, and by what they cost.
+
+Networks and images are of double precision: queries are attacked in other batches than alone, and rounding
+of 1e-16 turns no sign of a gradient here. Where values are no shares, 1e-9 is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric.evaluation import Evaluation, run_attack
+from robustmetric.evaluation.hunt import BEFORE, Hunted, hunt
+from robustmetric.evaluation.suite import GOALS, WorstCase
+from tests.evaluation.conftest import make_network
+from tests.helpers.networks import Counted
+
+Tiny = Callable[..., Evaluation]
+Prepared = Callable[..., Evaluation]
+
+SMALL: dict[str, Any] = {"steps": 6, "trials": 20, "targets": 2, "restarts": 2}
+
+
+@pytest.fixture
+def prepared(tiny: Tiny, images: Tensor) -> Prepared:
+    """Embed the small world for a suite of one goal; nothing is attacked yet."""
+
+    def prepare(goal: str, model: nn.Module | None = None, **changes: Any) -> Evaluation:
+        options = {**SMALL, **{k: changes.pop(k) for k in [*changes] if k in (*SMALL, "passes")}}
+        suite = WorstCase(goals=[goal], **options)
+        model = make_network() if model is None else model
+        settings = {"images": images.double(), "attacks": ["ES"], "suite": suite, **changes}
+        evaluation = tiny(model.double(), **settings)
+        with evaluation.subject.frozen():
+            evaluation.embed()
+        return evaluation
+
+    return prepare
+
+
+def hunted(evaluation: Evaluation, numbers: Tensor | None = None, batch: int = 16) -> Hunted:
+    """Hunt the goal of an evaluation that is prepared."""
+    materials, suite = evaluation.materials, evaluation.plan.worst_case
+    assert suite is not None
+    (goal,) = suite.wanted
+    with evaluation.subject.frozen():
+        return hunt(
+            materials.scene,
+            goal,
+            materials.ways[goal.name],
+            torch.arange(40) if numbers is None else numbers,
+            materials.suite_budget,
+            batch=batch,
+            seed=evaluation.plan.seed,
+            surrogate=materials.other,
+            passes=suite.passes,
+        )
+
+
+def alone(evaluation: Evaluation) -> Tensor:
+    """Run each attack of the goal by itself on all queries: (W, 40) values of the goal's column."""
+    materials, suite = evaluation.materials, evaluation.plan.worst_case
+    assert suite is not None
+    found = []
+    with evaluation.subject.frozen():
+        for way in materials.ways[suite.wanted[0].name]:
+            outcome = run_attack(
+                materials.scene,
+                way.attack,
+                torch.arange(40),
+                materials.suite_budget,
+                way.search,
+                purpose=way.purpose,
+                surrogate=materials.other if way.search.network is not None else None,
+            )
+            found.append(outcome.after[way.attack.columns[0].name].double())
+    return torch.stack(found)
+
+
+def worse(goal: str, one: Tensor, other: Tensor) -> Tensor:
+    """Return where one value of a goal is worse than another, by more than rounding."""
+    higher = goal.startswith(("misrank", "translocate"))
+    return (other - one if higher else one - other) > 1e-9
+
+
+def make_other() -> nn.Module:
+    """Make a surrogate with shorter embeddings."""
+    network = nn.Linear(36, 5).double()
+    with torch.no_grad():
+        network.weight.copy_(torch.randn(5, 36, generator=torch.Generator().manual_seed(1)))
+        network.bias.zero_()
+    return nn.Sequential(nn.Flatten(), network)
+
+
+# Against each attack alone
+
+
+@pytest.mark.parametrize("transfer", [False, True])
+@pytest.mark.parametrize("goal", [*GOALS, "promote(k=10)", "demote(k=3)"])
+def test_a_query_is_lost_to_the_first_attack_that_breaks_it_alone(
+    goal: str, transfer: bool, prepared: Prepared
+) -> None:
+    evaluation = prepared(goal, surrogate=make_other() if transfer else None)
+    found, values = hunted(evaluation), alone(evaluation)
+    for query in range(40):
+        before = float(found.before[query])
+        worst, by = before, BEFORE
+        for k, value in enumerate(values[:, query].tolist()):
+            lost = goal != "shift" and worst == (0.0 if goal[0] in "mt" else 100.0)
+            if not lost and bool(worse(goal, torch.tensor(value), torch.tensor(worst))):
+                worst, by = value, k
+        assert float(found.worst[query]) == pytest.approx(worst, abs=1e-9)
+        if goal != "shift":  # of two attacks that reach the same distance, either is the first
+            assert int(found.by[query]) == by, query
+        # At most the value of every part, exactly.
+        assert not worse(goal, values[:, query], found.worst[query]).any()
+    assert (found.by >= 0).any()
+
+
+def test_more_than_the_first_attack_breaks_something(prepared: Prepared) -> None:
+    """Or the test above would see nothing."""
+    assert {*hunted(prepared("misrank")).by.tolist()} >= {-1, 0, 1}
+
+
+@pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "demote(side='candidate')"])
+def test_neither_order_nor_batch_nor_company_matters(goal: str, prepared: Prepared) -> None:
+    evaluation = prepared(goal)
+    whole = hunted(evaluation)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:30]
+    for batch in (7, 30):
+        part = hunted(evaluation, order, batch)
+        assert torch.equal(part.number, order)
+        for name in ("before", "worst", "change", "outside"):
+            torch.testing.assert_close(
+                getattr(part, name), getattr(whole, name)[order], rtol=0, atol=1e-9, msg=name
+            )
+        assert torch.equal(part.by, whole.by[order])
+
+
+def test_queries_without_an_answer_are_left_alone(prepared: Prepared, labels: Tensor) -> None:
+    single = labels.clone()
+    single[[3, 20]] = torch.tensor([50, 51])
+    model = Counted(make_network())
+    evaluation = prepared("misrank", model, labels=single)
+    found = hunted(evaluation)
+    assert found.before.isnan().nonzero()[:, 0].tolist() == [3, 20]
+    assert found.worst.isnan().nonzero()[:, 0].tolist() == [3, 20]
+    assert found.by[[3, 20]].tolist() == [BEFORE, BEFORE]
+    count = model.forwards
+    assert hunted(evaluation, torch.tensor([3, 20])).forward.sum() == 0
+    assert model.forwards == count
+
+
+# More of everything
+
+
+class Wavy(nn.Module):
+    """A network whose gradients lead to the next wave only, so that it matters where a search begins."""
+
+    def __init__(self, waves: float) -> None:
+        super().__init__()
+        self.inner, self.waves = make_network(), waves
+
+    def forward(self, x: Tensor) -> Tensor:
+        linear, last = self.inner[1], self.inner[3]
+        z: Tensor = last((self.waves * linear(x.flatten(1))).sin())
+        return z
+
+
+def assert_never_better(goal: str, found: Sequence[Hunted]) -> None:
+    for less, more in pairwise(found):
+        better = worse(goal, less.worst, more.worst)
+        assert not better.any(), better.nonzero()[:, 0]
+    assert worse(goal, found[-1].worst, found[0].worst).any(), "more of it changed nothing"
+
+
+@pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "promote(side='candidate')"])
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [("restarts", [0, 1, 4]), ("trials", [1, 6, 40, 100]), ("passes", [1, 2, 3, 5, 8, 9, 10, 17, 30, None])],
+)
+def test_more_never_leaves_a_query_better(
+    option: str, values: list[Any], goal: str, prepared: Prepared
+) -> None:
+    changes: dict[str, Any] = {"eps": 24 / 255, "steps": 3, "trials": 1, "targets": 0, "restarts": 1}
+    model: nn.Module | None = None
+    if option == "trials":  # as the only attack: others would have broken the query before
+        changes["search"] = "square"
+    elif option == "restarts":
+        model, changes["eps"] = (Wavy(5), 16 / 255) if goal == "misrank" else (Wavy(12), 24 / 255)
+    assert_never_better(goal, [hunted(prepared(goal, model, **{**changes, option: v})) for v in values])
+
+
+def test_more_targets_never_leave_a_query_better(prepared: Prepared) -> None:
+    how = {"restarts": 0, "steps": 3, "trials": 1, "eps": 16 / 255}
+    found = [hunted(prepared("misrank", Wavy(5), targets=targets, **how)) for targets in (0, 1, 4)]
+    assert_never_better("misrank", found)
+
+
+def test_a_transfer_is_not_cut_short(prepared: Prepared) -> None:
+    """Where a surrogate is fooled most says nothing of the network: more passes could leave more."""
+    found = []
+    for passes in (1, 2, 4, 5, 6, 7, 8, 9, 10, 15, 40):
+        how = {"surrogate": make_other(), "search": "square", "trials": 30, "steps": 6, "eps": 0.25}
+        one = hunted(prepared("misrank", passes=passes, **how))
+        assert (int(one.forward[0, 0]) > 0) == (passes >= 8)
+        found.append(one)
+    assert_never_better("misrank", found)
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "misrank(side='candidate')"])
+@pytest.mark.parametrize("passes", [None, 1, 2, 7, 20])
+def test_passes_are_counted_and_kept_to(goal: str, passes: int | None, prepared: Prepared) -> None:
+    model = Counted(make_network())
+    evaluation = prepared(goal, model, passes=passes)
+    model.forwards = model.backwards = 0
+    found = hunted(evaluation)
+    assert found.forward.sum() == model.forwards
+    assert found.backward.sum() == model.backwards
+    assert (model.forwards > 0) == (passes != 1)
+    assert 0 < model.backwards < model.forwards or passes == 1
+    each = []
+    for query in range(0, 40, 5):
+        model.forwards = 0
+        part = hunted(evaluation, torch.tensor([query]))
+        assert part.forward.sum() == model.forwards
+        each.append(model.forwards)
+        if int(part.by) >= 0 and goal != "shift":
+            assert part.forward[0, int(part.by) + 1 :].sum() == 0, "a lost query was attacked again"
+            assert part.forward[0, int(part.by)] > 0
+    if passes is not None:
+        assert max(each) <= passes
+        assert max(each) == passes or passes == 1
+
+
+def test_a_transfer_counts_both_networks(prepared: Prepared) -> None:
+    model, other = Counted(make_network()), Counted(make_other())
+    evaluation = prepared("shift", model, surrogate=other, search="square")
+    for network in (model, other):
+        network.forwards = network.backwards = 0
+    found = hunted(evaluation)
+    assert found.forward[0].tolist() == [other.forwards + 40, model.forwards - 40]
+    assert other.forwards == 40 * 7
+    assert int(found.backward.sum()) == other.backwards > 0
+    assert model.backwards == 0
+
+
+def test_a_query_that_is_lost_before_costs_nothing(prepared: Prepared) -> None:
+    model = Counted(make_network())
+    evaluation = prepared("misrank", model)
+    lost = (hunted(evaluation).before == 0).nonzero()[:, 0]
+    assert len(lost) == 3
+    model.forwards = 0
+    found = hunted(evaluation, lost)
+    assert model.forwards == found.forward.sum() == 0
+    assert found.by.tolist() == [BEFORE] * 3
+    assert found.change.tolist() == [0.0] * 3

@@ -1,0 +1,247 @@
+"""The suite with surrogates, attackers that know less and balls of L2, and the check for masked gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.attacks import Transfer
+from robustmetric.evaluation import Check, Evaluation, Plan, Record, load_arrays, run_attack
+from robustmetric.validate import UserError
+from tests.evaluation.conftest import make_network
+from tests.helpers.networks import Counted
+
+Tiny = Callable[..., Evaluation]
+Evaluated = Callable[..., Record]
+
+FEW: dict[str, Any] = {"suite": "worst-case(goals='misrank,shift', steps=4, targets=1, trials=10)"}
+FEW |= {"steps": 2, "attacks": ["ES"], "queries": 20}
+
+
+def make_other(length: int = 5, pixels: int = 36) -> nn.Module:
+    """Make a network with embeddings of another length."""
+    linear = nn.Linear(pixels, length)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(length, pixels, generator=torch.Generator().manual_seed(1)))
+        linear.bias.zero_()
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+def searches(record: Record, goal: str) -> list[str]:
+    assert record.suite is not None
+    return [a.search for a in record.suite.goals[goal].attacks if a.search is not None]
+
+
+def check_of(record: Record, name: str) -> Check:
+    return next(check for check in record.checks if check.name == name)
+
+
+# Surrogates, and attackers that know less
+
+
+def test_a_surrogate_is_for_the_suite_alone(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
+    how: dict[str, Any] = {**FEW, "eps": 16 / 255, "alpha": 4 / 255, "batch": 16, "checks": "quick"}
+    model, other = Counted(make_network()), Counted(make_other())
+    plain = rm.evaluate(model, images, labels, out=tmp_path / "plain", **how)
+    record = rm.evaluate(model, images, labels, surrogate=other, out=tmp_path / "both", **how)
+    assert searches(plain, "misrank").count("transfer(apgd)") == 0
+    assert searches(record, "misrank").count("transfer(apgd)") == 1
+    assert record.scores == plain.scores, "the attacks beside the suite took the surrogate"
+    assert record.network.surrogate not in (None, record.network.sha256)
+    # An attack more, behind those with gradients, leaves no query better.
+    one, two = (load_arrays(tmp_path / name)["suite/shift/worst"] for name in ("plain", "both"))
+    assert (two >= one).all()
+    assert other.backwards > 0
+    assert {check_of(record, name).status for name in ("budget", "masked", "repeat")} == {"pass"}
+
+
+def test_a_transfer_is_searched_on_the_surrogate_and_judged_on_the_network(tiny: Tiny) -> None:
+    """By hand: gradients of the surrogate's own embeddings, of five numbers, and ranks of the network."""
+    evaluation = tiny(surrogate=make_other(), search="transfer", **FEW)
+    evaluation.run()
+    materials = evaluation.materials
+    other, scene = materials.other, materials.scene
+    assert other is not None
+    assert (other.gallery.z.shape[1], scene.gallery.z.shape[1]) == (5, 16)
+    (way, _) = materials.ways["shift"]
+    assert isinstance(way.search, Transfer)
+    assert way.search.network is other.model
+    with evaluation.subject.frozen():
+        found = run_attack(
+            scene,
+            way.attack,
+            materials.numbers,
+            materials.suite_budget,
+            way.search,
+            surrogate=other,
+            purpose=way.purpose,
+        )
+    hunted = materials.hunted["shift"]
+    torch.testing.assert_close(
+        hunted.worst[hunted.by == 0], found.after["shift"][hunted.by == 0], rtol=0, atol=1e-6
+    )
+    assert (hunted.by == 0).any()
+
+
+class Numpy(nn.Module):
+    """A network that torch cannot differentiate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = np.random.default_rng(0).normal(size=(36, 8)).astype(np.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.tanh(x.flatten(1).numpy() @ self.weight))
+
+
+@pytest.mark.parametrize("search", ["square(trials=5)", "nes(samples=2)", "transfer", "transfer(apgd)"])
+def test_without_gradients_of_the_network(search: str, evaluated: Evaluated) -> None:
+    surrogate = make_other() if search.startswith("transfer") else None
+    record = evaluated(Numpy(), search=search, surrogate=surrogate, checks="quick", **FEW)
+    wanted = ["transfer(apgd)", "square(trials=10)"] if surrogate is not None else ["square(trials=10)"]
+    assert searches(record, "misrank") == searches(record, "shift") == wanted
+    assert record["shift"] > 0
+    assert check_of(record, "masked").status == "not run"
+    if surrogate is None:
+        assert record.suite is not None
+        assert all(goal.backward == 0 for goal in record.suite.goals.values())
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "told"),
+    [
+        (make_other(pixels=64), "(?s)surrogate.*(36|64)"),
+        (Numpy(), "surrogate.*gradient|surrogate"),
+        ("net", "the surrogate must be a torch.nn.Module, not a str"),
+    ],
+)
+def test_a_surrogate_that_does_not_fit_is_refused_before_any_work(
+    surrogate: Any, told: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    model = Counted(make_network())
+    with pytest.raises(UserError, match=told):
+        tiny(model, surrogate=surrogate, out=tmp_path / "out", **FEW).run()
+    assert model.forwards <= 40
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_surrogate_without_transfer_or_suite_is_refused(evaluated: Evaluated) -> None:
+    with pytest.raises(UserError, match="takes no surrogate: write transfer"):
+        evaluated(surrogate=make_other(), **{**FEW, "suite": "none"})
+
+
+# Balls of L2
+
+
+L2: dict[str, Any] = {"norm": "l2", "eps": 1.0, "search": "apgd"}
+
+
+@pytest.mark.parametrize("checks", ["quick", "full"])
+def test_a_suite_in_a_ball_of_l2(checks: str, evaluated: Evaluated, tmp_path: Path) -> None:
+    record = evaluated(checks=checks, out=tmp_path / "out", **{**FEW, **L2})
+    arrays = load_arrays(tmp_path / "out")
+    budget = check_of(record, "budget")
+    assert budget.status == "pass"
+    for name in ("ES", "suite/misrank", "suite/shift"):
+        # Lengths of 36 pixels, rounded in single precision: some multiples of 6e-8.
+        assert arrays[f"{name}/change"].max() <= 1 + 1e-6
+        assert arrays[f"{name}/outside"].max() <= 0
+    assert arrays["suite/shift/change"].min() > 0.5, "the budget is hardly used"
+    assert (record.settings.norm, record.settings.eps) == ("l2", 1.0)
+    failed = [check.name for check in record.checks if check.status == "fail"]
+    assert not failed
+    assert record["misrank"] < 50
+
+
+def test_a_ball_of_l2_is_not_one_of_pixels(tiny: Tiny, images: Tensor) -> None:
+    """What the suite keeps as the change is the length of the perturbation, by hand."""
+    evaluation = tiny(**{**FEW, **L2, "eps": 0.5})
+    evaluation.run()
+    materials = evaluation.materials
+    way = materials.ways["shift"][0]
+    with evaluation.subject.frozen():
+        found = run_attack(
+            materials.scene,
+            way.attack,
+            materials.numbers,
+            materials.suite_budget,
+            way.search,
+            purpose=way.purpose,
+        )
+    first = materials.hunted["shift"].by == 0
+    assert first.any()
+    change = materials.hunted["shift"].change[first]
+    moved = (found.images - images[materials.numbers])[first].double()
+    lengths = [sum(float(pixel) ** 2 for pixel in one.flatten()) ** 0.5 for one in moved]
+    assert change.tolist() == pytest.approx(lengths, abs=1e-6)
+    assert change.max() > 1.5 * moved.abs().max(), "it is the largest pixel"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told", "parameter"),
+    [
+        ({"norm": "l2"}, "eps is not given, and with the norm l2 there is no usual one", "eps"),
+        ({"norm": "l2", "eps": 1.0}, "'pgd' has no budget of the norm l2; .*: apgd, square", "search"),
+        ({"norm": "l2", "eps": 1.0, "search": "nes"}, "'nes.*' has no budget of the norm l2", "search"),
+        ({"norm": "l2", "eps": -1, "search": "apgd"}, "eps must be a number of at least 0, not -1", "eps"),
+        ({"norm": "l1", "eps": 1}, "unknown norm 'l1' .*known: l2, linf", None),
+    ],
+)
+def test_budgets_that_cannot_be(settings: dict[str, Any], told: str, parameter: str | None) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        Plan.make(suite="worst-case", **settings)
+    assert caught.value.parameter == parameter
+
+
+# Masked gradients
+
+
+class Masking(nn.Module):
+    """The usual network with gradients that lead nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.inner(x.detach())
+        return z + 0 * x.flatten(1).sum(1, keepdim=True)
+
+
+def test_masked_gradients_are_found(evaluated: Evaluated) -> None:
+    how = {**FEW, "eps": 32 / 255, "queries": None, "checks": "none,masked"}
+    honest, masking = check_of(evaluated(**how), "masked"), check_of(evaluated(Masking(), **how), "masked")
+    assert honest.status == "pass"
+    assert masking.status == "fail"
+    assert masking.figure is not None
+    assert masking.figure > 0.05
+    assert "gradients are masked" in masking.says
+    assert "(misrank)" in masking.says
+
+
+def test_the_check_for_masked_gradients_is_there_with_a_suite_only(evaluated: Evaluated) -> None:
+    assert "masked" not in Plan.make(checks="quick").check_names
+    assert "masked" not in Plan.make(checks="full").check_names
+    assert "masked" not in Plan.make(checks="none", suite="worst-case").check_names
+    assert "masked" in Plan.make(checks="quick", suite="worst-case").check_names
+    # By its name it is run all the same, and says why it has nothing to tell.
+    none = check_of(evaluated(**{**FEW, "suite": "none"}, checks="none,masked"), "masked")
+    blind = check_of(evaluated(**FEW, search="square(trials=3)", checks="none,masked"), "masked")
+    assert none.status == blind.status == "not run"
+
+
+def test_goals_with_another_objective_are_noisy_at_the_same_targets(tiny: Tiny) -> None:
+    evaluation = tiny(attacks=["promote(by='hinge')"], queries=12, steps=2, checks="none,noise")
+    evaluation.run()
+    materials = evaluation.materials
+    (attack,) = evaluation.plan.goals
+    with evaluation.subject.frozen():
+        _, _, target = materials.findings.aimed(attack, materials.numbers)
+    assert torch.equal(target.index, materials.found(attack).target)

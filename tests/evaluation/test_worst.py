@@ -1,0 +1,316 @@
+"""The worst case in a record: what it is made of, what it must not depend on, and how it is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import robustmetric as rm
+from robustmetric.attacks import Column
+from robustmetric.evaluation import Check, Evaluation, Record, load_arrays, load_record
+from robustmetric.evaluation.suite import WorstCase
+from robustmetric.files import digest_of_entries
+from robustmetric.validate import UserError
+from tests.evaluation.conftest import make_network
+from tests.golden.make_records import RECORDS
+from tests.helpers.networks import Counted
+
+Tiny = Callable[..., Evaluation]
+Evaluated = Callable[..., Record]
+
+SUITE = "worst-case(steps=6, targets=2, trials=20)"
+FEW: dict[str, Any] = {"suite": "worst-case(goals='misrank,shift', steps=3, targets=1, trials=5)"}
+FEW |= {"steps": 2, "attacks": ["ES"], "batch": 4}
+BESIDE = {"misrank": ["ES:R", "LTM", "GTM"], "translocate": ["GTT"], "shift": ["ES:D"]}
+FILES = ("record.json", "queries.safetensors")
+
+
+@pytest.fixture(scope="module")
+def written(evaluated: Evaluated, tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+    out = tmp_path_factory.mktemp("worst") / "out"
+    return evaluated(suite=SUITE, checks="quick", out=out), out
+
+
+def check_of(record: Record, name: str) -> Check:
+    return next(check for check in record.checks if check.name == name)
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in FILES]
+
+
+# What it is
+
+
+def test_each_score_is_the_mean_of_the_worst_of_every_part(written: tuple[Record, Path]) -> None:
+    record, out = written
+    arrays = {name: value.numpy() for name, value in load_arrays(out).items()}
+    assert record.suite is not None
+    assert len(record.suite.goals) == 8
+    differs = False
+    for name, goal in record.suite.goals.items():
+        alone, before, by = (arrays[f"suite/{name}/{part}"] for part in ("worst", "before", "by"))
+        assert len(alone) == goal.queries == 40
+        parts = {c: arrays[f"{c.partition(':')[0]}/after/{c}"] for c in BESIDE.get(name, ())}
+        worst, broke = [], dict.fromkeys(range(-1, len(goal.attacks) + 1), 0)
+        ways = len([attempt for attempt in goal.attacks if attempt.search is not None])
+        for query in range(40):
+            values = [alone[query], *(part[query] for part in parts.values())]
+            worst.append(min(values) if goal.better == "higher" else max(values))
+            # The suite comes first, then the others in their order.
+            first = values.index(worst[-1])
+            broke[int(by[query]) if first == 0 else ways + first - 1] += 1
+            assert alone[query] <= before[query] if goal.better == "higher" else alone[query] >= before[query]
+        assert goal.value == pytest.approx(np.mean(worst), abs=1e-9)
+        assert goal.alone == pytest.approx(alone.mean(), abs=1e-9)
+        assert goal.before == pytest.approx(before.mean(), abs=1e-9)
+        assert goal.low is not None
+        assert goal.high is not None
+        assert goal.value is not None
+        assert goal.low <= goal.value <= goal.high
+        # Who broke what adds up.
+        shares = [attempt.broke for attempt in goal.attacks if attempt.attack != "before"]
+        assert shares == pytest.approx([2.5 * broke[k] for k in range(len(shares))])
+        end = {"higher": 0.0, "lower": 100.0}[goal.better]
+        lost = 100.0 if name == "shift" else 100 * float(np.mean(np.array(worst) == end))
+        assert sum(attempt.broke or 0 for attempt in goal.attacks) == pytest.approx(lost)
+        assert [attempt.attack for attempt in goal.attacks if attempt.search is None] == [
+            *(["before"] if name != "shift" else []),
+            *parts,
+        ]
+        assert sum(attempt.forward for attempt in goal.attacks) == goal.forward
+        assert sum(attempt.backward for attempt in goal.attacks) == goal.backward
+        differs |= goal.value != goal.alone
+    assert differs, "no attack beside the suite counts, and nothing of this is seen"
+
+
+def test_attacks_by_the_reference_are_not_counted(evaluated: Evaluated) -> None:
+    record = evaluated(suite=SUITE, protocol="reference")
+    assert record.suite is not None
+    for goal in record.suite.goals.values():
+        assert goal.value == goal.alone
+        assert [attempt.attack for attempt in goal.attacks if attempt.search is None] in ([], ["before"])
+
+
+def test_the_goal_itself_among_the_attacks_counts(evaluated: Evaluated, tmp_path: Path) -> None:
+    how = {"suite": "worst-case(goals='promote', steps=1, trials=1, restarts=0)", "eps": 24 / 255}
+    record = evaluated(attacks=["promote", "promote(by='hinge')"], out=tmp_path / "out", **how)
+    assert record.suite is not None
+    goal, arrays = record.suite.goals["promote"], load_arrays(tmp_path / "out")
+    parts = [
+        "suite/promote/worst",
+        "promote/after/promote",
+        *[f"{n}/after/{n}" for n in ["promote(by='hinge')"]],
+    ]
+    worst = torch.stack([arrays[name] for name in parts]).amax(0)
+    assert record["promote"] == record.scores["promote"].value, "the attack's own"
+    assert goal.value == pytest.approx(float(worst.mean()))
+    assert float(worst.mean()) > (goal.alone or 0)
+
+
+@pytest.mark.parametrize("passes", [None, 1, 9, 20])
+def test_what_it_would_cost_if_no_query_dropped_out(passes: int | None, evaluated: Evaluated) -> None:
+    suite = WorstCase(steps=3, restarts=2, targets=4, trials=7, passes=passes)
+    record = evaluated(suite=suite, attacks=["ES"], queries=16)
+    assert record.suite is not None
+    # A search asks at its start and behind each step or trial, and what it found is measured.
+    long, last = 3 + 2, 7 + 2
+    ways = {"misrank": 2 * 3 + 4, "translocate": 3 * 3, "promote": 3 * 3, "demote": 3 * 3}
+    for name, goal in record.suite.goals.items():
+        cost, left = 0, passes
+        for one in [*[long] * ways.get(name, 3), last]:
+            if left is None or left >= one:
+                cost, left = cost + one, None if left is None else left - one
+            elif left > 1:  # one pass to search and one to measure are the least
+                cost, left = cost + left, 0
+        assert goal.undropped == 16 * cost, name
+        assert goal.forward <= goal.undropped
+        if name == "shift":
+            assert goal.forward == goal.undropped
+    assert record.suite.undropped == sum(goal.undropped for goal in record.suite.goals.values())
+
+
+def test_the_passes_of_a_record_are_those_of_the_network(tiny: Tiny) -> None:
+    model = Counted(make_network())
+    how: dict[str, Any] = {"attacks": ["ES"], "queries": 16, "steps": 2}
+    tiny(model, **how).run()
+    forward, backward = model.forwards, model.backwards
+    model.forwards = model.backwards = 0
+    suite = tiny(model, **how, suite=SUITE).run().suite
+    assert suite is not None
+    assert model.forwards - forward == suite.forward > 0
+    assert model.backwards - backward == sum(goal.backward for goal in suite.goals.values())
+
+
+def test_an_undefended_network_costs_little(evaluated: Evaluated) -> None:
+    suite = evaluated(eps=0.4, suite="worst-case", attacks=["ES"], steps=1).suite
+    assert suite is not None
+    assert suite.goals["misrank"].value == 0
+    ended = {name: goal for name, goal in suite.goals.items() if name != "shift"}
+    forward, whole = (sum(getattr(goal, n) for goal in ended.values()) for n in ("forward", "undropped"))
+    assert forward <= whole / 4
+
+
+def test_queries_without_an_answer_do_not_count(evaluated: Evaluated, labels: Tensor) -> None:
+    single = labels.clone()
+    single[[3, 20]] = torch.tensor([50, 51])
+    suite = evaluated(labels=single, **FEW).suite
+    assert suite is not None
+    assert (suite.goals["misrank"].queries, suite.goals["shift"].queries) == (38, 40)
+    assert suite.goals["misrank"].value is not None
+    assert suite.goals["misrank"].undropped % 38 == 0
+
+
+def test_a_goal_that_concerns_no_query_is_null(evaluated: Evaluated, tmp_path: Path) -> None:
+    labels = torch.arange(40)
+    labels[39] = 38
+    drawn = {s: torch.randperm(40, generator=torch.Generator().manual_seed(s))[:3] for s in range(50)}
+    seed = next(s for s, numbers in drawn.items() if not {*numbers.tolist()} & {38, 39})
+    record = evaluated(
+        labels=labels, queries=3, seed=seed, out=tmp_path / "out", checks="quick",
+        suite="worst-case(goals='misrank', steps=1, trials=1)", attacks=["TMA"],
+    )  # fmt: skip
+    assert record.suite is not None
+    goal = record.suite.goals["misrank"]
+    assert (goal.value, goal.low, goal.alone, goal.queries, goal.undropped) == (None, None, None, 0, 0)
+    assert "misrank -" in str(record)
+    assert check_of(record, "masked").status == "not run"
+    assert load_record(tmp_path / "out") == record
+
+
+# What it does not depend on
+
+
+def test_neither_batch_nor_folder_change_anything(tiny: Tiny, images: Tensor) -> None:
+    found = []
+    for batch in (4, 16, 64):
+        evaluation = tiny(make_network().double(), images=images.double(), **{**FEW, "batch": batch})
+        evaluation.run()
+        found.append(evaluation.materials.hunted)
+    for other in found[1:]:
+        for name, hunted in found[0].items():
+            for part in ("number", "before", "worst", "by", "change", "outside"):
+                one, two = getattr(hunted, part), getattr(other[name], part)
+                torch.testing.assert_close(one, two, rtol=0, atol=1e-7, msg=f"{name} {part}")
+            assert torch.equal(hunted.forward.sum(0), other[name].forward.sum(0))
+
+
+def test_two_workers_make_the_same_record(tiny: Tiny, tmp_path: Path) -> None:
+    tiny(out=tmp_path / "whole", **FEW).run()
+    shared = [tiny(out=tmp_path / "shared", **FEW) for _ in range(2)]
+    shared[0].begin()
+    workers = [threading.Thread(target=one.work, args=(k, 2), daemon=True) for k, one in enumerate(shared)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    parts = sorted(path.name for path in (tmp_path / "shared" / "parts").glob("suite-*"))
+    assert parts == [f"suite-{goal:02d}-{block:05d}.safetensors" for goal in (0, 1) for block in (0, 1, 2)]
+    tiny(out=tmp_path / "shared", **FEW).run()
+    assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
+
+
+def test_a_damaged_or_missing_piece_is_made_anew_and_alone(tiny: Tiny, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    tiny(out=whole, **FEW).run()
+    tiny(out=out, **FEW).work(0, 1)
+    file = out / "parts" / "suite-01-00001.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
+    (out / "parts" / "suite-00-00002.safetensors").unlink()
+    stamps = {f.name: f.stat().st_mtime_ns for f in (out / "parts").glob("suite-0*-00000*")}
+    said: list[str] = []
+    evaluation = tiny(out=out, report=said.append, **FEW)
+    evaluation.work(0, 1)
+    assert {f.name: f.stat().st_mtime_ns for f in (out / "parts").glob("suite-0*-00000*")} == stamps
+    tiny(out=out, report=said.append, **FEW).run()
+    assert len(said) == 1
+    assert "suite-01-00001.safetensors" in said[0]
+    assert "made anew" in said[0]
+    assert contents(out) == contents(whole)
+
+
+def test_interrupted_in_the_middle_and_resumed(tiny: Tiny, tmp_path: Path) -> None:
+    model = Counted(make_network())
+    tiny(model, out=tmp_path / "whole", **FEW).run()
+    whole, model.forwards = model.forwards, 0
+
+    def stop(stage: str, done: float, total: int) -> None:
+        if stage == "worst shift" and done >= 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny(model, out=tmp_path / "out", progress=stop, **FEW).run()
+    assert len(list((tmp_path / "out" / "parts").glob("suite-*"))) == 4
+    before, model.forwards = model.forwards, 0
+    tiny(model, out=tmp_path / "out", **FEW).run()
+    assert 0 < model.forwards < whole / 2 < before
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_another_suite_does_not_go_into_the_same_folder(evaluated: Evaluated, tmp_path: Path) -> None:
+    evaluated(out=tmp_path / "out", **FEW)
+    with pytest.raises(UserError, match=r"holds another evaluation: suite was .worst-case.*, is 'none'"):
+        evaluated(out=tmp_path / "out", **{**FEW, "suite": "none"})
+
+
+# Records
+
+
+def test_a_record_with_a_suite_is_read_as_it_was_written(written: tuple[Record, Path]) -> None:
+    record, out = written
+    assert load_record(out) == record
+    assert record.settings.suite == SUITE
+    assert record.suite is not None
+    arrays = load_arrays(out)
+    for name, goal in record.suite.goals.items():
+        assert record[name] == goal.value
+        assert {key for key in arrays if key.startswith(f"suite/{name}/")} == {
+            f"suite/{name}/{part}" for part in ("before", "worst", "by", "change", "outside")
+        }
+        assert (arrays[f"suite/{name}/change"] <= 16 / 255 + 1e-6).all()
+        assert ((arrays[f"suite/{name}/change"] > 0) == (arrays[f"suite/{name}/by"] >= 0)).all()
+    assert record.goal_column("shift") == Column("shift", "lower", rm.attacks.DISTANCE)
+    assert record.goal_column("misrank").heading == "misrank ↑"
+    with pytest.raises(KeyError, match="'ES' was no goal of a suite"):
+        record.goal_column("ES")
+    with pytest.raises(KeyError, match=r"'misrnk' was not measured; measured: misrank, .*R@1"):
+        record["misrnk"]
+    line = next(line for line in str(record).splitlines() if line.startswith("worst case: "))
+    assert f"misrank {record['misrank']:.1f}  translocate" in line
+    assert f"shift {record['shift']:.3f}" in line
+    content = json.loads((out / "record.json").read_text())
+    schema = Record.model_json_schema(by_alias=True)["$defs"]
+    assert set(content["suite"]["goals"]["misrank"]) == set(schema["GoalScore"]["properties"])
+    assert set(content["suite"]["goals"]["misrank"]["attacks"][0]) == set(schema["Broke"]["properties"])
+
+
+def test_records_of_before_are_read(evaluated: Evaluated, tmp_path: Path) -> None:
+    for folder in RECORDS.iterdir():
+        settings = json.loads((folder / "record.json").read_text())["settings"]
+        assert not {"norm", "suite"} & {*settings}
+        record = load_record(folder)
+        assert (record.settings.norm, record.settings.suite, record.suite) == ("linf", "none", None)
+    how: dict[str, Any] = {"attacks": ["ES"], "queries": 4, "steps": 1}
+    record = evaluated(out=tmp_path / "out", **how)
+    for name in ("record.json", "plan.json"):
+        content = json.loads((tmp_path / "out" / name).read_text())
+        del content["settings"]["norm"], content["settings"]["suite"]
+        if name == "record.json":
+            del content["suite"]
+            content["sha256"] = digest_of_entries(content)
+        (tmp_path / "out" / name).write_text(json.dumps(content))
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    assert load_record(tmp_path / "copy").model_copy(update={"sha256": record.sha256}) == record
+    # And the same call shows it instead of taking its folder for another evaluation's.
+    assert evaluated(out=tmp_path / "out", **how).scores == record.scores
