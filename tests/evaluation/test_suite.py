@@ -41,9 +41,10 @@ def test_the_attacks_of_each_goal(
         assert all("by apgd" in name for name in names[:white])
         assert names[-1] == f"{goal.name} by square(trials=7)"
         assert (f"{goal.name} by transfer(apgd)" in names) == (surrogate is not None)
-        # Each draws by itself, and all want what the goal wants of the same targets.
+        # Each draws by itself, and all but those at single classes have the goal's targets.
         assert len({way.purpose for way in ways}) == len(ways)
-        assert {way.attack.drawn_as for way in ways} == {goal.drawn_as}
+        single = [way for way in ways if isinstance(getattr(way.attack, "by", None), int)]
+        assert {way.attack.drawn_as for way in ways if way not in single} == {goal.drawn_as}
         assert {way.attack.columns[0].lost for way in ways} == {goal.columns[0].lost}
 
 
