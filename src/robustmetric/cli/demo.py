@@ -12,6 +12,7 @@ from robustmetric.cli.terminal import wide
 
 KEPT = "what is finished is kept: the same command goes on from there"
 DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
+SUITE = "worst-case(goals='misrank')"
 
 
 @app.command()
@@ -24,6 +25,7 @@ def demo(
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
     from robustmetric.cli.progress import Training
     from robustmetric.cli.show import Watch, show_checks, show_scores
+    from robustmetric.cli.worst import show_suite
     from robustmetric.data import load
     from robustmetric.evaluation import evaluate
     from robustmetric.training.progress import Teller
@@ -57,6 +59,7 @@ def demo(
                 run.inputs.images(test),
                 test.labels,
                 eps=recipe.eps,
+                suite=SUITE,
                 queries=queries,
                 seed=seed,
                 classes=test.classes,
@@ -74,3 +77,4 @@ def demo(
         "pixels are in [0, 1]"
     )
     show_scores(console, records)
+    show_suite(console, records)
