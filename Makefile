@@ -55,6 +55,8 @@ bench: setup
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/retrieval.py
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python -m benchmarks.suite
+	$(BIN)/python -m benchmarks.planted
 	$(BIN)/python benchmarks/digests.py
 	$(BIN)/python benchmarks/plan.py
 

@@ -180,7 +180,8 @@ def test_a_ball_of_l2_is_not_one_of_pixels(tiny: Tiny, images: Tensor) -> None:
     change = materials.hunted["shift"].change[first]
     moved = (found.images - images[materials.numbers])[first].double()
     lengths = [sum(float(pixel) ** 2 for pixel in one.flatten()) ** 0.5 for one in moved]
-    assert change.tolist() == pytest.approx(lengths, abs=1e-6)
+    # Another batch rounds otherwise, and steps add that up; the largest pixel is less than two thirds of it.
+    assert change.tolist() == pytest.approx(lengths, abs=1e-3)
     assert change.max() > 1.5 * moved.abs().max(), "it is the largest pixel"
 
 
