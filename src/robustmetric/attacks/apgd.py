@@ -128,6 +128,8 @@ class _Rows:
 
     def pick(self, alive: Tensor) -> None:
         """Keep some rows."""
+        if alive.all():
+            return
         for name, value in vars(self).items():
             setattr(self, name, value[alive])
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,13 @@ class Gallery:
 
     def __len__(self) -> int:
         return len(self.z)
+
+    SAMPLED: ClassVar[int] = 8
+
+    @cached_property
+    def sample(self) -> Tensor:
+        """Every 8th embedding (N / 8, D), beginning with the first: a quick look at all of them."""
+        return self.z[:: self.SAMPLED].contiguous()
 
     @cached_property
     def square(self) -> Tensor:

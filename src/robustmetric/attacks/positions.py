@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import ATTACKS, Target
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import Column
 from robustmetric.attacks.draws import Draws, choose
 from robustmetric.attacks.gallery import (
@@ -25,8 +25,6 @@ from robustmetric.attacks.margin import SLACK, kth_nearest
 from robustmetric.distance import pair_distance
 from robustmetric.squares import square_distance
 from robustmetric.validate import UserError
-
-_PART = 8  # one of so many images of the gallery is looked at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +120,11 @@ class _Placed(Goal):
         rows = torch.arange(len(z), device=z.device)
         if not self.enters:
             return rows
-        part = torch.arange(0, len(gallery), _PART, device=z.device)
         level = (z * gallery.z[index]).sum(1, keepdim=True) + SLACK
-        ahead = z @ gallery.z[part].T > level
-        for position in (queries.own, index):
-            ahead &= part != position[:, None]
-        return rows[ahead.sum(1) < self.places(len(gallery))]
+        ahead = (z @ gallery.sample.T > level).sum(1)
+        for position in (queries.own, index):  # who is in the part, and may count as ahead
+            ahead -= ((position >= 0) & (position % gallery.SAMPLED == 0)).long()
+        return rows[ahead < self.places(len(gallery))]
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return whether the image is in the first places, or out of them, as 100 or 0."""
@@ -164,6 +161,10 @@ class Promote(_Placed):
     def objectives(self) -> tuple[str, ...]:
         """The names of its objectives; the distance leads farther than a margin to what moves as well."""
         return ("distance", "hinge", "margin") if self.side == "query" else ("margin",)
+
+    def ways(self, targets: int) -> tuple[RankingAttack, ...]:
+        """Return attacks that want the same, but for the margin, which finds nothing that they do not."""
+        return super().ways(targets)[:2]
 
     @property
     def columns(self) -> tuple[Column, ...]:

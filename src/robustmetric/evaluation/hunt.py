@@ -150,6 +150,7 @@ def hunt(
                 purpose=way.purpose,
                 most=most - 1 if most < way.passes(budget) else None,  # one pass is to measure it
                 index=index[rows.to(index.device)] if way.attack.drawn_as == goal.drawn_as else None,
+                clean=False,
             )
             hunted.forward[0, k] += outcome.forward
             hunted.backward[0, k] += outcome.backward

@@ -156,6 +156,7 @@ def run_attack(
     purpose: str | None = None,
     most: int | None = None,
     index: Tensor | None = None,
+    clean: bool = True,
 ) -> Outcome:
     """Run an `attack` on the queries of a `scene` with these `numbers` (B,); call it inside `frozen(model)`.
 
@@ -164,7 +165,7 @@ def run_attack(
     a `surrogate`, its embeddings of the same images are what the search sees. A query that is lost to the
     attack is not searched any longer. `tick` is called each time that the search has been told the objective,
     and after `most` times it is stopped: the lowest point by then counts. `index` (B, W) are the targets if
-    they are known already.
+    they are known already. Unless it is `clean`, the images as they were are not measured.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
@@ -220,6 +221,6 @@ def run_attack(
         if attack.read_early and surrogate is None and search.keeps_last:
             sooner = scene.measure(attack, early, target, queries)
             after |= {name: sooner[name] for name in attack.read_early}
-        before = scene.measure(attack, queries.z, target, queries)
+        before = scene.measure(attack, queries.z, target, queries) if clean else {}
     best = torch.minimum(best, last) if surrogate is None else last
     return Outcome(moved, z, target, before, after, first, last, best, forward + len(moved), backward)
