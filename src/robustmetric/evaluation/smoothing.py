@@ -18,7 +18,7 @@ most 2(2Φ(r/2σ) − 1), which must be less than half of what n is farther than
 because it is 2⟨g, v_p − v_n⟩ over the sum of both distances, so the radius there is at most 2σΦ⁻¹(1/2 + m/4).
 Φ⁻¹ is convex above 1/2: the radius here is never the smaller one.
 
-This knows the mean of s alone. Its distribution says more: `robustmetric.evaluation.band` has the bound, and a
+This knows the mean of s alone. Its distribution says more: `robustmetric.evaluation.band` has that bound. A
 pair's radius is the larger one of both (`robustmetric.evaluation.radius`), each with half of the probability
 of an error.
 
@@ -109,7 +109,7 @@ def largest_radius(sigma: float, samples: int, alpha: float, rivals: int = 1) ->
     The noise is `sigma`, a bound fails with probability `alpha`, and there are so many `rivals`.
 
     >>> round(largest_radius(0.25, 1000, 0.001, rivals=100), 4)
-    0.4697
+    0.5312
     """
     ones = torch.ones(rivals, dtype=torch.float64)
     by_mean = float(certified_radius(lower_bound(ones, 0 * ones, samples, alpha / 2)[:1], sigma))
@@ -120,7 +120,7 @@ def least_samples(alpha: float) -> int:
     """Return how many samples it takes to certify anything but for a probability of `alpha`.
 
     >>> least_samples(0.001), least_samples(0.1)
-    (24, 12)
+    (15, 8)
     """
     samples = 2
     while largest_radius(1.0, samples, alpha) <= 0:
@@ -202,8 +202,8 @@ def directions(anchor: Tensor, rivals: Tensor) -> Tensor:
 def exact(z: Tensor) -> Tensor:
     """Return embeddings (B, D) of length 1 in double precision too.
 
-    >>> exact(torch.tensor([[0.6, 0.8]])).norm()
-    tensor(1., dtype=torch.float64)
+    >>> exact(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]], dtype=torch.float64)
     """
     z = z.detach().cpu().double()
     unit: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True)
@@ -335,6 +335,21 @@ def check_noise(samples: int, shape: tuple[int, ...], name: str = "samples") -> 
             f"{needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free: give at most "
             f"{fits:,}",
             parameter=name,
+        )
+
+
+def check_samples(samples: int, dim: int) -> None:
+    """Refuse more `samples` than the free memory holds, as embeddings of length `dim`.
+
+    >>> check_samples(1000, 512)
+    """
+    each, free = 4 * dim + 16, free_memory()  # and products with a direction
+    if free is not None and samples * each > free:
+        raise UserError(
+            f"samples is {samples:,}: the embeddings of length {dim:,} of one query would take "
+            f"{samples * each / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free: give at "
+            f"most {free // each:,}",
+            parameter="samples",
         )
 
 
