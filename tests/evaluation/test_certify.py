@@ -572,6 +572,17 @@ def test_another_certification_is_refused_with_what_differs(
         certification_of(images, labels, make_network(1), made[0], **same).run()
 
 
+def test_pieces_that_knew_the_mean_alone_are_not_gone_on_with(
+    images: Tensor, labels: Tensor, how: dict[str, Any], tmp_path: Path
+) -> None:
+    certification_of(images, labels, None, tmp_path, **how).work(0, 1)
+    plan = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert plan.pop("bound") == "distribution"
+    (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    with pytest.raises(rm.UserError, match=r"holds another certification: bound was None, is 'distribution'"):
+        certification_of(images, labels, None, tmp_path, **how).run()
+
+
 def test_evaluations_and_certifications_do_not_share_a_folder(
     made: tuple[Path, Certificate], images: Tensor, labels: Tensor, how: dict[str, Any], tmp_path: Path
 ) -> None:
