@@ -76,7 +76,7 @@ def test_without_an_attack_there_are_no_upper_bounds(run: Path, tmp_path: Path) 
     printed = works("certify", run, "--sigma", "51/255", *FEW, "--no-attack", "--out", tmp_path / "out")
     head, *rows = rows_of(printed)
     assert head == ["radius (L2)", "certified R@1", "95 %"]
-    assert [row[0] for row in rows] == ["0.1", "0.2", "0.3"]
+    assert [row[0] for row in rows] == ["0.05", "0.1", "0.2"]
     assert "of at most 0.1 is at least " in printed
     assert "attack: done" not in printed
     assert load_certificate(tmp_path / "out").settings.sigma == 0.2
@@ -108,7 +108,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
         (("--sigma", "1", "--radii", "0,1"), "radii must be positive numbers in ascending order", "--radii"),
         (("--sigma", "1", "--radii", "1,0.5"), "such as 0.25,0.5,1, not '1,0.5'", "--radii"),
         (("--sigma", "1", "--radii", "far"), "such as 0.25,0.5,1, not 'far'", "--radii"),
-        (("--sigma", "1", "--samples", "20"), "nothing can be certified with fewer than 24", "--samples"),
+        (("--sigma", "1", "--samples", "14"), "nothing can be certified with fewer than 15", "--samples"),
         (("--sigma", "1", "--alpha", "0.5"), "alpha must be in (0, 0.5), not 0.5", "--alpha"),
         (("--sigma", "1", "--alpha", "tiny"), "alpha must be in (0, 0.5), not 'tiny'", "--alpha"),
         (

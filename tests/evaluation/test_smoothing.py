@@ -19,6 +19,7 @@ from robustmetric.attacks import Draws
 from robustmetric.distance import embed
 from robustmetric.evaluation import smoothing
 from robustmetric.evaluation.identity import digest_of
+from robustmetric.evaluation.radius import Samples, sure_radius
 from robustmetric.evaluation.smoothing import (
     Moments,
     Smoothed,
@@ -171,8 +172,10 @@ def test_lower_bounds_are_below_the_truth() -> None:
 def test_with_fewer_samples_nothing_can_be_certified(alpha: float) -> None:
     least = least_samples(alpha)
     assert largest_radius(1.0, least, alpha) > 0 == largest_radius(1.0, least - 1, alpha)
-    one, none = torch.ones(1), torch.zeros(1)
-    assert lower_bound(one, none, least, alpha) > 0 >= lower_bound(one, none, least - 1, alpha)
+    agree = [torch.tensor([[1.0, 0.0]]).expand(n, 2) for n in (least - 1, least)]
+    anchor, rivals = torch.tensor([1.0, 0.0]).double(), torch.tensor([[-1.0, 0.0]]).double()
+    found = [sure_radius(Samples.of([z], len(z)), anchor, rivals, sigma=1, alpha=alpha) for z in agree]
+    assert found == [0, pytest.approx(largest_radius(1.0, least, alpha), abs=1e-6)]
 
 
 # The samples

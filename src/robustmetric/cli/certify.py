@@ -41,7 +41,7 @@ def certify(
     *,
     sigma: str | None = _option("sigma", None),
     radii: str | None = typer.Option(
-        None, help="Lengths of perturbations (L2), such as 0.25,0.5,1; by default σ/2, σ and 3σ/2."
+        None, help="Lengths of perturbations (L2), such as 0.25,0.5,1; by default σ/4, σ/2 and σ."
     ),
     queries: int | None = typer.Option(None, help="Number of images that query; by default all."),
     samples: int = _option("samples"),

@@ -7,6 +7,7 @@ with: else the bounds would not hold. For the same reason other samples choose w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,11 +20,11 @@ from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Targe
 from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.images import Images
+from robustmetric.evaluation.radius import Samples, sure_radius
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.smoothing import (
     Moments,
     Smoothed,
-    certified_radius,
     lower_bound,
     mean_of,
     noisy_embeddings,
@@ -49,7 +50,8 @@ class Judged(NamedTuple):
 
     `mate` and `rival` are the nearest images of its class and of others, by samples of their own. `right` is
     a lower bound of the margin by which the mate is nearer than every image of another class, `wrong` of that
-    by which the rival is nearer than every image of its class.
+    by which the rival is nearer than every image of its class. `radius` is how far the mate stays nearer, by
+    the distribution of the margins too; NaN if that was not asked for.
     """
 
     mate: int
@@ -57,6 +59,7 @@ class Judged(NamedTuple):
     hit: bool
     right: float
     wrong: float
+    radius: float
 
 
 @dataclass(eq=False)
@@ -113,29 +116,41 @@ class CertifyMaterials:
             counts &= ~(same & (theirs.cpu() == subject.cameras[number].cpu()))
         return Sides((same & counts).nonzero()[:, 0], (~same & counts).nonzero()[:, 0])
 
-    def judge(self, image: Tensor, number: int, purpose: str = "certify") -> Judged | None:
-        """Judge the ranking of an image (C, H, W) as that of a query; None if it has no answer to find."""
+    def judge(
+        self, image: Tensor, number: int, purpose: str = "certify", *, how_far: bool = True
+    ) -> Judged | None:
+        """Judge the ranking of an image (C, H, W) as that of a query; None if it has no answer to find.
+
+        All its samples are in memory if `how_far` is asked, which needs their distribution.
+        """
         plan, (mates, others) = self.plan, self.sides(number)
         if len(mates) == 0:
             return None
         near = self.vectors @ mean_of(self.samples(image, number, f"{purpose}/choose", plan.choose))
         mate = int(mates[near[mates].argmax()])
-        if len(others) == 0:  # nothing can be wrong
-            return Judged(mate, -1, True, 1.0, -1.0)
+        if len(others) == 0:  # nothing can be wrong, as far as anything could be certified
+            return Judged(mate, -1, True, 1.0, -1.0, plan.limit)
         rival = int(others[near[others].argmax()])
-        seen = Moments.of(self.samples(image, number, f"{purpose}/judge", plan.samples))
+        parts, radius = self.samples(image, number, f"{purpose}/judge", plan.samples), math.nan
+        if how_far:
+            samples = Samples.of(parts, plan.samples)
+            seen, ways = samples.moments, (self.vectors[mate], self.vectors[others])
+            radius = sure_radius(samples, *ways, sigma=plan.sigma, alpha=plan.alpha)
+        else:
+            seen = Moments.of(parts)
         near = self.vectors @ seen.mean
         return Judged(
             mate,
             rival,
             bool(near[mates].max() > near[others].max()),
-            self._bound(seen, mate, others),
-            self._bound(seen, rival, mates),
+            self._bound(seen, mate, others, plan.alpha / 2),  # the other half is for the distribution
+            self._bound(seen, rival, mates, plan.alpha),
+            radius,
         )
 
-    def _bound(self, seen: Moments, anchor: int, rivals: Tensor) -> float:
+    def _bound(self, seen: Moments, anchor: int, rivals: Tensor, alpha: float) -> float:
         mean, variance = seen.margins(self.vectors[anchor], self.vectors[rivals])
-        return float(lower_bound(mean, variance, seen.count, self.plan.alpha).min())
+        return float(lower_bound(mean, variance, seen.count, alpha).min())
 
     def samples(self, image: Tensor, number: int, purpose: str, count: int) -> Iterator[Tensor]:
         """Embed an image (C, H, W) so often with noise of the stream of a number and a purpose."""
@@ -203,16 +218,14 @@ class CertifyPiece(TensorPiece[CertifyMaterials]):
 
     def make(self, materials: CertifyMaterials, tick: Tick | None = None) -> Tensors:
         """Judge the queries as they are; one without an answer to find is NaN."""
-        plan, numbers = materials.plan, materials.block(self.number)
+        numbers = materials.block(self.number)
         images = materials.subject.images[numbers]
         rows = []
         for image, number in zip(images, numbers.tolist(), strict=True):
             rows.append(_row(materials.judge(image, number)))
             if tick is not None:
                 tick(of=len(numbers))
-        mate, rival, hit, right, wrong = torch.tensor(rows, dtype=torch.float64).unbind(1)
-        # Where nothing can be wrong, as far as anything could be certified.
-        radius = certified_radius(right, plan.sigma).clamp_max(plan.limit)
+        mate, rival, hit, right, wrong, radius = torch.tensor(rows, dtype=torch.float64).unbind(1)
         return {
             "number": numbers.clone(),
             "mate": mate.long(),
@@ -220,7 +233,7 @@ class CertifyPiece(TensorPiece[CertifyMaterials]):
             "hit": hit.clone(),
             "right": right.clone(),
             "wrong": wrong.clone(),
-            "radius": radius,
+            "radius": radius.clone(),
         }
 
 
@@ -261,7 +274,7 @@ class AttackedPiece(TensorPiece[CertifyMaterials]):
                 after = attacked(materials, numbers, radius, tick).to(before.device)
                 change[open_] = (after - before).double().flatten(1).norm(dim=1).cpu()
                 for row, image, number in zip(open_.tolist(), after, numbers.tolist(), strict=True):
-                    judged = materials.judge(image, number, f"certify/attack/{radius!r}")
+                    judged = materials.judge(image, number, f"certify/attack/{radius!r}", how_far=False)
                     assert judged is not None  # noqa: S101
                     hit[row] = torch.minimum(hit[row], hit.new_tensor(100.0 * judged.hit))
                     wrong[row] = torch.maximum(wrong[row], wrong.new_tensor(judged.wrong))
@@ -318,6 +331,6 @@ def smoothed_scene(materials: CertifyMaterials, numbers: Tensor) -> Scene:
 
 def _row(judged: Judged | None) -> list[float]:
     if judged is None:
-        return [-1, -1, torch.nan, torch.nan, torch.nan]
-    mate, rival, hit, right, wrong = judged
-    return [mate, rival, 100.0 * hit, right, wrong]
+        return [-1, -1, torch.nan, torch.nan, torch.nan, torch.nan]
+    mate, rival, hit, right, wrong, radius = judged
+    return [mate, rival, 100.0 * hit, right, wrong, radius]

@@ -25,7 +25,7 @@ class CertifyPlan(Part):
 
     >>> plan = CertifyPlan.make(sigma=0.25)
     >>> plan.radii, plan.samples
-    ((0.125, 0.25, 0.375), 1000)
+    ((0.0625, 0.125, 0.25), 1000)
     """
 
     sigma: float = Field(gt=0, description="σ, the deviation of the noise on pixels in [0, 1]")
@@ -50,12 +50,12 @@ class CertifyPlan(Part):
     def make(cls, **settings: Any) -> CertifyPlan:
         """Make a plan of `settings`, some of its fields, and refuse what cannot be.
 
-        `sigma` has to be given; `radii` are by default half of it, all of it and one and a half.
+        `sigma` has to be given; `radii` are by default a quarter of it, half of it and all of it.
 
         >>> CertifyPlan.make(sigma=0.25, samples=10)
         Traceback (most recent call last):
         ...
-        robustmetric.UserError: samples is 10, and nothing can be certified with fewer than 24 where alpha...
+        robustmetric.UserError: samples is 10, and nothing can be certified with fewer than 15 where alpha...
         """
         for name in settings:
             if name not in cls.model_fields:
@@ -109,7 +109,7 @@ class CertifyPlan(Part):
 def _radii(given: object, sigma: float) -> tuple[float, ...]:
     """Read radii from numbers or a text such as 0.25,0.5; by default they are multiples of sigma."""
     if given is None:
-        return (sigma / 2, sigma, 1.5 * sigma)
+        return (sigma / 4, sigma / 2, sigma)
     parts = given.split(",") if isinstance(given, str) else given
     if not isinstance(parts, Sequence) or not parts:
         parts = [given]

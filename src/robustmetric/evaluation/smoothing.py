@@ -18,8 +18,12 @@ most 2(2Φ(r/2σ) − 1), which must be less than half of what n is farther than
 because it is 2⟨g, v_p − v_n⟩ over the sum of both distances, so the radius there is at most 2σΦ⁻¹(1/2 + m/4).
 Φ⁻¹ is convex above 1/2: the radius here is never the smaller one.
 
+This knows the mean of s alone. Its distribution says more: `robustmetric.evaluation.band` has that bound. A
+pair's radius is the larger one of both (`robustmetric.evaluation.radius`), each with half of the probability
+of an error.
+
 How sure. m is not known: it is estimated by n samples h_1 … h_n with mean ĝ. Two bounds hold together with
-probability 1 − α, each with 1 − α/2:
+probability 1 − α, each with 1 − α/2; for a radius α is the half that is left to the mean:
 
 - ‖ĝ − g‖ ≤ (1 + √(2 ln(2/α)))/√n, for all pairs at once. Its expectation is at most 1/√n, since vectors of
   length 1 have a variance of at most 1; one sample changes it by at most 2/n, and McDiarmid's inequality
@@ -42,6 +46,7 @@ from torch.utils.checkpoint import checkpoint
 
 from robustmetric.attacks.draws import Draws
 from robustmetric.distance import embed
+from robustmetric.evaluation.band import Band
 from robustmetric.perturb import device_of
 from robustmetric.validate import UserError, is_number
 
@@ -104,17 +109,18 @@ def largest_radius(sigma: float, samples: int, alpha: float, rivals: int = 1) ->
     The noise is `sigma`, a bound fails with probability `alpha`, and there are so many `rivals`.
 
     >>> round(largest_radius(0.25, 1000, 0.001, rivals=100), 4)
-    0.4697
+    0.5312
     """
     ones = torch.ones(rivals, dtype=torch.float64)
-    return float(certified_radius(lower_bound(ones, 0 * ones, samples, alpha)[:1], sigma))
+    by_mean = float(certified_radius(lower_bound(ones, 0 * ones, samples, alpha / 2)[:1], sigma))
+    return max(by_mean, sigma * Band.of(samples, rivals, alpha / 2).limit)
 
 
 def least_samples(alpha: float) -> int:
     """Return how many samples it takes to certify anything but for a probability of `alpha`.
 
     >>> least_samples(0.001), least_samples(0.1)
-    (24, 12)
+    (15, 8)
     """
     samples = 2
     while largest_radius(1.0, samples, alpha) <= 0:
@@ -145,7 +151,7 @@ class Moments:
         """Sum embeddings that come in `parts` (B, D), of which there is at least one."""
         count, total, square = 0, torch.zeros(()), torch.zeros(())
         for part in parts:
-            z = _exact(part)
+            z = exact(part)
             count, total, square = count + len(z), total + z.sum(0), square + z.T @ z
         return cls(count, total, square)
 
@@ -162,9 +168,7 @@ class Moments:
         scatter = self.square - self.count * self.mean.outer(self.mean)
         found = []
         for some in rivals.split(_RIVALS):
-            way = anchor - some
-            length = torch.linalg.vector_norm(way, dim=1, keepdim=True)
-            way = torch.where(length > _COPY, way / length.clamp_min(_COPY), 0.0)
+            way = directions(anchor, some)
             spread = ((way @ scatter) * way).sum(1).clamp_min(0) / max(1, self.count - 1)
             found.append(torch.stack([way @ self.mean, spread]))
         mean, variance = torch.cat(found, dim=1)
@@ -179,12 +183,28 @@ def mean_of(parts: Iterable[Tensor]) -> Tensor:
     """
     count, total = 0, torch.zeros(())
     for part in parts:
-        count, total = count + len(part), total + _exact(part).sum(0)
+        count, total = count + len(part), total + exact(part).sum(0)
     return total / count
 
 
-def _exact(z: Tensor) -> Tensor:
-    """Return embeddings (B, D) of length 1 in double precision too."""
+def directions(anchor: Tensor, rivals: Tensor) -> Tensor:
+    """Return the directions (K, D) from K `rivals` (K, D) to an `anchor` (D,): zero for a copy of it.
+
+    >>> directions(torch.tensor([1.0, 0.0]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+    tensor([[1., 0.],
+            [0., 0.]])
+    """
+    way = anchor - rivals
+    length = torch.linalg.vector_norm(way, dim=1, keepdim=True)
+    return torch.where(length > _COPY, way / length.clamp_min(_COPY), 0.0)
+
+
+def exact(z: Tensor) -> Tensor:
+    """Return embeddings (B, D) of length 1 in double precision too.
+
+    >>> exact(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]], dtype=torch.float64)
+    """
     z = z.detach().cpu().double()
     unit: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True)
     return unit
@@ -315,6 +335,21 @@ def check_noise(samples: int, shape: tuple[int, ...], name: str = "samples") -> 
             f"{needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free: give at most "
             f"{fits:,}",
             parameter=name,
+        )
+
+
+def check_samples(samples: int, dim: int) -> None:
+    """Refuse more `samples` than the free memory holds, as embeddings of length `dim`.
+
+    >>> check_samples(1000, 512)
+    """
+    each, free = 4 * dim + 16, free_memory()  # and products with a direction
+    if free is not None and samples * each > free:
+        raise UserError(
+            f"samples is {samples:,}: the embeddings of length {dim:,} of one query would take "
+            f"{samples * each / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free: give at "
+            f"most {free // each:,}",
+            parameter="samples",
         )
 
 

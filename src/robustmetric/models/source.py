@@ -145,11 +145,11 @@ def create(text: str, offered: Mapping[str, Any] | None = None, /, **options: An
     return copy.deepcopy(made) if made is factory else made
 
 
-def try_network(model: nn.Module, images: Tensor, *, gradient: bool = True, what: str = "network") -> None:
+def try_network(model: nn.Module, images: Tensor, *, gradient: bool = True, what: str = "network") -> int:
     """Embed some `images` (N, C, H, W) with a `model` and differentiate by them, as attacks will.
 
-    With ``gradient=False`` they are only embedded. What fails raises an error that calls the network `what`;
-    the network comes back as it was.
+    Return the length of the embeddings. With ``gradient=False`` they are only embedded. What fails raises an
+    error that calls the network `what`; the network comes back as it was.
 
     >>> try_network(nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), torch.rand(1, 1, 8, 8))
     Traceback (most recent call last):
@@ -159,10 +159,11 @@ def try_network(model: nn.Module, images: Tensor, *, gradient: bool = True, what
     device = device_of(model)
     try:
         with frozen(model), torch.no_grad():
-            embed(model, images.to(device))
+            dim = embed(model, images.to(device)).shape[1]
             if gradient:
                 few = images[:2].to(device)
                 differentiate(lambda x, _: embed(model, x).sum(1), few, torch.arange(len(few)))
+            return dim
     except (UserError, OSError):
         raise
     except Exception as error:
