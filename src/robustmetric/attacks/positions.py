@@ -121,9 +121,8 @@ class _Placed(Goal):
         if not self.enters:
             return rows
         level = (z * gallery.z[index]).sum(1, keepdim=True) + SLACK
-        ahead = (z @ gallery.sample.T > level).sum(1)
-        for position in (queries.own, index):  # who is in the part, and may count as ahead
-            ahead -= ((position >= 0) & (position % gallery.SAMPLED == 0)).long()
+        ahead = (z @ gallery.sample.z.T > level).sum(1)
+        ahead -= (gallery.in_sample(queries.own) >= 0).long()  # who may be counted, and ranks itself
         return rows[ahead < self.places(len(gallery))]
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:

@@ -69,11 +69,23 @@ class Scene:
         return checked_aim(attack, index.to(queries.z.device), queries, self.gallery)
 
     def measure(
-        self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries
+        self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries, won: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return what an `attack` measures on `queries` at `z` (B, D), aimed at `target`: (B,) by column."""
+        """Return what an `attack` measures on `queries` at `z` (B, D), aimed at `target`: (B,) by column.
+
+        Those that are surely `won` (B,) are not looked at if all that is measured is whether they are.
+        """
         where = self.judged.z.device
-        return checked_measure(attack, z.to(where), target.to(where), queries.to(where), self.judged)
+        z, target, queries = z.to(where), target.to(where), queries.to(where)
+        column = attack.columns[0]
+        if won is None or column.lost is None or len(attack.columns) > 1 or not won.any():
+            return checked_measure(attack, z, target, queries, self.judged)
+        rest = (~won).to(where)
+        values = torch.full((len(z),), column.lost, dtype=torch.float64, device=where)
+        if rest.any():
+            found = checked_measure(attack, z[rest], target[rest], queries[rest], self.judged)
+            values[rest] = found[column.name].double()
+        return {column.name: values}
 
     def rank(self, z: Tensor, queries: Queries) -> Ranking:
         """Rank the gallery for B `queries` with embeddings `z` (B, D)."""
@@ -215,8 +227,8 @@ def run_attack(
         moved = lowest.point
     with torch.no_grad():
         z = embed(scene.model, moved)
-        last = checked_objective(attack, z, target, queries, scene.gallery)
-        after = scene.measure(attack, z, target, queries)
+        last, won = checked_appraise(attack, z, target, queries, scene.gallery)
+        after = scene.measure(attack, z, target, queries, won)
         # Where the end of one descent counts: of several, or of trials, the point before is not known.
         if attack.read_early and surrogate is None and search.keeps_last:
             sooner = scene.measure(attack, early, target, queries)
