@@ -37,6 +37,7 @@ from robustmetric.evaluation.store import PARTS, Store
 from robustmetric.files import DamagedError
 from tests.evaluation.conftest import make_network
 from tests.evaluation.test_radius import plain_radius
+from tests.helpers.faults import fault
 from tests.helpers.processes import die, forked, needs_fork
 
 SIGMA = 0.25
@@ -456,6 +457,11 @@ def test_an_interrupted_certification_goes_on(
     assert model.calls == 0
 
 
+@fault(
+    "evaluation",
+    "a certification is killed",
+    "the same call goes on behind its last block, to the same certificate",
+)
 @needs_fork
 def test_a_killed_certification_goes_on(
     images: Tensor, labels: Tensor, how: dict[str, Any], tmp_path: Path
@@ -481,6 +487,7 @@ def test_a_killed_certification_goes_on(
     assert certification_of(images, labels, None, tmp_path / "out", **how).run() == whole
 
 
+@fault("evaluation", "a finished piece of a certification is damaged", "it is named and made anew")
 def test_a_damaged_piece_is_made_anew(
     images: Tensor, labels: Tensor, how: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from robustmetric.files import digest_of_entries
 from robustmetric.validate import UserError
 from tests.evaluation.conftest import make_network
 from tests.golden.make_records import RECORDS
+from tests.helpers.faults import fault
 from tests.helpers.networks import Counted
 
 Tiny = Callable[..., Evaluation]
@@ -219,6 +220,11 @@ def test_two_workers_make_the_same_record(tiny: Tiny, tmp_path: Path) -> None:
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
 
 
+@fault(
+    "evaluation",
+    "a finished piece of the worst-case suite is damaged or gone",
+    "that piece alone is made anew; the record has the same figures",
+)
 def test_a_damaged_or_missing_piece_is_made_anew_and_alone(tiny: Tiny, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     tiny(out=whole, **FEW).run()
@@ -240,6 +246,11 @@ def test_a_damaged_or_missing_piece_is_made_anew_and_alone(tiny: Tiny, tmp_path:
     assert contents(out) == contents(whole)
 
 
+@fault(
+    "evaluation",
+    "the worst-case suite is interrupted between two goals",
+    "the same call goes on; the record has the same figures",
+)
 def test_interrupted_in_the_middle_and_resumed(tiny: Tiny, tmp_path: Path) -> None:
     model = Counted(make_network())
     tiny(model, out=tmp_path / "whole", **FEW).run()
