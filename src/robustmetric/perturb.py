@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.registry import lookup
+from robustmetric.registry import unknown
 from robustmetric.validate import UserError, is_number
 
 Norm = Literal["linf", "l2"]
@@ -39,7 +39,8 @@ class Budget:
     norm: Norm = "linf"
 
     def __post_init__(self) -> None:
-        lookup("norm", self.norm, dict.fromkeys(get_args(Norm)))
+        if self.norm not in get_args(Norm):
+            raise UserError(unknown("norm", self.norm, dict.fromkeys(get_args(Norm))), parameter="norm")
         if self.norm == "l2" and not (is_number(self.eps) and self.eps >= 0):
             raise UserError(
                 f"eps must be a number of at least 0, not {self.eps!r}: with the norm l2 it is the length of "

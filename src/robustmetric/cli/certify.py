@@ -122,6 +122,8 @@ def show_certificate(console: Console, certificate: Certificate) -> None:
     ]
     if certificate.queries.left_out:
         told.append(f"{certificate.queries.left_out} queries have no image of their class to find: left out")
+    if (certificate.abstained.value or 0.0) > 50:
+        console.print("most queries abstained: give more --samples", highlight=False)
     limit = certificate.limit or 0.0
     if limit <= max(settings.radii):
         told.append(

@@ -50,7 +50,8 @@ def _conditions(record: Record) -> dict[str, str]:
         "α": f"{255 * how.alpha:.4g}/255",
         "η": str(how.steps),
         "suite": how.suite,
-        "search": how.search + ("" if surrogate is None else f" from {surrogate[:12]}"),
+        "search": how.search,
+        "surrogate": "none" if surrogate is None else f"SHA-256 {surrogate[:12]}",
         "queries": f"{asked.count} of {asked.of}, seed {how.seed}",
         "versions": ", ".join(f"{p} {record.versions.get(p)}" for p in ("robustmetric", "torch")),
     }

@@ -79,7 +79,7 @@ class Plan(Part):
     )
     attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
     suite: str = Field(
-        "none", description="worst-case for the suite of strong attacks as well, with its options; or none"
+        "none", description="a suite of strong attacks to run as well: worst-case, with its options, or none"
     )
     queries: int | None = Field(
         None, ge=1, description="number of images that are attacked, drawn from the seed; null for all"
