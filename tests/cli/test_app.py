@@ -38,10 +38,12 @@ def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
     first, files = demo()
     assert len(files) == 4
     assert "797 digits that were not trained on, 12 of them attacked; ε = 0.2, pixels are in [0, 1]" in first
-    (head,) = [cells(line) for line in first.splitlines() if line.startswith("┃")]
+    head, worst = [cells(line) for line in first.splitlines() if line.startswith("┃")]
     assert head == ["", *PAPER.split(",")]
+    assert worst == ["goal", *(f"c2f2 {name}" for name in DEFENSES)]
     found = [cells(line) for line in first.splitlines() if line.startswith("│")]
     rows = {name: row for name in DEFENSES for row in found if row[0].endswith(name)}
+    (left,) = [row for row in found if row[0] == "misrank ↑"]
     values = {name: dict(zip(head[1:], row[1:], strict=True)) for name, row in rows.items()}
     assert len(values) == 2
     records = {}
@@ -56,6 +58,8 @@ def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
         assert record["GTM"] < record["R@1"]
         assert float(values[name]["ERS ↑"].split()[0]) == round(record["ERS"], 1)
         assert f"{name}: ERS {record['ERS']:.1f} (" in first
+        assert left[1 + len(records) - 1].startswith(f"{record['misrank']:.1f} (")
+        assert record["misrank"] <= min(record[column] for column in ("ES:R", "LTM", "GTM"))
     assert records["HM[S,LGA]&ICS"]["ERS"] > records["N/A[S]"]["ERS"]
 
     second, again = demo()

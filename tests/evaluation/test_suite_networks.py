@@ -192,7 +192,7 @@ def test_a_ball_of_l2_is_not_one_of_pixels(tiny: Tiny, images: Tensor) -> None:
         ({"norm": "l2", "eps": 1.0}, "'pgd' has no budget of the norm l2; .*: apgd, square", "search"),
         ({"norm": "l2", "eps": 1.0, "search": "nes"}, "'nes.*' has no budget of the norm l2", "search"),
         ({"norm": "l2", "eps": -1, "search": "apgd"}, "eps must be a number of at least 0, not -1", "eps"),
-        ({"norm": "l1", "eps": 1}, "unknown norm 'l1' .*known: l2, linf", None),
+        ({"norm": "l1", "eps": 1}, "unknown norm 'l1' .*known: l2, linf", "norm"),
     ],
 )
 def test_budgets_that_cannot_be(settings: dict[str, Any], told: str, parameter: str | None) -> None:
