@@ -125,16 +125,16 @@ def checked_appraise(
     found = attack.appraise(z, target, queries, gallery)
     if not isinstance(found, tuple) or len(found) != 2:
         raise _breach(attack, "appraise", _described(found), "the values, and which queries are lost")
-    value, near = found
+    value, won = found
     value = _checked_value(attack, "appraise", value, z)
     wanted = f"beside the values None, or bools of shape ({len(z)},)"
-    if near is not None and not (
-        isinstance(near, Tensor) and near.dtype == torch.bool and near.shape == (len(z),)
+    if won is not None and not (
+        isinstance(won, Tensor) and won.dtype == torch.bool and won.shape == (len(z),)
     ):
-        raise _breach(attack, "appraise", _described(near), wanted)
-    if near is not None and not attack.can_win:
+        raise _breach(attack, "appraise", _described(won), wanted)
+    if won is not None and not attack.can_win:
         raise _breach(attack, "appraise", "which queries are lost", "None there, or give a column a lost")
-    return value, near
+    return value, won
 
 
 def _checked_value(attack: RankingAttack, method: str, value: Tensor, z: Tensor) -> Tensor:

@@ -107,6 +107,15 @@ class Queries:
         return move(self, device)
 
 
+def nothing(queries: Queries) -> Tensor:
+    """Return the targets of B `queries` that aim at no image: (B, 0).
+
+    >>> nothing(Queries(torch.eye(3), torch.arange(3), torch.arange(3))).shape
+    torch.Size([3, 0])
+    """
+    return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
+
+
 Held = TypeVar("Held", "Gallery", "Queries")
 
 

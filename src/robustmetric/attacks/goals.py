@@ -25,6 +25,7 @@ from robustmetric.attacks.gallery import (
     count_mates,
     hit_at_1,
     nearest,
+    nothing,
 )
 from robustmetric.attacks.margin import SLACK, rivals, smooth_margin
 from robustmetric.attacks.shift import EmbeddingShift
@@ -98,15 +99,6 @@ def surely_nearer(x: Tensor, y: Tensor, place: Tensor) -> Tensor:
     tensor([True])
     """
     return (x.detach() * place).sum(1) > (y * place).sum(1) + SLACK
-
-
-def nothing(queries: Queries) -> Tensor:
-    """Return the targets of B `queries` that aim at no image: (B, 0).
-
-    >>> nothing(Queries(torch.eye(3), torch.arange(3), torch.arange(3))).shape
-    torch.Size([3, 0])
-    """
-    return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
 
 @ATTACKS.register("misrank")

@@ -14,7 +14,16 @@ from torch import Tensor
 from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import Column, from_share
 from robustmetric.attacks.draws import Draws
-from robustmetric.attacks.gallery import Gallery, Queries, away_from, hit_at_1, nearest, put, same_camera
+from robustmetric.attacks.gallery import (
+    Gallery,
+    Queries,
+    away_from,
+    hit_at_1,
+    nearest,
+    nothing,
+    put,
+    same_camera,
+)
 from robustmetric.distance import pair_distance
 
 
@@ -39,7 +48,7 @@ class LearningToMisrank(RankingAttack):
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return no image: it aims at the classes, (B, 0)."""
-        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
+        return nothing(queries)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Return max(0, max over negatives n of d(x̃, n) − min over positives p of d(x̃, p))."""

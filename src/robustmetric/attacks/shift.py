@@ -10,7 +10,7 @@ from torch import Tensor
 from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
 from robustmetric.attacks.columns import DISTANCE, Column, from_distance, from_share
 from robustmetric.attacks.draws import Draws
-from robustmetric.attacks.gallery import Gallery, Queries, hit_at_1
+from robustmetric.attacks.gallery import Gallery, Queries, hit_at_1, nothing
 from robustmetric.distance import padded_distance, pair_distance, reference_shift
 
 
@@ -44,7 +44,7 @@ class EmbeddingShift(RankingAttack):
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return no image: it aims at none, (B, 0)."""
-        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
+        return nothing(queries)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Return −d(φ(x̃), φ(x)); the reference measures otherwise, see `reference_shift`."""
