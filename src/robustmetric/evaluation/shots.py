@@ -123,7 +123,7 @@ def _own_lists(z: Tensor, queries: Queries, gallery: Gallery, k: int) -> list[tu
 def _askers_lists(
     z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery, k: int
 ) -> list[tuple[Ranked, ...]]:
-    """Return the first k images for each asker (B,), with the candidate at z (B, D) in its original's place."""
+    """Return the first k for each asker (B,), with the candidate at z (B, D) instead of its original."""
     seat = gallery.z[asker]
     found = nearest(seat, gallery, min(k + 1, len(gallery) - 1), without=asker)
     far = square_distance(seat[:, None], gallery.z[found]).sqrt().tolist()
