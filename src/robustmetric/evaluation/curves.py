@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from robustmetric.evaluation.evaluate import Evaluation
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.record import Record, load_record
+from robustmetric.evaluation.staged import Progress
+from robustmetric.evaluation.subject import Subject
 
 FOLDER = "curves"
 QUERIES = 64  # that each point attacks, at most
@@ -77,3 +80,48 @@ def load_curves(folder: Path, record: Record) -> Iterator[tuple[CurvePoint, Reco
             found = load_record(place)
             if (found.network.sha256, found.data.sha256) == (record.network.sha256, record.data.sha256):
                 yield point, found
+
+
+def make_curves(
+    subject: Subject,
+    plan: Plan,
+    out: Path,
+    progress: Progress | None = None,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Evaluate a `subject` at the points of the curves around a `plan`, each in a folder in `out`/curves.
+
+    What is finished stays there: the same call goes on where an interrupted one stopped. `progress` is told
+    the stage "curves", how many of its points are done, and how many there are; `report` is told in a line
+    what was found damaged.
+    """
+    plans = curve_plans(plan)
+    shared: dict[str, Any] = {}  # embeddings and their ranking are those of all points
+    for place, (point, each) in enumerate(plans.items()):
+        told = None if progress is None else _Whole(progress, place, len(plans))
+        evaluation = Evaluation(subject, each, out / FOLDER / point.folder, told, report)
+        if evaluation.begin() is not None:
+            continue
+        with subject.frozen():
+            for piece in (piece for stage in evaluation.stages[:2] for piece in stage.pieces):
+                if not evaluation.store.has(piece):
+                    if piece.file not in shared:
+                        shared[piece.file] = piece.make(evaluation.materials)
+                    evaluation.store.keep(piece, shared[piece.file])
+        evaluation.run()
+    if progress is not None:
+        progress("curves", len(plans), len(plans))
+
+
+class _Whole:
+    """Tells of an evaluation, the `place`-th of several, as a part of all of them."""
+
+    def __init__(self, progress: Progress, place: int, count: int) -> None:
+        self.progress, self.place, self.count = progress, place, count
+        self.stages: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, stage: str, done: float, total: int) -> None:
+        self.stages[stage] = (done, total)
+        whole = sum(total for _, total in self.stages.values())
+        share = sum(done for done, _ in self.stages.values()) / max(1, whole)
+        self.progress("curves", self.place + min(share, 0.99), self.count)
