@@ -28,6 +28,8 @@ from robustmetric.report import svg_axes as draw
 from robustmetric.report.svg_axes import RIGHT, WIDTH, Scale, known, safe, stroke, units, wide, word
 from robustmetric.validate import UserError, brief
 
+_CLASSES = 20  # of a legend
+_MARKS = 40  # of a line; of a longer one, ten are large and the others are hidden in it
 _MOST_SERIES, _FEWEST_ROWS, _MOST_ROWS = 6, 3, 40  # of a radar
 
 
@@ -95,16 +97,15 @@ def dots(
     for k, (name, shown) in enumerate(zip(rows, names, strict=True)):
         parts.append(word(left - 10, top + each * (k + 0.5), name, anchor="end", width=wide(shown)))
     for number, (one, points) in enumerate(zip(series, found, strict=True)):
+        own, _ = draw.looks(number)
         for point in points:
             y = top + each * (point.x + 0.5) + 10 * (number - (len(series) - 1) / 2)
             if (between := _between(point)) is not None:
                 first, last = (units(scale(end)) for end in between)
                 path = f"M{first} {units(y - 3)}v6m0-3H{last}m0-3v6"
-                parts.append(stroke(path, f"whisker {draw.looks(number)[0]}", width=1.5))
+                parts.append(stroke(path, f"whisker {own}", width=1.5))
             told = _told(f"{one.name}, {rows[int(point.x)]}", point, unit)
-            parts.append(
-                draw.mark(number, scale(_y(point)), y, 4.2, kind=f"mark {draw.looks(number)[0]}", told=told)
-            )
+            parts.append(draw.mark(number, scale(_y(point)), y, 4.2, kind=f"mark {own}", told=told))
     height = bottom + 26
     if unit:
         parts.append(word((left + RIGHT) / 2, height + 6, unit, kind="label name", width=WIDTH - left))
@@ -170,24 +171,25 @@ def lines(
     parts.append(stroke(f"M{units(left)} {units(bottom)}H{units(RIGHT)}", "axis"))
     parts.append(word(4, 11, up, anchor="start", kind="label name", width=WIDTH - 8))
     parts.append(word((left + RIGHT) / 2, bottom + 33, across, kind="label name", width=WIDTH - left))
-    for number, one in enumerate(series):
+    whiskers, marks = [], []
+    for number, (one, points) in enumerate(zip(series, found, strict=True)):
+        own, dashes = draw.looks(number)
         path = "".join(
             f"{'ML'[joined]}{units(x_of(point.x))} {units(y_of(_y(point)))}"
             for point, joined in _joined(one.points)
         )
-        parts.append(
-            stroke(path, f"line {draw.looks(number)[0]} {draw.looks(number)[1]}", width=1.8) if path else ""
-        )
-    for number, (one, points) in enumerate(zip(series, found, strict=True)):
-        for point in points:
-            x, own = x_of(point.x), draw.looks(number)[0]
+        parts.append(stroke(path, f"line {own} {dashes}", width=1.8) if path else "")
+        for place, point in enumerate(points):
+            x = x_of(point.x)
             if (between := _between(point)) is not None:
                 first, last = (units(y_of(end)) for end in between)
                 path = f"M{units(x - 3)} {first}h6m-3 0V{last}m-3 0h6"
-                parts.append(stroke(path, f"whisker {own}", width=1.5))
+                whiskers.append(stroke(path, f"whisker {own}", width=1.5))
             told = _told(f"{one.name}, {across} {draw.exact(point.x)}", point)
-            size = 4.2 if len(points) <= 40 else 2.2
-            parts.append(draw.mark(number, x, y_of(_y(point)), size, kind=f"mark {own}", told=told))
+            large = len(points) <= _MARKS or place % (len(points) // 10) == 0
+            size, kind = (4.2, f"mark {own}") if large else (1.5, own)
+            marks.append(draw.mark(number, x, y_of(_y(point)), size, kind=kind, told=told))
+    parts += whiskers + marks
     return _below(parts, list(enumerate(s.name for s in series)), bottom + 46, left=left, kind="lines",
                   title=title, about=about, key=key, line=True)  # fmt: skip
 
@@ -206,7 +208,8 @@ def scatter(
     `points` are x, y and the class's number; `moves` are x and y before, x and y after, by the attack's name.
     Both axes have the same scale. The points of a class are a group, whose title is the class, and the arrows
     of an attack are one, `<g class="moves" data-attack="NAME">`, of a single path. `names` are those of the
-    classes by their number, for the legend. `title`, `about` and `key` are as in `dots`.
+    classes by their number, for the legend, which is left out for more than 20 classes. `title`, `about` and
+    `key` are as in `dots`.
 
     >>> text = scatter([(0.1, 0.2, 3)], {"CA+": [(0.1, 0.2, 0.5, 0.4)]}, title="T", about="A", key="map")
     >>> '<g class="moves" data-attack="CA+">' in text, '<g class="c3">' in text
@@ -219,35 +222,27 @@ def scatter(
     if not ends:
         return _nothing(title, about, key)
     x_of, y_of, left, bottom = draw.alike([x for x, _ in ends], [y for _, y in ends])
-    step = draw.step_of(x_of.low, x_of.high, 7)
-    ticks = {
-        s: [k * step for k in range(math.ceil(s.low / step), math.floor(s.high / step) + 1)]
-        for s in (x_of, y_of)
-    }
-    parts = []
-    if ticks[x_of]:
-        parts.append(
-            draw.across_ticks(
-                x_of, list(zip(ticks[x_of], draw.tick_texts(ticks[x_of]), strict=True)), y_of.end, bottom
-            )
-        )
-    if ticks[y_of]:
-        parts.append(
-            stroke("".join(f"M{units(left)} {units(y_of(t))}H{units(x_of.end)}" for t in ticks[y_of]), "grid")
-        )
-        for t, s in zip(ticks[y_of], draw.tick_texts(ticks[y_of]), strict=True):
-            parts.append(word(left - 8, y_of(t), s, anchor="end", kind="label tick"))
-    classes = sorted({number for _, _, number in kept})
+    step = draw.step_of(x_of.low, x_of.high, 7)  # of both axes
+    right, up = (
+        [k * step for k in range(math.ceil(axis.low / step), math.floor(axis.high / step) + 1)]
+        for axis in (x_of, y_of)
+    )
+    parts = [draw.across_ticks(x_of, list(zip(right, draw.tick_texts(right), strict=True)), y_of.end, bottom)]
+    parts.append(stroke("".join(f"M{units(left)} {units(y_of(y))}H{units(RIGHT)}" for y in up), "grid"))
+    for y, text in zip(up, draw.tick_texts(up), strict=True):
+        parts.append(word(left - 8, y_of(y), text, anchor="end", kind="label tick", width=left - 8))
+    classes = sorted({int(number) for _, _, number in kept})
     named = {k: names[k] if 0 <= k < len(names) else "" for k in classes}
     for k in classes:
         parts.append(f'<g class="c{k % 10}"><title>{safe(named[k] or f"class {k}")}</title>')
-        parts += [draw.mark(k % 10, x_of(x), y_of(y), 3, kind="") for x, y, number in kept if number == k]
+        parts += [draw.mark(k, x_of(x), y_of(y), 3) for x, y, number in kept if number == k]
         parts.append("</g>")
+    shown = [(k, named[k]) for k in classes] if len(classes) <= _CLASSES else []
     for name, found in arrows.items():
         path = "".join(draw.arrow(x_of(m[0]), y_of(m[1]), x_of(m[2]), y_of(m[3])) for m in found)
         parts.append(f'<g class="moves" data-attack="{safe(name)}"><title>{safe(name)}</title>')
         parts += [stroke(path, "move", width=1.2) if path else "", "</g>"]
-    return _below(parts, [(k, named[k]) for k in classes], bottom + 26, left=left, kind="scatter",
+    return _below(parts, shown, bottom + 26, left=left, kind="scatter",
                   title=title, about=about, key=key, points="c")  # fmt: skip
 
 
@@ -294,9 +289,11 @@ def radar(rows: Sequence[str], series: Sequence[Series], *, title: str, about: s
         parts.append(
             word(x, cy + y, rows[k], anchor=anchor, width=WIDTH / 2 - abs(x - cx) - 4 if side else 200)
         )
+    for v in (20, 40, 60, 80, 100):
+        parts.append(word(cx - 5, cy - radius * v / 100, str(v), anchor="end", kind="label tick"))
     marks = []
     for number, (one, points) in enumerate(zip(series, found, strict=True)):
-        own, by_row = draw.looks(number)[0], {int(point.x): point for point in points}
+        (own, dashes), by_row = draw.looks(number), {int(point.x): point for point in points}
         places = {row: at(row, _y(point)) for row, point in sorted(by_row.items())}
         if len(places) == count:
             path = through(list(places.values())) + "z"
@@ -304,15 +301,11 @@ def radar(rows: Sequence[str], series: Sequence[Series], *, title: str, about: s
         else:
             pairs = [(row, (row + 1) % count) for row in places if (row + 1) % count in places]
             path = "".join(through([places[a], places[b]]) for a, b in pairs)
-        marks.append(stroke(path, f"line {own} {draw.looks(number)[1]}", width=1.8) if path else "")
+        marks.append(stroke(path, f"line {own} {dashes}", width=1.8) if path else "")
         for row, (x, y) in places.items():
             told = _told(f"{one.name}, {rows[row]}", by_row[row])
             marks.append(draw.mark(number, x, y, 3.6, kind=f"mark {own}", told=told))
     parts += marks
-    parts += [
-        word(cx - 5, cy - radius * v / 100, str(v), anchor="end", kind="label tick")
-        for v in (20, 40, 60, 80, 100)
-    ]
     return _below(parts, list(enumerate(s.name for s in series)), cy + outer + 22, left=40, kind="radar",
                   title=title, about=about, key=key, line=True)  # fmt: skip
 

@@ -221,7 +221,7 @@ def mark(number: int, x: float, y: float, size: float, *, kind: str = "", told: 
     series look different. `size` is the radius, `kind` are the classes, `told` is shown on hovering.
 
     >>> mark(1, 10, 20, 3, kind="mark s1", told="A: 3")
-    '<path class="mark s1" d="M10 20m-2.7-2.7h5.4v5.4h-5.4z"><title>A: 3</title></path>'
+    '<path class="mark s1" d="M10 20m-2.5-2.5h5v5h-5z"><title>A: 3</title></path>'
     """
     named = f' class="{kind}"' if kind else ""
     shape = (number + number // _SHAPES) % _SHAPES
@@ -234,14 +234,14 @@ def mark(number: int, x: float, y: float, size: float, *, kind: str = "", told: 
 
 def _outline(shape: int, size: float) -> str:
     """Return a shape of about the area of a circle of that `size`, from its centre, in relative steps."""
-    side, broad, tall, long = (units(part * size) for part in (0.9, 1.2, 1.25, 1.3))
-    whole, base, height = (units(2 * part * size) for part in (0.9, 1.2, 1.05))
+    half, broad, tall = (units(part * size) for part in (5 / 6, 7 / 6, 4 / 3))
+    side, base, height = (units(2 * part * size) for part in (5 / 6, 7 / 6, 1))
     return {
-        1: f"m-{side}-{side}h{whole}v{whole}h-{whole}z",
+        1: f"m-{half}-{half}h{side}v{side}h-{side}z",
         2: f"m0-{tall}l{broad} {height}h-{base}z",
-        3: f"m0-{long}l{long} {long}l-{long} {long}l-{long}-{long}z",
+        3: f"m0-{tall}l{tall} {tall}-{tall} {tall}-{tall}-{tall}z",
         4: f"m0 {tall}l{broad}-{height}h-{base}z",
-        5: f"m-{side}-{side}h{whole}l-{whole} {whole}h{whole}z",
+        5: f"m-{broad}-{broad}h{base}l-{base} {base}h{base}z",
     }[shape]
 
 
@@ -381,7 +381,7 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
     It goes from `x` and `y` to `to_x` and `to_y`.
 
     >>> arrow(0, 0, 10, 0)
-    'M0 0L10 0l-5 2.5M10 0l-5 -2.5'
+    'M0 0L10 0l-5 2.5M10 0l-5-2.5'
     """
     length = math.hypot(to_x - x, to_y - y)
     path = f"M{units(x)} {units(y)}L{units(to_x)} {units(to_y)}"
@@ -391,4 +391,4 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
     back, aside = ((to_x - x) / length * size, (to_y - y) / length * size), 0.5
     first = units(-back[0] - aside * back[1]), units(-back[1] + aside * back[0])
     last = units(-back[0] + aside * back[1]), units(-back[1] - aside * back[0])
-    return f"{path}l{first[0]} {first[1]}M{units(to_x)} {units(to_y)}l{last[0]} {last[1]}"
+    return f"{path}l{first[0]} {first[1]}M{units(to_x)} {units(to_y)}l{last[0]} {last[1]}".replace(" -", "-")
