@@ -28,7 +28,7 @@ def demo(
     from robustmetric.cli.show import Watch, show_checks, show_scores
     from robustmetric.cli.worst import show_suite
     from robustmetric.data import load
-    from robustmetric.evaluation import Evaluation, Plan, Subject
+    from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
     from robustmetric.report.page import write_report
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe
@@ -63,6 +63,7 @@ def demo(
             train_classes=test.classes,
             name=f"{recipe.model} {name}",
             data="digits",
+            origin=Origin(weights=run.chosen),
         )
         plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
         folders.append(folder / f"evaluation-{queries}")

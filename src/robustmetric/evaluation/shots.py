@@ -41,7 +41,8 @@ class Shot:
 
     `before` and `after` are the first images of a ranking. An image that queries has its own, and `place` is
     where the first of its class stands before and after, None if there is none. An image that is ranked for
-    its targets stands in the ranking of the first of them, `asker`, and `place` is its own.
+    its targets stands in the ranking of the first of them, `asker`, and `place` is its own; where it is not
+    among the first, it is the last of the list.
     """
 
     attack: str
@@ -137,7 +138,8 @@ def _askers_lists(
             if position != own
         ]
         itself = Ranked(-1, mine[row], int(queries.labels[row]) == label)
-        lists.append(tuple(sorted([*others, itself], key=lambda ranked: ranked.distance)[:k]))
+        front = sorted([*others, itself], key=lambda ranked: ranked.distance)[:k]
+        lists.append(tuple(front if itself in front else [*front[:-1], itself]))
     return lists
 
 

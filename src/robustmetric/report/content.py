@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from robustmetric.evaluation import Record
+from robustmetric.evaluation import Check, Record
 from robustmetric.evaluation.pictures import FOLDER, Picture
 from robustmetric.report.entries import Entry
 from robustmetric.report.figures import plot_curves, plot_maps, plot_terms, plot_trainings
@@ -151,20 +151,19 @@ class Page:
         ]
 
     @property
-    def checks(self) -> list[tuple[str, str, str, str, str, str]]:
-        """Record, check, status, figure, what was found, and what a warning means if it is one."""
-        return [
-            (
-                entry.name,
-                check.name,
-                check.status,
-                "" if check.figure is None else f"{check.figure:.3g}",
-                f"{check.says} (allowed: {check.limit})" if check.limit else check.says,
-                CHECK_MEANINGS.get(check.name, "") if check.status in ("warn", "fail") else "",
-            )
-            for entry in self.entries
-            for check in entry.record.checks
-        ]
+    def checks(self) -> list[tuple[str, Check]]:
+        """All checks, with the name of their record."""
+        return [(entry.name, check) for entry in self.entries for check in entry.record.checks]
+
+    @property
+    def alarms(self) -> list[tuple[str, Check]]:
+        """The checks that failed, and those that warn."""
+        found = [(name, check) for name, check in self.checks if check.status in ("fail", "warn")]
+        return sorted(found, key=lambda pair: pair[1].status)
+
+    def meaning(self, check: Check) -> str:
+        """Return what a warning of a `check` means."""
+        return CHECK_MEANINGS.get(check.name, "")
 
     @cached_property
     def terms(self) -> Markup | None:
@@ -202,7 +201,8 @@ class Page:
             for picture in entry.pictures.pictures
         ]
         order = {"worst": 0, "median": 1, "random": 2}
-        for entry, picture in sorted(every, key=lambda pair: order[pair[1].why]):
+        # A query says more at a glance than an image that is ranked for others.
+        for entry, picture in sorted(every, key=lambda p: (order[p[1].why], p[1].asker is not None)):
             files = list(_files(picture))
             try:
                 images = {file: _encoded(entry.folder / FOLDER / file) for file in dict.fromkeys(files)}

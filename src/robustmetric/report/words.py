@@ -99,13 +99,18 @@ def _trust(named: Mapping[str, Record]) -> str:
     if invalid:
         return f"The ERS of {invalid[0][0]} is not valid: {invalid[0][1].rstrip('.')}."
     for status, advice in (("fail", "Do not trust these scores"), ("warn", "Read these scores with care")):
-        found = {
-            name: [check.name for check in record.checks if check.status == status]
-            for name, record in named.items()
-        }
-        told = "; ".join(f"{', '.join(checks)} of {name}" for name, checks in found.items() if checks)
+        found: dict[str, list[str]] = {}
+        for name, record in named.items():
+            for check in (check for check in record.checks if check.status == status):
+                found.setdefault(check.name, []).append(name)
+        told = [
+            check if len(names) == len(named) else f"{check} (of {', '.join(names)})"
+            for check, names in found.items()
+        ]
         if told:
-            return f"{advice}: {'failed was' if status == 'fail' else 'a warning comes from'} {told}."
+            which = f"the check {told[0]}" if len(told) == 1 else f"the checks {', '.join(told)}"
+            word = "failed" if status == "fail" else "warns" if len(told) == 1 else "warn"
+            return f"{advice}: {which} {word}."
     run = [check for record in named.values() for check in record.checks if check.status != "not run"]
     if len(run) <= len(named):  # the collapse alone is looked for in any case
         return "No checks were run, so that nothing says how far to trust these scores."
@@ -137,7 +142,7 @@ def facts(record: Record) -> list[tuple[str, str]]:
     network, data, how, asked = record.network, record.data, record.settings, record.queries
     told = [
         ("network", f"{network.name}, {network.parameters:,} parameters"),
-        ("weights", network.weights or "given by the user"),
+        ("weights", network.weights or "it is not known how they were chosen"),
         ("network SHA-256", network.sha256),
         ("data", f"{data_of(record)}, {data.images:,} images of {data.classes:,} classes"),
         ("data SHA-256", data.sha256),
