@@ -197,6 +197,9 @@ def test_a_radar_stands_at_its_values() -> None:
     assert cx - left[0] == pytest.approx(radius, abs=2 * ROUNDED), "120 stands at 100"
     assert "mine, d: 120" in marks(root, 0)
     assert len(of_class(root, "area")) == 1
+    names = {text_of(e): place(e) for e in of_class(root, "label")}
+    assert names["d"][0] < cx - radius < cx + radius < names["b"][0]
+    assert names["a"][1] < cy - radius < cy + radius < names["c"][1]
 
 
 def test_a_radar_with_a_gap_is_not_filled() -> None:
@@ -374,7 +377,8 @@ def test_many_series_with_long_names_are_told_apart() -> None:
 def test_names_that_differ_in_their_middle_alone_stay_longer() -> None:
     series = [Series(f"{'a' * 25}{k}{'b' * 25}", [Point(0, k)]) for k in range(2)]
     (legend,) = of_class(read(lines(series, across="", up="", **TOLD)), "legend")
-    assert len({text_of(e) for e in legend if e.tag == "text"}) == 2
+    shown = [e for e in legend if e.tag == "text"]
+    assert len({e[0].tail if len(e) else e.text for e in shown}) == 2
 
 
 def test_text_is_shortened_in_its_middle() -> None:
