@@ -355,6 +355,10 @@ def test_values_beyond_the_span_make_the_axis_longer() -> None:
     assert (min(shown), max(shown)) == (0, 100)
 
 
+def test_an_interval_that_just_passes_an_end_adds_one_tick() -> None:
+    assert nice(-2, 100) == [-20, 0, 20, 40, 60, 80, 100]
+
+
 def test_many_series_with_long_names_are_told_apart() -> None:
     series = [Series(f"network {k:02} {'x' * 50}", [Point(0, k), Point(1, 2 * k)]) for k in range(14)]
     root = read(lines(series, across="", up="", **TOLD))
