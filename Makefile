@@ -17,7 +17,7 @@ SSE41 := MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE4
 # Two threads in each of two processes: one that waits must not spin while another has work.
 TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo quick test kernels lint bench mutants fuzz clean
+.PHONY: setup demo quick test kernels lint bench mutants fuzz docs clean
 
 setup: .venv/.ready-dev
 
@@ -68,5 +68,8 @@ mutants: setup
 fuzz: setup
 	PYTHONPATH=src $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),180) --seed $(or $(FUZZ_SEED),0) $(FUZZ)
 
+docs: setup
+	$(BIN)/mkdocs build
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site src/*.egg-info
