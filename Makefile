@@ -17,7 +17,7 @@ SSE41 := MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE4
 # Two threads in each of two processes: one that waits must not spin while another has work.
 TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo quick test kernels lint bench mutants fuzz docs clean
+.PHONY: setup demo quick test kernels lint bench mutants fuzz docs wheel clean
 
 setup: .venv/.ready-dev
 
@@ -70,6 +70,18 @@ fuzz: setup
 
 docs: setup
 	$(BIN)/mkdocs build
+
+# Built by the setuptools of .venv, which constraints.txt names, so that nothing is fetched for it. The demo then runs on the
+# wheel alone: in an environment with nothing else, from an empty folder, without the paths of this one (-I).
+wheel: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && mkdir "$$home/empty" && \
+	$(PYTHON) -m venv "$$home/venv" && \
+	"$$home/venv/bin/python" -m pip install --quiet --constraint constraints.txt dist/*.whl && \
+	cd "$$home/empty" && run="$$home/venv/bin/python -I $$home/venv/bin/robustmetric" && \
+	$$run recipes && $$run reproduce table6 --data digits --dry-run && \
+	$$run demo --epochs 1 --queries 8
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site src/*.egg-info
