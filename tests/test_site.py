@@ -8,8 +8,6 @@ import importlib
 import inspect
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,29 +18,16 @@ from mkdocs.config import load_config
 
 import robustmetric as rm
 from docs.tools.pages import as_markdown, end_paragraphs, lead_links
+from tests.helpers.site import CONFIG, build_site
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("attacks", "data", "defenses", "evaluation", "models", "retrieval", "training")
-
-BUILD = """
-import socket, sys
-
-def refuse(*_):
-    raise SystemExit("the build asked for the network")
-
-socket.socket.connect = socket.getaddrinfo = refuse
-from mkdocs.__main__ import cli
-cli(["build", "--strict", "--quiet", "--config-file", sys.argv[1], "--site-dir", sys.argv[2]])
-"""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built") / "site"
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", BUILD, ROOT / "mkdocs.yml", out], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    build_site(out)
     return out
 
 
@@ -55,7 +40,7 @@ def leaves(nav: Any) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    config = load_config(str(ROOT / "mkdocs.yml"))
+    config = load_config(str(CONFIG))
     pages = [str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")]
     pages += [target for target in config.extra["outside"].values() if target.endswith(".md")]
     assert sorted(leaves(config.nav)) == sorted(pages), "a page of docs/ is a line in nav of mkdocs.yml"
