@@ -138,7 +138,7 @@ def test_an_example_shows_how_it_is_used(name: str) -> None:
     value = PUBLIC[name]
     if inspect.isclass(value) and issubclass(value, (BaseException, *LIGHTNING)):
         return
-    assert re.search(r"^\s*>>> |, as (:func:)?`\w+` returns it\.", value.__doc__, re.MULTILINE)
+    assert re.search(r"^\s*>>> |, as `\w+` returns it\.", value.__doc__, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

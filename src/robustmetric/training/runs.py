@@ -55,7 +55,7 @@ class Weights(NamedTuple):
 class RunFolder:
     """The folder of a run, `path`: the one place that knows what its files are called.
 
-    Code that its recipe names is run only if the user trusts it, as :func:`load_recipe` has it; `trust` does.
+    Code that its recipe names is run only if the user trusts it, as `load_recipe` has it; `trust` does.
 
     >>> RunFolder(Path("runs/digits")).metrics
     PosixPath('runs/digits/metrics.csv')
@@ -156,7 +156,7 @@ class RunFolder:
     def check_origin(self, now: Mapping[str, Any]) -> None:
         """Refuse to go on with a run whose images, files or workers are not those it began with.
 
-        `now` has some of these, as :meth:`begin` takes them. A run of before, which did not write them down,
+        `now` has some of these, as `begin` takes them. A run of before, which did not write them down,
         is not refused.
         """
         if not self.about.exists():
@@ -302,7 +302,7 @@ class RunFolder:
     def source(self, weights: Path | Which | None = None) -> NetworkSource:
         """Return where the run's network comes from, with its `weights`: "last", "best", or another file.
 
-        By default they are those that :meth:`weights` returns.
+        By default they are those that `weights` returns.
         """
         return replace(source_of(self.recipe()), weights=self.choose(weights).file)
 
@@ -360,7 +360,7 @@ class RunFolder:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run trained, as :func:`load_run` returns it.
+    """What a run trained, as `load_run` returns it.
 
     - `network`: in evaluation mode, on the CPU.
     - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it from a file or a Pillow image.
@@ -378,7 +378,7 @@ def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: 
     """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
 
     `folder` is that of a run. `weights` are "last", "best" or a file; by default those that
-    :meth:`RunFolder.weights` returns. A network of a file in the run is refused unless it is known to be the
+    `RunFolder.weights` returns. A network of a file in the run is refused unless it is known to be the
     user's own, or `trust` says so.
 
     >>> import tempfile, robustmetric as rm
