@@ -37,7 +37,7 @@ class Entry:
     """A `record` with what stands beside it in its `folder`, and its `name` on the page.
 
     `pictures` are None where there are none, and `no_pictures` says why. `curves` are records at other
-    budgets, and `no_curves` says what is missing of them. `run` is the run that the folder is in.
+    budgets, and `no_curves` says which were left out. `run` is the run that the folder is in.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Entry:
     pictures: Pictures | None = None
     no_pictures: str = ""
     curves: Sequence[tuple[CurvePoint, Record]] = ()
-    no_curves: str = ""
+    no_curves: Sequence[str] = ()
     run: Trained | None = None
 
 
@@ -84,14 +84,14 @@ def _entry(name: str, folder: Path, record: Record) -> Entry:
     except UserError as error:
         no_pictures = f"no pictures are shown, for {error}: {AGAIN}"
     curves: list[tuple[CurvePoint, Record]] = []
-    no_curves = ""
+    left_out: list[str] = []
     try:
         for point in load_curves(folder, record):
             curves.append(point)
     except (OSError, UserError) as error:
-        no_curves = f"the curves end here, for {error}: remove it, and {AGAIN} and --curves"
+        left_out.append(str(error))
     return Entry(
-        name, folder, record, pictures, no_pictures, tuple(curves), no_curves, _trained(folder, record)
+        name, folder, record, pictures, no_pictures, tuple(curves), left_out, _trained(folder, record)
     )
 
 
