@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
     from robustmetric.registry import register
-    from robustmetric.training.runs import load_run
+    from robustmetric.training.trained import load_run
     from robustmetric.triplets import Triplets
     from robustmetric.validate import UserError
 
