@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from robustmetric.files import digest_of_entries, write_atomically, writing
-from robustmetric.registry import lookup
+from robustmetric.registry import unknown
 from robustmetric.squares import keys_of, positions_of, square_distance, squares_of
 from robustmetric.validate import UserError
 from robustmetric.vectors.content import Floats
@@ -30,12 +30,27 @@ KINDS = {"hnsw": "hnsw", "ivf": "ivf", "faiss": "hnsw"}
 """What an index may be called, and its kind: a graph of neighbours, or cells of which a few are searched."""
 
 _FORMAT, _VERSION = "robustmetric index", "1"
-_SAMPLE, _SEED = 100, 0  # stored vectors that recall is measured with, and how they are drawn
+SAMPLE = 100
+"""Stored vectors that recall is measured with, if there are so many."""
+
+_SEED = 0  # that they are drawn with
 _WANTED = 0.99  # the recall that the effort of a search is raised for
 _LINKS, _CARE = 32, 80  # of a graph: neighbours of a vector, and candidates that are looked at for them
 _MOST = 1024  # candidates of a search in a graph
 _NUMBERS = 1 << 20  # added at once
 _READ = 1 << 20
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of the index that is called `name`; an unknown one, or faiss missing, is refused.
+
+    >>> kind_of("faiss")
+    'hnsw'
+    """
+    if name not in KINDS:
+        raise UserError(unknown("index", name, KINDS), parameter="index")
+    _faiss()
+    return KINDS[name]
 
 
 class Index:
@@ -82,7 +97,7 @@ class Index:
         k = min(k, count - 1)
         if k < 1:
             return 1.0
-        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(_SEED))[:_SAMPLE].numpy()
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(_SEED))[:SAMPLE].numpy()
         queries = vectors.z.numpy()[drawn]
         exact = _others(drawn, *nearest(vectors.z.numpy(), vectors.off, queries, vectors.off, k + 1))
         found = _others(drawn, *self._near(queries, k + 1))
@@ -118,8 +133,7 @@ def open_index(
     >>> index.recalls[5] > 0.9
     True
     """
-    kind = lookup("index", kind, KINDS)
-    faiss = _faiss()
+    kind, faiss = kind_of(kind), _faiss()
     if vectors.path is None or vectors.sha256 is None:
         raise UserError("an index stands beside the file of its vectors: load them from a file")
     files = _Files(vectors.path, kind)
@@ -211,7 +225,7 @@ class _Files:
             "index": self.digest,
             "effort": index.effort,
             "recalls": {str(k): share for k, share in index.recalls.items()},
-            "sample": _SAMPLE,
+            "sample": SAMPLE,
             "seed": _SEED,
         }
         content = json.dumps({**about, "sha256": digest_of_entries(about)}, indent=1)

@@ -117,15 +117,14 @@ class Vectors:
         digest = run.digest
         if digest != self.about.network:
             raise UserError(
-                f"{where} holds vectors of another network, {self.about.run} (SHA-256 "
-                f"{self.about.network[:12]}), than the run's, {run.name} (SHA-256 {digest[:12]}), and distances "
-                "between the two mean nothing: give the run, and its weights, that they were made with, or "
-                "embed the images again"
+                f"{where} holds vectors of another network: they are of {self.about.run} (SHA-256 "
+                f"{self.about.network[:12]}), and the run is {run.name} (SHA-256 {digest[:12]}); give the "
+                "run, and the weights, that they were made with, or embed the images again"
             )
         if run.inputs != self.about.inputs:
             raise UserError(
-                f"{where} holds vectors of images that were brought to {self.about.inputs}, and the run takes "
-                f"{run.inputs}: embed the images again"
+                f"{where} holds vectors of images that were brought to {self.about.inputs}, and the run "
+                f"takes {run.inputs}: embed the images again"
             )
 
 
