@@ -164,7 +164,7 @@ def _read_safetensors(path: Path) -> Read:
         about = About.read(entries["__metadata__"])
         arrays, place = {}, 8 + size
         for name, (kind, width) in _TENSORS.items():
-            shape = _shape(entries.get(name), kind)
+            shape = _shape(entries.get(name), kind, width, place - 8 - size)
             end = place + width * math.prod(shape)
             if end > length:
                 raise ValueError(f"it has {length:,} bytes and its {name} need {end:,}: it is cut off")
@@ -179,10 +179,14 @@ def _read_safetensors(path: Path) -> Read:
     return about, names, np.asarray(arrays["vectors"]), str(entries["__metadata__"].get("sha256"))
 
 
-def _shape(entry: object, kind: str) -> tuple[int, ...]:
-    shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == kind else None
+def _shape(entry: object, kind: str, width: int, place: int) -> tuple[int, ...]:
+    """Return the shape of a tensor of this kind that is at this place."""
+    known = entry if isinstance(entry, dict) and entry.get("dtype") == kind else {}
+    shape = known.get("shape")
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**48 for n in shape):
         raise ValueError("it lacks vectors, or their names")
+    if known.get("data_offsets") != [place, place + width * math.prod(shape)]:
+        raise ValueError("its vectors and names are not where they should be")
     return tuple(shape)
 
 
@@ -222,9 +226,13 @@ def _read_npy(path: Path) -> Read:
         raise ValueError(f"{beside.name} lists no files")
     if not all(isinstance(name, str) for name in files):
         raise ValueError(f"{beside.name} has names that are no texts")
-    z = np.load(path, mmap_mode="c", allow_pickle=False)
-    if not isinstance(z, np.ndarray) or z.dtype != np.dtype("<f4") or not z.flags.c_contiguous:
+    z = np.lib.format.open_memmap(path, "c")  # which takes no pickles
+    if z.dtype != np.dtype("<f4") or not z.flags.c_contiguous:
         raise ValueError("it is no array of float32 by rows")
+    if z.offset + z.nbytes != path.stat().st_size:
+        raise ValueError(
+            f"it has {path.stat().st_size:,} bytes, where its array takes {z.offset + z.nbytes:,}"
+        )
     return About.read(entries), Names.of(files), np.asarray(z), str(entries.get("sha256"))
 
 
