@@ -20,6 +20,7 @@ from robustmetric.cli.terminal import Terminal, wide
 from robustmetric.validate import UserError, printable, spreadsheet_text
 from robustmetric.vectors import Found, Index, Vectors, load_vectors, open_index
 from robustmetric.vectors.index import KINDS, SAMPLE, kind_of
+from robustmetric.vectors.vectors import check_k
 
 
 class _Hit(NamedTuple):
@@ -50,8 +51,7 @@ def search(
     """
     if as_json and as_csv:
         raise UserError("json and csv exclude each other: leave one of them out")
-    if k < 1:
-        raise UserError(f"k must be a whole number of at least 1, not {k}", parameter="k")
+    check_k(k)
     if index is not None:
         kind_of(index)
     aside = Terminal(stderr=True)

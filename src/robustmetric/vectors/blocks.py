@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from robustmetric.training.trained import BATCH, Run
 from robustmetric.validate import UserError
 from robustmetric.vectors import parquet
 from robustmetric.vectors.content import About, Floats
-from robustmetric.vectors.formats import AGAIN, check_free, format_of
+from robustmetric.vectors.formats import AGAIN, check_free, files_of, format_of
 from robustmetric.vectors.names import Names, images_below
 
 UNFINISHED = ".unfinished"
@@ -101,7 +102,7 @@ def embed_folder(
     """
     folder, out = Path(folder).expanduser(), Path(out).expanduser()
     place = out.with_name(out.name + UNFINISHED)
-    check_free(out, force, (place / _PLAN).exists())
+    check_free(out, force, place)
     names = images_below(folder)
     if out.suffix == ".parquet":
         parquet.check(names)
@@ -110,7 +111,8 @@ def embed_folder(
     about = About(_text(run.name), run.digest, run.inputs, _text(str(base.absolute())))
     with locked(place, "an embedding", report):
         size = _begin(place, about, max(_BLOCK, batch), force)
-        check_free(out, force, True)  # now that nobody else writes it
+        check_free(out, force, place)  # now that nobody else writes it
+        _sweep(out)
         blocks = _Blocks(run, base, names, place, about, size)
         blocks.make(batch, progress, report)
         if blocks.broken and not (skip_broken and blocks.kept.any()):
@@ -151,6 +153,14 @@ def _begin(place: Path, about: About, size: int, force: bool) -> int:
     with writing(file, AGAIN):
         write_atomically(file, lambda draft: draft.write(content.encode()))
     return size
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a killed program left of the files that it was about to write."""
+    names = [re.escape(file.name) for file in files_of(out)]
+    for path in out.parent.iterdir():
+        if re.fullmatch(rf"\.({'|'.join(names)})\.[0-9a-f]{{32}}\.tmp", path.name):
+            path.unlink(missing_ok=True)
 
 
 def _plan(file: Path) -> dict[str, Any]:

@@ -63,24 +63,36 @@ def format_of(path: Path) -> Format:
     return found
 
 
-def check_free(path: Path, force: bool, begun: bool = False) -> None:
+def files_of(path: Path) -> list[Path]:
+    """Return the files that vectors at `path` are kept in: that one, and what stands beside it.
+
+    >>> [file.name for file in files_of(Path("vectors.npy"))]
+    ['vectors.npy', 'vectors.npy.json']
+    """
+    beside = format_of(path).beside
+    return [path] if beside is None else [path, path.with_name(path.name + beside)]
+
+
+def check_free(path: Path, force: bool, begun: Path | None = None) -> None:
     """Refuse a file of vectors `path` that cannot be, or that is there already and not to be replaced.
 
-    With `begun`, what stands beside it alone is what an interruption left.
+    If a folder `begun` is there, what stands beside it alone is what an interruption left.
 
     >>> check_free(Path("."), force=False)
     Traceback (most recent call last):
     ...
     robustmetric.UserError: .: vectors are kept as .safetensors, .npy or .parquet; give a name that ends so
     """
-    beside = format_of(path).beside
+    files = files_of(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder; give a file for the vectors", parameter="out")
-    others = [] if beside is None or begun else [path.with_name(path.name + beside)]
-    for file in [path, *others]:
+    left = begun is not None and begun.exists()
+    for file in files[:1] if left else files:
         if not force and file.exists():
+            also = f" ({begun} is what an interruption left: remove it)" if left else ""
             raise UserError(
-                f"{file} is there already: give another file, or replace it with force", parameter="force"
+                f"{file} is there already{also}: give another file, or replace it with force",
+                parameter="force",
             )
 
 

@@ -24,7 +24,7 @@ from robustmetric.squares import keys_of, positions_of, square_distance, squares
 from robustmetric.validate import UserError
 from robustmetric.vectors.content import Floats
 from robustmetric.vectors.exact import nearest
-from robustmetric.vectors.vectors import Found, K, Vectors
+from robustmetric.vectors.vectors import Found, K, Vectors, check_k
 
 KINDS = {"hnsw": "hnsw", "ivf": "ivf", "faiss": "hnsw"}
 """What an index may be called, and its kind: a graph of neighbours, or cells of which a few are searched."""
@@ -134,6 +134,7 @@ def open_index(
     True
     """
     kind, faiss = kind_of(kind), _faiss()
+    check_k(k)
     if vectors.path is None or vectors.sha256 is None:
         raise UserError("an index stands beside the file of its vectors: load them from a file")
     files = _Files(vectors.path, kind)
@@ -197,7 +198,7 @@ class _Files:
             self.digest = stated
             file.seek(0)  # of the same file, whatever has been put in its place meanwhile
             faiss = _faiss()
-            return faiss.downcast_index(faiss.read_index(faiss.PyCallbackIOReader(file.read)))
+            return faiss.read_index(faiss.PyCallbackIOReader(file.read))
 
     def write(self, index: Index) -> None:
         """Write an index, and then what is known of it: without that it is not read."""

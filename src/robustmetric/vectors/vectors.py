@@ -26,6 +26,18 @@ K = 10
 _BLOCK = 1024  # vectors that are written at once
 
 
+def check_k(k: int) -> None:
+    """Refuse a `k` that is no number of places.
+
+    >>> check_k(0)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: k must be a whole number of at least 1, not 0
+    """
+    if not is_number(k, Integral) or k < 1:
+        raise UserError(f"k must be a whole number of at least 1, not {brief(k)}", parameter="k")
+
+
 class Found(NamedTuple):
     """What is nearest to each of Q queries, as `search` returns it.
 
@@ -98,8 +110,7 @@ class Vectors:
 
         What cannot be searched for, or a `k` that is no number of places, is refused.
         """
-        if not is_number(k, Integral) or k < 1:
-            raise UserError(f"k must be a whole number of at least 1, not {brief(k)}", parameter="k")
+        check_k(k)
         check_embeddings(z, "z")
         if z.shape[1] != self.z.shape[1]:
             raise UserError(
