@@ -240,7 +240,7 @@ def test_vectors_that_are_not_on_the_sphere_are_refused(value: float, tmp_path: 
     z[1, 2] = value
     names = ["a", "b", "c"]
     save_vectors(Vectors(z, names, ABOUT), tmp_path / "v.safetensors")
-    with pytest.raises(DamagedError, match="some vectors are not of length 1, or hold NaN"):
+    with pytest.raises(UserError, match=r"v\.safetensors: some vectors are not of length 1, or hold NaN"):
         rm.load_vectors(tmp_path / "v.safetensors")
 
 

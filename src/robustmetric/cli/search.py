@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,13 +73,12 @@ def search(
 
 def _indexed(stored: Vectors, kind: str, k: int, aside: Terminal) -> Index:
     """Open the index, and say how much of the truth it finds."""
+    say = partial(aside.print, highlight=False, soft_wrap=True)
     with Counting(aside, f"build the index of {len(stored):,} vectors") as progress:
-        index = open_index(stored, kind, k, progress=progress, report=aside.print)
-    aside.print(
+        index = open_index(stored, kind, k, progress=progress, report=say)
+    say(
         f"{index.kind} finds {100 * index.recalls[k]:.1f} % of what exact search does (recall@{k} of "
-        f"{min(SAMPLE, len(stored))} stored vectors)",
-        highlight=False,
-        soft_wrap=True,
+        f"{min(SAMPLE, len(stored))} stored vectors)"
     )
     return index
 

@@ -28,6 +28,18 @@ BATCH = 64
 """Images that go through the network at once, unless told otherwise."""
 
 
+def check_batch(batch: int) -> None:
+    """Refuse a `batch` that is no number of images.
+
+    >>> check_batch(0)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: batch must be a whole number of at least 1, not 0
+    """
+    if not is_number(batch, Integral) or batch < 1:
+        raise UserError(f"batch must be a whole number of at least 1, not {brief(batch)}", parameter="batch")
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """What a run trained, as :func:`load_run` returns it.
@@ -70,10 +82,7 @@ class Run:
         ...
         robustmetric.UserError: images have 3 channels, and the network takes 1: ...
         """
-        if not is_number(batch, Integral) or batch < 1:
-            raise UserError(
-                f"batch must be a whole number of at least 1, not {brief(batch)}", parameter="batch"
-            )
+        check_batch(batch)
         given: Any = images
         if isinstance(given, np.ndarray):
             check_images(given)  # type: ignore[arg-type]  # it says how to make a tensor of an array

@@ -31,7 +31,7 @@ from robustmetric.files import (
     writing,
 )
 from robustmetric.locks import LOCK, locked
-from robustmetric.training.trained import BATCH, Run
+from robustmetric.training.trained import BATCH, Run, check_batch
 from robustmetric.validate import UserError
 from robustmetric.vectors import parquet
 from robustmetric.vectors.content import About, Floats
@@ -102,6 +102,7 @@ def embed_folder(
     """
     folder, out = Path(folder).expanduser(), Path(out).expanduser()
     place = out.with_name(out.name + UNFINISHED)
+    check_batch(batch)
     check_free(out, force, place)
     names = images_below(folder)
     if out.suffix == ".parquet":

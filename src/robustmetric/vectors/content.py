@@ -129,8 +129,6 @@ def digest_of(about: About, shape: tuple[int, ...], vectors: bytes, names: Names
 def looked_at(vectors: Floats) -> tuple[bytes, float]:
     """Return the digest of `vectors` (N, D), as `Hashed` has it, and how far squared lengths are from 1.
 
-    Vectors that are not of length 1, or not numbers at all, raise an error.
-
     >>> digest, off = looked_at(np.float32([[1, 0], [0.6, 0.8]]))
     >>> off < 1e-6
     True
@@ -145,7 +143,7 @@ def looked_at(vectors: Floats) -> tuple[bytes, float]:
     with ThreadPoolExecutor(cores()) as pool:
         found = list(pool.map(look, range(0, len(flat), each)))
     digest = hashlib.sha256(b"".join(digest for digest, _ in found)).digest()
-    return digest, _near(max(off for _, off in found))
+    return digest, max(off for _, off in found)
 
 
 def check_length(vectors: Floats) -> float:
@@ -157,7 +155,7 @@ def check_length(vectors: Floats) -> float:
     robustmetric.distance.BrokenEmbeddingsError: some vectors are not of length 1, or hold NaN: ...
     """
     each = max(1, PIECE // 4 // vectors.shape[1])
-    return _near(max(_off(vectors[begin : begin + each]) for begin in range(0, len(vectors), each)))
+    return near(max(_off(vectors[begin : begin + each]) for begin in range(0, len(vectors), each)))
 
 
 def _off(rows: Floats) -> float:
@@ -166,7 +164,12 @@ def _off(rows: Floats) -> float:
     return math.inf if math.isnan(off) else off
 
 
-def _near(off: float) -> float:
+def near(off: float) -> float:
+    """Return how far squared lengths are from 1, `off`, if that is near.
+
+    >>> near(1e-6)
+    1e-06
+    """
     if off > LONGEST:
         raise BrokenEmbeddingsError(
             "some vectors are not of length 1, or hold NaN: take what a run embeds, or divide each by its "

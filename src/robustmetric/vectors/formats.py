@@ -17,7 +17,7 @@ import numpy as np
 from robustmetric.files import DamagedError, write_atomically, writing
 from robustmetric.validate import UserError
 from robustmetric.vectors import parquet
-from robustmetric.vectors.content import About, Floats, Hashed, Read, check_sizes, digest_of, looked_at
+from robustmetric.vectors.content import About, Floats, Hashed, Read, check_sizes, digest_of, looked_at, near
 from robustmetric.vectors.names import Names
 
 AGAIN = "then run the same command again"
@@ -121,7 +121,10 @@ def read(path: Path) -> Content:
             f"{path} is damaged: its content does not match the digest in it; embed the images again, or "
             "take a copy"
         )
-    return Content(about, names, z, sha256, off)
+    try:
+        return Content(about, names, z, sha256, near(off))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _put(file: BinaryIO, about: About, names: Names, dim: int, blocks: Iterable[Floats]) -> str:
