@@ -46,7 +46,7 @@ def _conditions(record: Record) -> dict[str, str]:
     return {
         "data": f"{data_of(record)}, {record.data.images} images of {record.data.classes} classes, "
         f"SHA-256 {record.data.sha256[:12]}",
-        "ε": eps_of(record),
+        "ε": eps_of(record.settings),
         "α": f"{255 * how.alpha:.4g}/255",
         "η": str(how.steps),
         "suite": how.suite,

@@ -13,12 +13,13 @@ from rich.text import Text
 
 from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.cli.terminal import styled
-from robustmetric.evaluation import COLUMNS, Certificate, Record
+from robustmetric.evaluation import COLUMNS, Certificate, Plan, Record
 from robustmetric.evaluation.plan import STAGES
 from robustmetric.validate import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _FIRST_STAGES = STAGES[:-1]  # before the attacks
+_BESIDE = 120  # columns of a terminal on which what was found and what is allowed have room side by side
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
 
 
@@ -45,18 +46,25 @@ def show_scores(console: Console, records: Sequence[Record], rows: Sequence[str]
 
 
 def show_checks(console: Console, record: Record) -> None:
-    """Print what the checks found."""
+    """Print what the checks found; what is allowed stands beside it, or below where that is too narrow."""
     if not record.checks:
         return
-    table = Table("check", "", "figure", "what was found", "allowed", box=None, title_justify="left")
+    beside = console.width >= _BESIDE
+    table = Table("check", "", "figure", "what was found", box=None)
+    table.columns[0].overflow = "fold"
+    if beside:
+        table.add_column("allowed")
     for check in record.checks:
-        table.add_row(
-            check.name,
+        cells = [
+            styled(check.name),
             styled((check.status, _COLOURS[check.status])),
-            "" if check.figure is None else f"{check.figure:.3g}",
-            check.says,
-            styled((check.limit, "dim")),
-        )
+            styled("" if check.figure is None else f"{check.figure:.3g}"),
+        ]
+        if beside:
+            cells += [styled(check.says), styled((check.limit, "dim"))]
+        else:
+            cells.append(styled(check.says, (f"\nallowed: {check.limit}", "dim")))
+        table.add_row(*cells)
     console.print(table)
 
 
@@ -149,10 +157,9 @@ def data_of(record: Record | Certificate) -> str:
     return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
 
 
-def eps_of(record: Record) -> str:
-    """Write down the ε of a record, in levels of 255, or as a length of the norm L2."""
-    eps = record.settings.eps
-    return f"{255 * eps:.4g}/255" if record.settings.norm == "linf" else f"{eps:.4g} (L2)"
+def eps_of(plan: Plan) -> str:
+    """Write down the ε of a plan, in levels of 255, or as a length of the norm L2."""
+    return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
 
 
 def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:
@@ -181,7 +188,7 @@ def _cell(record: Record, name: str) -> Text:
 def _summary(row: str, record: Record) -> Text:
     asked = f"{record.queries.count} of {record.queries.of} images of {record.data.classes} classes attacked"
     how = (
-        f"{record.settings.protocol} protocol, ε = {eps_of(record)}, "
+        f"{record.settings.protocol} protocol, ε = {eps_of(record.settings)}, "
         f"α = {255 * record.settings.alpha:.3g}/255, η = {record.settings.steps}, {record.settings.search}"
     )
     told = ""
