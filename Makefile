@@ -17,7 +17,9 @@ SSE41 := MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE4
 # Two threads in each of two processes: one that waits must not spin while another has work.
 TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo quick test kernels lint bench mutants fuzz clean
+AXE := .venv/npm/node_modules/axe-core/axe.min.js
+
+.PHONY: setup browser chromium demo quick test kernels lint bench mutants fuzz clean
 
 setup: .venv/.ready-dev
 
@@ -30,6 +32,19 @@ setup: .venv/.ready-dev
 .venv/.ready-dev: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# What the tests in a browser need, which are left out where it is missing.
+browser: chromium $(AXE)
+
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+		echo 'there is no Chromium: apt-get install chromium, as root'; \
+		apt-get update && apt-get install --yes --no-install-recommends chromium; }
+
+$(AXE): | .venv/.ready-dev
+	@command -v npm || { echo 'there is no npm: apt-get install npm, as root'; \
+		apt-get update && apt-get install --yes --no-install-recommends npm; }
+	npm install --prefix .venv/npm --no-save --no-audit --no-fund axe-core@4.14.0
 
 demo: .venv/.ready
 	$(BIN)/robustmetric demo

@@ -50,6 +50,10 @@ COMMANDS = {
     ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
     "compare": Place("compare", "Put records side by side."),
+    "report": Place(
+        "report",
+        "Write one page of HTML with the scores of records, side by side, and pictures of attacks.",
+    ),
     "reproduce": Place(
         "reproduce", "Make the paper's tables and figures, and show them beside the published ones."
     ),

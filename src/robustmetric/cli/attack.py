@@ -22,15 +22,17 @@ from robustmetric.attacks import ATTACKS, Column, RankingAttack
 from robustmetric.cli.app import OWN, app, stoppable
 from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch, eps_of
+from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.evaluation import Evaluation, Plan, run_attack
+from robustmetric.evaluation.pictures import rendered
 from robustmetric.evaluation.shots import Shot, take_shots
 from robustmetric.evaluation.staged import Progress, Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
-from robustmetric.report.sheet import ROWS, Album, draw_sheet, picture
+from robustmetric.report.records import eps_of_plan
+from robustmetric.report.sheet import ROWS, Album, draw_sheet
 from robustmetric.validate import UserError, one_line, printable, shortened, spreadsheet_text
 
 ARRAYS, RANKS, SHEET = "images.safetensors", "ranks.csv", "sheet.png"
@@ -40,6 +42,7 @@ FIRST = 5  # of a ranking are on the sheet
 LINES = 20  # of the table on the terminal
 TEXTS = ("file", "class", "target's file", "target's class")  # columns of text; all others are numbers
 BETWEEN = " // "  # files of several targets: no path has two slashes in a row, but at its beginning
+_BROKEN = {"target's class": "target's\nclass", "first of its class": "first of\nits class"}
 _IMAGE = re.compile(r"\d{6,}-(before|after)\.png")
 
 
@@ -158,17 +161,16 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
 def _title(evaluation: Evaluation) -> str:
     """Say what was done to which network and images."""
     plan, subject = evaluation.plan, evaluation.subject
-    return (
-        f"{plan.attacks[0]} on {subject.title}, {subject.data}: ε = {eps_of(plan)}, "
-        f"α = {255 * plan.alpha:.3g}/255, {plan.steps} steps, {plan.search}, {plan.protocol} protocol"
-    )
+    steps = "1 step" if plan.steps == 1 else f"{plan.steps} steps"
+    how = f"ε = {eps_of_plan(plan)}, α = {255 * plan.alpha:.3g}/255, {steps}, {plan.search}"
+    return f"{plan.attacks[0]} on {subject.title}, {subject.data}: {how}, {plan.protocol} protocol"
 
 
 def _write_images(out: Path, shots: Sequence[Shot]) -> None:
     """Write the images before and after: rounded as pictures, and as they are in one file."""
     for shot in shots:
         for when, image in (("before", shot.image), ("after", shot.perturbed)):
-            _write_png(out / f"{shot.number:06d}-{when}.png", picture(image))
+            _write_png(out / f"{shot.number:06d}-{when}.png", rendered(image))
     arrays = {
         "number": torch.tensor([shot.number for shot in shots]),
         "target": torch.tensor([shot.targets for shot in shots], dtype=torch.long),
@@ -224,10 +226,10 @@ def _table(console: Console, shots: Sequence[Shot], album: Album, goal: RankingA
 
     def made(most: int) -> Table:
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in rows[0]:
-            table.add_column(name.replace(" class", "\nclass"), overflow="fold", vertical="bottom")
+        for name, _ in rows[0]:
+            table.add_column(_BROKEN.get(name, name), overflow="fold", vertical="bottom")
         for row in rows:
-            table.add_row(*(_cut(cell, most) if name in TEXTS else cell for name, cell in row.items()))
+            table.add_row(*(_cut(cell, most) if name in TEXTS else cell for name, cell in row))
         return table
 
     low, high = 8, console.width  # letters of a name
@@ -245,19 +247,20 @@ def _width(console: Console, table: Table) -> int:
     return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum
 
 
-def _cells(shot: Shot, album: Album, goal: RankingAttack) -> dict[str, str]:
-    """Write down a query by column, values before and after in one cell."""
-    row = {"image": str(shot.number)}
+def _cells(shot: Shot, album: Album, goal: RankingAttack) -> list[tuple[str, str]]:
+    """Write down a query, each cell behind its heading, with values before and after in one."""
+    cells = [("image", str(shot.number))]
     if album.origin.files is not None:
-        row["file"] = one_line(album.origin.files[shot.number])
-    row["class"] = one_line(album.class_of(shot.number))
+        cells.append(("file", one_line(album.origin.files[shot.number])))
+    cells.append(("class", one_line(album.class_of(shot.number))))
     if shot.targets:
         more = f" +{len(shot.targets) - 1}" if len(shot.targets) > 1 else ""
-        row["target's class"] = one_line(album.ranked_class(shot.targets[0])) + more
+        cells.append(("target's class", one_line(album.ranked_class(shot.targets[0])) + more))
     for column in goal.columns:
-        row[_heading(column, goal)] = " → ".join(map(column.show, shot.values[column.name]))
-    row[_place(shot)] = " → ".join("-" if place is None else str(place) for place in shot.place)
-    return row
+        values = " → ".join(map(column.show, shot.values[column.name]))
+        cells.append((_heading(column, goal), values))
+    places = ("-" if place is None else str(place) for place in shot.place)
+    return [*cells, (_place(shot), " → ".join(places))]
 
 
 def _heading(column: Column, goal: RankingAttack) -> str:

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.cli.terminal import styled
-from robustmetric.evaluation import COLUMNS, Certificate, Plan, Record
+from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.plan import STAGES
+from robustmetric.report.records import data_of, eps_of
 from robustmetric.validate import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
@@ -152,16 +153,6 @@ class Watch:
             self.bar.update(task, left=left if stage in shown[:1] else "")
 
 
-def data_of(record: Record | Certificate) -> str:
-    """Name a record's data set and the size of its images."""
-    return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
-
-
-def eps_of(plan: Plan) -> str:
-    """Write down the ε of a plan, in levels of 255, or as a length of the norm L2."""
-    return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
-
-
 def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:
     table = _table(rows, records, names)
     return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
@@ -188,7 +179,7 @@ def _cell(record: Record, name: str) -> Text:
 def _summary(row: str, record: Record) -> Text:
     asked = f"{record.queries.count} of {record.queries.of} images of {record.data.classes} classes attacked"
     how = (
-        f"{record.settings.protocol} protocol, ε = {eps_of(record.settings)}, "
+        f"{record.settings.protocol} protocol, ε = {eps_of(record)}, "
         f"α = {255 * record.settings.alpha:.3g}/255, η = {record.settings.steps}, {record.settings.search}"
     )
     told = ""

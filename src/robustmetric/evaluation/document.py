@@ -80,17 +80,19 @@ class Format(Generic[D]):
                 write_atomically(file, lambda draft: draft.write(written))  # noqa: B023
         return found
 
+    def find(self, path: str | Path) -> Path:
+        """Return the JSON file of the document at a path: itself, in that folder, or in that run."""
+        path = Path(path)
+        for file in (path / self.file, path / self.inside / self.file, path):
+            if file.is_file():
+                return file
+        raise FileNotFoundError(
+            f"there is no {self.what} {path}; give a {self.file}, or a folder that holds one"
+        )
+
     def read(self, path: str | Path) -> D:
         """Read a document from its JSON file or the folder that it is in; a damaged one is refused."""
-        path = Path(path)
-        for inside in (path / self.file, path / self.inside / self.file):
-            if inside.is_file():
-                path = inside
-                break
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"there is no {self.what} {path}; give a {self.file}, or a folder that holds one"
-            )
+        path = self.find(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

@@ -41,7 +41,8 @@ class Shot:
 
     `before` and `after` are the first images of a ranking. An image that queries has its own, and `place` is
     where the first of its class stands before and after, None if there is none. An image that is ranked for
-    its targets stands in the ranking of the first of them, `asker`, and `place` is its own.
+    its targets stands in the ranking of the first of them, `asker`, and `place` is its own; where it is not
+    among the first, it is the last of the list.
     """
 
     attack: str
@@ -124,7 +125,7 @@ def _own_lists(z: Tensor, queries: Queries, gallery: Gallery, k: int) -> list[tu
 def _askers_lists(
     z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery, k: int
 ) -> list[tuple[Ranked, ...]]:
-    """Return the first k images for each asker (B,), with the candidate at z (B, D) in its original's place."""
+    """Return the first k for each asker (B,), with the candidate at z (B, D) instead of its original."""
     seat = gallery.z[asker]
     found = nearest(seat, gallery, min(k + 1, len(gallery) - 1), without=asker)
     far = square_distance(seat[:, None], gallery.z[found]).sqrt().tolist()
@@ -138,7 +139,8 @@ def _askers_lists(
             if position != own
         ]
         itself = Ranked(-1, mine[row], int(queries.labels[row]) == label)
-        lists.append(tuple(sorted([*others, itself], key=lambda ranked: ranked.distance)[:k]))
+        front = sorted([*others, itself], key=lambda ranked: ranked.distance)[:k]
+        lists.append(tuple(front if itself in front else [*front[:-1], itself]))
     return lists
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from robustmetric.attacks import Column
+from robustmetric.evaluation.pictures import amplified, nice_factor, rendered
 from robustmetric.evaluation.scene import Scene
 from robustmetric.evaluation.shots import Ranked, Shot
 from robustmetric.evaluation.subject import Origin
@@ -33,46 +33,10 @@ _PITCH = SIDE + 16  # from a picture to the next
 _GROUP = 20  # more of them between groups
 _MARGIN = 18
 _LINE = 16
-_NICE = tuple(digit * 10**power for power in range(3) for digit in (1, 2, 3, 5)) + (1000,)
 # What the font of Pillow without FreeType lacks.
 _PLAIN = str.maketrans({"→": "->", "−": "-", "…": "..", "ε": "eps", "α": "alpha", "↑": "", "↓": ""})
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-
-
-def nice_factor(change: float) -> int:
-    """Return how much a `change` of pixels in [0, 1] can be amplified and stays in range, as a round number.
-
-    In range is what the rounding to 8 bits brings there; a thousand is enough for any change.
-
-    >>> nice_factor(8 / 255), nice_factor(0.2), nice_factor(1.0), nice_factor(0.0)
-    (30, 5, 1, 1)
-    """
-    if not change > 0:
-        return 1
-    return max((factor for factor in _NICE if factor * change <= 1 + 1 / 255), default=1)
-
-
-def amplified(image: Tensor, perturbed: Tensor, factor: float) -> Tensor:
-    """Return the change from an `image` (C, H, W) to the `perturbed` one, as an image (C, H, W) in [0, 1].
-
-    Grey, 0.5, is no change, and a change of ±c is 0.5 ± 0.5 c `factor`.
-
-    >>> amplified(torch.full((1, 1, 2), 0.5), torch.tensor([[[0.5, 0.6]]]), 5)
-    tensor([[[0.5000, 0.7500]]])
-    """
-    return (0.5 + 0.5 * factor * (perturbed - image)).clamp(0, 1)
-
-
-def picture(image: Tensor) -> Image.Image:
-    """Return an `image` (C, H, W) in [0, 1], rounded to 8 bits: in colour, or grey unless C is 3.
-
-    >>> picture(torch.ones(3, 4, 6)).size
-    (6, 4)
-    """
-    shown = image if len(image) in (1, 3) else image.mean(0, keepdim=True)
-    pixels = (shown * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
-    return Image.fromarray(pixels[..., 0] if len(shown) == 1 else pixels)
 
 
 def thumbnail(image: Tensor, *, smooth: bool = True) -> Image.Image:
@@ -84,13 +48,13 @@ def thumbnail(image: Tensor, *, smooth: bool = True) -> Image.Image:
     >>> thumbnail(torch.ones(1, 28, 20)).size, thumbnail(torch.ones(1, 224, 112)).size
     ((80, 112), (56, 112))
     """
-    whole = picture(image)
+    whole = rendered(image)
     longest = max(whole.size)
     if longest <= SIDE:
         factor = SIDE // longest
         return whole.resize((whole.width * factor, whole.height * factor), Image.Resampling.NEAREST)
-    size = (max(1, round(length * SIDE / longest)) for length in whole.size)
-    return whole.resize(tuple(size), Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST)
+    width, height = (max(1, round(length * SIDE / longest)) for length in whole.size)
+    return whole.resize((width, height), Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +72,7 @@ class Album:
 
     scene: Scene
     classes: Sequence[str] | None = None
-    origin: Origin = Origin()
+    origin: Origin = field(default_factory=Origin)
 
     @cached_property
     def _labels(self) -> tuple[list[int], list[int]]:
@@ -156,7 +120,8 @@ def draw_sheet(shots: Sequence[Shot], album: Album, columns: Sequence[Column], *
     >>> scene = Scene(torch.nn.Flatten(), torch.rand(6, 1, 2, 3), Queries(z, labels, torch.arange(6)),
     ...     Gallery(z, labels))
     >>> found = (Ranked(1, 0.5, False), Ranked(2, 0.6, True))
-    >>> shot = Shot("GTM", 0, scene.images[0], scene.images[0] + 0.1, (1,), {"GTM": (0, 0)}, found, found, (2, 2))
+    >>> image, values = scene.images[0], {"GTM": (0.0, 0.0)}
+    >>> shot = Shot("GTM", 0, image, image + 0.1, (1,), values, found, found, (2, 2))
     >>> sheet = draw_sheet([shot], Album(scene), [Column("GTM", "higher")], title="GTM")
     >>> sheet.mode, sheet.width > 8 * 112
     ('RGB', True)
@@ -246,7 +211,7 @@ class _Sheet:
         )
         self._write((_MARGIN, y), self._room(_MARGIN), told, fill=GREY)
         y += _LINE + 2
-        for x, name in zip(self.groups[0], ("image", "perturbed", f"change × {self.factor}"), strict=True):
+        for x, name in zip(self.groups[0], ("image", "perturbed", f"change × {self.factor:g}"), strict=True):
             self._write((x, y), _PITCH, name, bold=True)
         names = (
             "target" if len(self.groups[1]) == 1 else "targets",
@@ -288,11 +253,12 @@ class _Sheet:
             kind = album.ranked_class(position)
             targets.append(_Cell(thumbnail(images[position]), kind, tuple(lines), tag=tag))
 
-        def listed(ranking: Sequence[Ranked], own: Tensor) -> list[_Cell]:
+        def listed(ranking: Sequence[Ranked], own: Tensor, place: int | None) -> list[_Cell]:
             cells = []
             for one in ranking:
                 if one.itself:
-                    cell = _Cell(thumbnail(own), album.class_of(shot.number), tag="this image")
+                    kind, lines = album.class_of(shot.number), (f"place {place}",)
+                    cell = _Cell(thumbnail(own), kind, lines, tag="this image")
                 else:
                     tag = "target" if one.position in shot.targets else ""
                     names = (album.ranked_class(one.position), (album.ranked_name(one.position),))
@@ -300,7 +266,9 @@ class _Sheet:
                 cells.append(replace(cell, distance=one.distance, right=one.right))
             return cells
 
-        return query, targets, listed(shot.before, shot.image), listed(shot.after, shot.perturbed)
+        before, after = shot.place
+        lists = listed(shot.before, shot.image, before), listed(shot.after, shot.perturbed, after)
+        return query, targets, *lists
 
     def _cell(self, place: tuple[int, int], cell: _Cell) -> None:
         """Draw a picture with its frame, its mark and its lines."""
@@ -363,7 +331,7 @@ def _font(size: int, bold: bool = False) -> Font:
 
 
 def _legible(text: str, font: Font) -> str:
-    """Return a text in one line that can be drawn; letters that the font lacks are boxes or question marks."""
+    """Return a text in one line that can be drawn; letters that the font lacks are boxes, or "?"."""
     text = shortened(one_line(text), lambda t: len(t) <= 500)  # for more there is no room anywhere
     if isinstance(font, ImageFont.FreeTypeFont):
         return text
