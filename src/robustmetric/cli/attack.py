@@ -32,7 +32,7 @@ from robustmetric.files import check_writable, is_draft, write_atomically, writi
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
 from robustmetric.report.records import eps_of_plan
-from robustmetric.report.sheet import ROWS, Album, draw_sheet
+from robustmetric.report.sheet import ROWS, Album, draw_sheet, left_out
 from robustmetric.validate import UserError, one_line, printable, shortened, spreadsheet_text
 
 ARRAYS, RANKS, SHEET = "images.safetensors", "ranks.csv", "sheet.png"
@@ -85,10 +85,10 @@ def attack(
     console.print(title, highlight=False)
     console.print(_table(console, shots, album, goal))
     if len(shots) > LINES:
-        console.print(f"{len(shots) - LINES} more queries are left out here; all are in {RANKS}")
+        console.print(f"{left_out(len(shots) - LINES)} here; all are in {RANKS}")
     console.print(f"sheet, images, arrays and ranks of {len(shots)} queries are in {out}")
     if len(shots) > ROWS:
-        console.print(f"{SHEET} shows the first {ROWS}; {len(shots) - ROWS} more are left out there")
+        console.print(f"{SHEET} shows the first {ROWS}; {left_out(len(shots) - ROWS)} there")
 
 
 def _check_free(out: Path) -> None:

@@ -129,6 +129,15 @@ def draw_sheet(shots: Sequence[Shot], album: Album, columns: Sequence[Column], *
     return _Sheet(shots, album, columns, title).draw()
 
 
+def left_out(count: int) -> str:
+    """Return the words for a `count` of queries that are not shown.
+
+    >>> left_out(1), left_out(2)
+    ('1 more query is left out', '2 more queries are left out')
+    """
+    return "1 more query is left out" if count == 1 else f"{count} more queries are left out"
+
+
 @dataclass(frozen=True)
 class _Cell:
     """A picture with lines below it: a mark of whether it is `right`, its class in bold, a `tag` in blue."""
@@ -145,7 +154,7 @@ class _Sheet:
     """The layout: groups of pictures from left to right, rows from top to bottom."""
 
     def __init__(self, shots: Sequence[Shot], album: Album, columns: Sequence[Column], title: str) -> None:
-        self.shots, self.left_out = shots[:ROWS], len(shots) - len(shots[:ROWS])
+        self.shots, self.rest = shots[:ROWS], len(shots) - len(shots[:ROWS])
         self.album, self.columns = album, columns
         self.factor = nice_factor(max(shot.change for shot in self.shots))
         targets = min(TARGETS, max(len(shot.targets) for shot in self.shots))
@@ -167,7 +176,7 @@ class _Sheet:
         above = _LINE * max(map(len, self.facts)) + 12
         row = above + self.height + 2 * _FRAME + 4 * _LINE + 14
         top = _MARGIN + 22 * len(self.title) + 2 * _LINE + 8
-        height = top + row * len(self.shots) + _LINE * bool(self.left_out) + _MARGIN
+        height = top + row * len(self.shots) + _LINE * bool(self.rest) + _MARGIN
         self.sheet = Image.new("RGB", (self.width, height), "white")
         self.ink = ImageDraw.Draw(self.sheet)
         self._head()
@@ -180,17 +189,13 @@ class _Sheet:
                 for x, cell in zip(places, cells, strict=False):
                     self._cell((x, top + above + _FRAME), cell)
             top += row
-        if self.left_out:
-            self._write((_MARGIN, top), self._room(_MARGIN), self._rest, bold=True)
+        if self.rest:
+            self._write((_MARGIN, top), self._room(_MARGIN), f"{left_out(self.rest)} here", bold=True)
         return self.sheet
 
     @property
     def _lists(self) -> int:
         return self.groups[2][0]
-
-    @property
-    def _rest(self) -> str:
-        return f"and {self.left_out} more queries, which are left out here"
 
     def _room(self, x: int) -> int:
         """Return how many pixels are left to the right of x."""
@@ -309,9 +314,10 @@ class _Sheet:
     ) -> None:
         """Write a line that is `width` pixels long at most, and nowhere else."""
         font = _font(size, bold)
-        text = _legible(text, font)
+        brief = shortened(one_line(text), lambda t: len(t) <= 500)  # for more there is no room anywhere
+        shown = shortened(brief, lambda t: _length(t, font) <= width)
         mask = Image.new("L", (width, size + 6))
-        ImageDraw.Draw(mask).text((0, 0), shortened(text, lambda t: font.getlength(t) <= width), 255, font)
+        ImageDraw.Draw(mask).text((0, 0), _letters(shown, font), 255, font)
         self.sheet.paste(fill, place, mask)
 
 
@@ -330,12 +336,15 @@ def _font(size: int, bold: bool = False) -> Font:
         return ImageFont.load_default()
 
 
-def _legible(text: str, font: Font) -> str:
-    """Return a text in one line that can be drawn; letters that the font lacks are boxes, or "?"."""
-    text = shortened(one_line(text), lambda t: len(t) <= 500)  # for more there is no room anywhere
+def _letters(text: str, font: Font) -> str:
+    """Return a text as a font can draw it: letters that it lacks are boxes, or "?" without FreeType."""
     if isinstance(font, ImageFont.FreeTypeFont):
         return text
     return text.translate(_PLAIN).encode("latin-1", "replace").decode("latin-1")
+
+
+def _length(text: str, font: Font) -> float:
+    return font.getlength(_letters(text, font))
 
 
 def _lines(parts: Sequence[str], width: int, font: Font, between: str) -> list[str]:
@@ -343,7 +352,7 @@ def _lines(parts: Sequence[str], width: int, font: Font, between: str) -> list[s
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]}{between}{part}" if lines else part
-        if lines and font.getlength(_legible(longer, font)) <= width:
+        if lines and len(longer) <= 500 and _length(one_line(longer), font) <= width:
             lines[-1] = longer
         else:
             lines.append(part)
