@@ -48,7 +48,10 @@ COMMANDS = {
     "certify": Place(
         "certify", "Certify R@1 of a network that is smoothed by noise, and attack it: the truth is between."
     ),
-    "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "attack": Place(
+        "attack",
+        "Run one attack, and write the images before and after, their ranks, and a sheet of pictures.",
+    ),
     "compare": Place("compare", "Put records side by side."),
     "report": Place(
         "report",

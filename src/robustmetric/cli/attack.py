@@ -55,7 +55,7 @@ def attack(
     name: str = typer.Option(..., "--attack", help=f"{', '.join(ATTACKS)} {OWN}."),
     out: Path = typer.Option(..., help="Folder for the images."),
 ) -> None:
-    """Run one attack, and write the images before and after with their ranks, and a sheet of pictures."""
+    """Run one attack, and write the images before and after, their ranks, and a sheet of pictures."""
     console = wide()
     if len(split_names(name)) > 1:
         raise UserError(f"one attack is run, not {name!r}: evaluate takes several", parameter="name")
