@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
     from robustmetric.registry import register
-    from robustmetric.training.runs import load_run
+    from robustmetric.training.trained import load_run
     from robustmetric.triplets import Triplets
     from robustmetric.validate import UserError
+    from robustmetric.vectors import Vectors, load_vectors
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "Step",
     "Triplets",
     "UserError",
+    "Vectors",
     "__version__",
     "attack",
     "certify",
@@ -61,6 +63,7 @@ __all__ = [
     "load_certificate",
     "load_record",
     "load_run",
+    "load_vectors",
     "load_weights",
     "model",
     "register",
@@ -93,6 +96,7 @@ _FROM = {
     "training": ("load_run",),
     "triplets": ("Triplets",),
     "validate": ("UserError",),
+    "vectors": ("Vectors", "load_vectors"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

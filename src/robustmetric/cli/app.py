@@ -49,6 +49,8 @@ COMMANDS = {
         "certify", "Certify R@1 of a network that is smoothed by noise, and attack it: the truth is between."
     ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "embed": Place("embed", "Write the vectors of all images below a folder to a file."),
+    "search": Place("search", "Find the images whose vectors are nearest to those of some images."),
     "compare": Place("compare", "Put records side by side."),
     "report": Place(
         "report",

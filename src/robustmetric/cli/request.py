@@ -25,6 +25,7 @@ from robustmetric.evaluation.staged import Progress
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
+from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
 from robustmetric.validate import UserError
 
@@ -198,6 +199,14 @@ def device_of_share(name: str, share: int) -> torch.device:
     if not there[name]:
         raise UserError(f"torch finds no {name} here: use cpu", parameter="device")
     return torch.device(name, share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
+
+
+def loaded_run(folder: Path, weights: str | None, device: str, trust: bool) -> Run:
+    """Load what a run trained, for a command that needs no images of its own, onto a device."""
+    which = next((w for w in get_args(Which) if w == weights), None)
+    run = load_run(folder, which or _file(weights), trust=trust)
+    run.network.to(device_of_share(device, 0))
+    return run
 
 
 def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
