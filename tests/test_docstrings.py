@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 import robustmetric
 
-PACKAGES = ("attacks", "data", "defenses", "evaluation", "models", "training")
+PACKAGES = ("attacks", "data", "defenses", "evaluation", "exports", "models", "training")
 MODULES = (
     "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
     "triplets", "validate",

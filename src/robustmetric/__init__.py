@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         load_certificate,
         load_record,
     )
+    from robustmetric.exports.export import export
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
@@ -57,6 +58,7 @@ __all__ = [
     "embed",
     "ers",
     "evaluate",
+    "export",
     "hardness",
     "load_certificate",
     "load_record",
@@ -85,6 +87,7 @@ _FROM = {
         "load_certificate",
         "load_record",
     ),
+    "exports": ("export",),
     "losses": ("triplet_loss",),
     "models": ("load_weights", "model", "save_weights"),
     "perturb": ("Budget",),

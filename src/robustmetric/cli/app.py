@@ -49,6 +49,9 @@ COMMANDS = {
         "certify", "Certify R@1 of a network that is smoothed by noise, and attack it: the truth is between."
     ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "export": Place(
+        "export", "Write a run's network as one file: ONNX, TorchScript or torch.export; and try that file."
+    ),
     "compare": Place("compare", "Put records side by side."),
     "reproduce": Place(
         "reproduce", "Make the paper's tables and figures, and show them beside the published ones."
