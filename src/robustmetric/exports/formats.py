@@ -134,14 +134,16 @@ class Onnx(Format):
                     verbose=False,
                     input_names=[INPUT],
                     output_names=[OUTPUT],
-                    dynamic_shapes=({0: "batch"},),
                 )
             except torch.onnx.OnnxExporterError as error:
                 raise UserError(_not_in_onnx(error), parameter="to") from error
         model = made.model_proto  # type: ignore[union-attr]
-        # What the exporter notes of where each came from.
-        for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
+        # What the exporter notes of where each came from, and its own names for the number of images.
+        for part in (*model.graph.node, *model.graph.input, *model.graph.output):
             del part.metadata_props[:]
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_param = "batch"
+        del model.graph.value_info[:]
         set_model_props(model, {ABOUT: _text(about)})
         content: bytes = model.SerializeToString()
         return content
@@ -164,7 +166,8 @@ def followed(network: nn.Module, example: Tensor) -> torch.export.ExportedProgra
     >>> followed(nn.Flatten(), torch.rand(2, 1, 2, 2)).module()(torch.rand(3, 1, 2, 2)).shape
     torch.Size([3, 4])
     """
-    shapes = ({0: torch.export.Dim("batch")},)
+    # Torch 2.6 takes no slice of a batch whose length may be the largest whole number.
+    shapes = ({0: torch.export.Dim("batch", max=2**30)},)
     with _quiet():
         try:
             graph = torch.export.export(network, (example,), dynamic_shapes=shapes, strict=False)

@@ -39,8 +39,8 @@ class Product(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed `images` (N, C, S, S)."""
-        middle = slice(self.begin, self.begin + self.crop)
-        z: Tensor = self.network((images.float() / 255)[:, :, middle, middle]).float()
+        middle = images.narrow(2, self.begin, self.crop).narrow(3, self.begin, self.crop)
+        z: Tensor = self.network(middle.float() / 255).float()
         unit: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True)
         return unit
 
