@@ -204,7 +204,10 @@ def _not_in_onnx(error: BaseException) -> str:
     other = "export it to torchscript or exported"
     if found:
         return f"ONNX has no operator for {found[1]}, which the network uses: {other}, or change the network"
-    return f"the network cannot be written as ONNX ({first_line(cause)}): {other}"
+    return (
+        f"torch {torch.__version__} cannot write the network as ONNX ({first_line(cause)}): {other}, or take "
+        "a newer torch"
+    )
 
 
 def _text(about: dict[str, Any]) -> str:
