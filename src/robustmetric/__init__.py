@@ -22,11 +22,14 @@ if TYPE_CHECKING:
         Plan,
         Record,
         Smoothed,
+        Verification,
         certify,
         ers,
         evaluate,
         load_certificate,
         load_record,
+        load_verification,
+        verify,
     )
     from robustmetric.exports.export import export
     from robustmetric.losses import triplet_loss
@@ -49,6 +52,7 @@ __all__ = [
     "Step",
     "Triplets",
     "UserError",
+    "Verification",
     "__version__",
     "attack",
     "certify",
@@ -63,12 +67,14 @@ __all__ = [
     "load_certificate",
     "load_record",
     "load_run",
+    "load_verification",
     "load_weights",
     "model",
     "register",
     "save_weights",
     "training",
     "triplet_loss",
+    "verify",
 ]
 
 _FROM = {
@@ -81,11 +87,14 @@ _FROM = {
         "Plan",
         "Record",
         "Smoothed",
+        "Verification",
         "certify",
         "ers",
         "evaluate",
         "load_certificate",
         "load_record",
+        "load_verification",
+        "verify",
     ),
     "exports": ("export",),
     "losses": ("triplet_loss",),
@@ -96,6 +105,7 @@ _FROM = {
     "training": ("load_run",),
     "triplets": ("Triplets",),
     "validate": ("UserError",),
+    "verification": (),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.cli.terminal import styled
-from robustmetric.evaluation import COLUMNS, Certificate, Record
+from robustmetric.evaluation import COLUMNS, Certificate, Record, Verification
 from robustmetric.evaluation.plan import STAGES
 from robustmetric.validate import printable
 
@@ -144,7 +144,7 @@ class Watch:
             self.bar.update(task, left=left if stage in shown[:1] else "")
 
 
-def data_of(record: Record | Certificate) -> str:
+def data_of(record: Record | Certificate | Verification) -> str:
     """Name a record's data set and the size of its images."""
     return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
 
