@@ -142,8 +142,8 @@ class Request:
     ) -> tuple[nn.Module, nn.Module | None]:
         """Make the network and the surrogate on the `share`-th device, and try them on an image.
 
-        The network needs a `gradient` if the search of the plan follows it, unless it is said here. `first` is
-        the image, by default the first that queries.
+        The network needs a `gradient` if the search of the plan follows it, unless it is said here. `first`
+        is the image, by default the first that queries.
         """
         device, plan = device_of_share(self.device, share), self.plan()
         if first is None:

@@ -113,7 +113,7 @@ def _decoding(request: Request, console: Terminal) -> Iterator[dict[str, Any]]:
 
 
 def _inputs(tested: Tested, request: Request) -> Inputs:
-    """Return what the network takes of any image: a run that resizes none brings all to what it was made for."""
+    """Return what the network takes of any image, also where its run resizes none: its size."""
     inputs = request.inputs
     if tested.run is None or inputs.resize is not None or inputs.crop is not None:
         return inputs

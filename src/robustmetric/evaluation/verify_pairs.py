@@ -227,7 +227,9 @@ def split_pairs(
     given = None if pairs is None else _given(pairs, asks, others)
     if not chosen or validation is not None:
         judged = draw(asks, others, count, seed, JUDGED) if given is None else given
-        choosing = _by_validation(validation, subject, count, seed) if chosen and validation else None
+        choosing = None
+        if chosen and validation is not None:
+            choosing = _by_validation(validation, subject, count, seed)
         return Split(_both(judged, "judged"), choosing, given is not None)
     apart = _chosen_classes(asks, others, seed)
     left_out = 0

@@ -81,6 +81,12 @@ class VerifyPlan(Part):
         plan._shared = shared
         return plan
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VerifyPlan) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.model_dump().values()))
+
     @property
     def budget(self) -> Budget:
         """What a perturbation may cost."""
