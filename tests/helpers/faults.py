@@ -19,6 +19,7 @@ BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
 PLACES = (
     "training", "evaluation", "attack", "data", "code", "terminal", "weights", "records", "reproduction",
     "vectors",
+    "export", "verification",
 )  # fmt: skip
 
 

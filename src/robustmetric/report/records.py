@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustmetric.evaluation import Certificate, Record, load_record
+from robustmetric.evaluation import Certificate, Record, Verification, load_record
 from robustmetric.validate import UserError
 
 
@@ -42,7 +42,7 @@ def told_apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     ]
 
 
-def data_of(record: Record | Certificate) -> str:
+def data_of(record: Record | Certificate | Verification) -> str:
     """Return the name of the data set of a `record`, and the size of its images."""
     return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
 
