@@ -300,9 +300,7 @@ def encoded(image: Tensor) -> bytes:
     >>> encoded(torch.zeros(1, 8, 8))[1:4], encoded(torch.zeros(3, 224, 224))[8:12]
     (b'PNG', b'WEBP')
     """
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    buffer = io.BytesIO()
+    picture, buffer = rendered(image), io.BytesIO()
     if max(picture.size) <= _SIZE:
         picture.save(buffer, "PNG", optimize=True)
     else:
@@ -311,16 +309,29 @@ def encoded(image: Tensor) -> bytes:
     return buffer.getvalue()
 
 
+def rendered(image: Tensor) -> Image.Image:
+    """Return an `image` (C, H, W) in [0, 1] as a picture of 8 bits: in colour if C is 3, else grey.
+
+    >>> rendered(torch.ones(3, 4, 6)).mode, rendered(torch.ones(1, 4, 6)).size
+    ('RGB', (6, 4))
+    """
+    shown = image if len(image) in (1, 3) else image.mean(0, keepdim=True)
+    pixels = (shown.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+
+
 def nice_factor(change: float) -> float:
     """Return the largest of 1, 2, 5, 10, … by which a `change` of pixels grows to at most 1/2.
 
-    >>> nice_factor(8 / 255), nice_factor(77 / 255), nice_factor(0.0)
-    (10.0, 1.0, 1.0)
+    What 8 bits do not tell from 1/2 is no more than that: a change of ε is, but for rounding, one of ε.
+
+    >>> nice_factor(8 / 255), nice_factor(77 / 255), nice_factor(0.1 + 1e-8), nice_factor(0.0)
+    (10.0, 1.0, 5.0, 1.0)
     """
     if not 0 < change <= 0.5:
         return 1.0
     steps = [float(f"{digit}e{power}") for power in range(7) for digit in (1, 2, 5)]
-    return max(step for step in steps if step * change <= 0.5)
+    return max(step for step in steps if step * change <= 0.5 + 0.5 / 255)
 
 
 def amplified(image: Tensor, perturbed: Tensor, factor: float) -> Tensor:

@@ -83,9 +83,10 @@ def take_shots(scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: Ou
     gallery = scene.judged
     where = gallery.z.device
     queries, index = queries.to(where), outcome.target.index.to(where)
+    ranked = attack.perturbs == "candidate" and index.shape[1] > 0
     lists, places = [], []
     for z in (queries.z, outcome.z.to(where)):
-        if attack.perturbs == "candidate":
+        if ranked:
             lists.append(_askers_lists(z, index[:, 0], queries, gallery, k))
             places.append(_own_places(z, index[:, 0], queries, gallery))
         else:
@@ -105,7 +106,7 @@ def take_shots(scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: Ou
             lists[0][row],
             lists[1][row],
             (places[0][row], places[1][row]),
-            int(index[row, 0]) if attack.perturbs == "candidate" else None,
+            int(index[row, 0]) if ranked else None,
         )
         for row, number in enumerate(numbers.tolist())
     ]

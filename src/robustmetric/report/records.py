@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustmetric.evaluation import Certificate, Record, Verification, load_record
+from robustmetric.evaluation import Certificate, Plan, Record, Verification, load_record
 from robustmetric.validate import UserError
 
 
@@ -49,8 +49,16 @@ def data_of(record: Record | Certificate | Verification) -> str:
 
 def eps_of(record: Record) -> str:
     """Return the ε of a `record`, in levels of 255, or as a length of the norm L2."""
-    eps = record.settings.eps
-    return f"{255 * eps:.4g}/255" if record.settings.norm == "linf" else f"{eps:.4g} (L2)"
+    return eps_of_plan(record.settings)
+
+
+def eps_of_plan(plan: Plan) -> str:
+    """Return the ε of a `plan`, in levels of 255, or as a length of the norm L2.
+
+    >>> eps_of_plan(Plan.make(eps=0.2)), eps_of_plan(Plan.make(eps=1.5, norm="l2"))
+    ('51/255', '1.5 (L2)')
+    """
+    return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
 
 
 def conditions(record: Record) -> dict[str, str]:
