@@ -141,7 +141,7 @@ def step_of(low: float, high: float, count: int = 5) -> float:
     """
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * part for part in (1, 2, 5, 10) if power * part >= rough * (1 - 1e-9))
+    return next(power * part for part in (1, 2, 5, 10) if power * part >= 0.75 * rough)
 
 
 def apart(low: float, high: float) -> tuple[float, float]:
