@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -86,26 +87,36 @@ def load_curves(
     """
     if not (folder / FOLDER).is_dir():
         return
+    known: dict[str, Record | None] = {}  # by folder, which points of two curves may share
     for point, changes in _points(record.settings).items():
-        place = folder / FOLDER / point.folder
-        try:
-            found = load_record(place / RECORD)
-        except FileNotFoundError:
-            continue
-        except (OSError, UserError) as error:
-            report(f"{error}; remove {place} and make the curves again")
-            continue
-        if _of(found) == {**_of(record), **changes}:
+        if point.folder not in known:
+            wanted = {**_of(record), **changes}
+            known[point.folder] = _read(folder / FOLDER / point.folder, wanted, report)
+        if (found := known[point.folder]) is not None:
             yield point, found
-        else:
-            report(f"{place} is of another evaluation; remove it and make the curves again")
+
+
+def _read(place: Path, wanted: dict[str, Any], report: Callable[[str], None]) -> Record | None:
+    """Return the record of a point, if it is there and what is wanted."""
+    try:
+        found = load_record(place / RECORD)
+    except FileNotFoundError:
+        return None
+    except (OSError, UserError) as error:
+        report(f"{error}; remove {place} and make the curves again")
+        return None
+    if _of(found) == wanted:
+        return found
+    report(f"{place} is of another evaluation; remove it and make the curves again")
+    return None
 
 
 def _of(record: Record) -> dict[str, Any]:
     """Return what a record and the points of its curves have in common."""
-    network, data = record.network, record.data
-    evaluated = {"of": (network.sha256, network.surrogate, data.sha256, data.cameras)}
-    return {n: v for n, v in record.settings.model_dump().items() if n not in _LESS} | evaluated
+    network, data, plan = record.network, record.data, record.settings
+    surrogate = network.surrogate if plan.transfers else None  # else it is the suite's
+    evaluated = {"of": (network.sha256, surrogate, data.sha256, data.cameras)}
+    return {name: value for name, value in plan.model_dump().items() if name not in _LESS} | evaluated
 
 
 def make_curves(
@@ -121,6 +132,8 @@ def make_curves(
     the stage "curves", how many of its points are done, and how many there are; `report` is told in a line
     what was found damaged.
     """
+    if plan.search_on(subject.surrogate).network is None:
+        subject = replace(subject, surrogate=None)  # which is the suite's
     plans = curve_plans(plan, len(subject.images))
     shared: dict[str, Any] = {}  # embeddings and their ranking are those of all points
     for place, (point, each) in enumerate(plans.items()):
@@ -139,7 +152,7 @@ def _share(evaluation: Evaluation, shared: dict[str, Any]) -> None:
     with evaluation.subject.frozen():
         for piece in first:
             if evaluation.store.has(piece):
-                shared[piece.file] = evaluation.store.get(piece)
+                shared[piece.file] = evaluation.materials.get(piece)
                 continue
             if piece.file not in shared:
                 shared[piece.file] = piece.make(evaluation.materials)
