@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.evaluate import Evaluation
 from robustmetric.evaluation.plan import STAGES, Plan
 from robustmetric.evaluation.record import Record, load_record
@@ -114,7 +115,7 @@ def _read(place: Path, wanted: dict[str, Any], report: Callable[[str], None]) ->
 def _of(record: Record) -> dict[str, Any]:
     """Return what a record and the points of its curves have in common."""
     network, data, plan = record.network, record.data, record.settings
-    surrogate = network.surrogate if plan.transfers else None  # else it is the suite's
+    surrogate = None if inside_transfer(plan.search) is None else network.surrogate  # or it is the suite's
     evaluated = {"of": (network.sha256, surrogate, data.sha256, data.cameras)}
     return {name: value for name, value in plan.model_dump().items() if name not in _LESS} | evaluated
 
@@ -132,7 +133,7 @@ def make_curves(
     the stage "curves", how many of its points are done, and how many there are; `report` is told in a line
     what was found damaged.
     """
-    if plan.search_on(subject.surrogate).network is None:
+    if subject.surrogate is not None and plan.search_on(subject.surrogate).network is None:
         subject = replace(subject, surrogate=None)  # which is the suite's
     plans = curve_plans(plan, len(subject.images))
     shared: dict[str, Any] = {}  # embeddings and their ranking are those of all points
