@@ -158,6 +158,7 @@ def _share(evaluation: Evaluation, shared: dict[str, Any]) -> None:
             if piece.file not in shared:
                 shared[piece.file] = piece.make(evaluation.materials)
             evaluation.store.keep(piece, shared[piece.file])
+    evaluation.tell()
 
 
 class _Part:
