@@ -162,7 +162,9 @@ class Plan(Part):
             "suite": self.worst_case or "none",
             "checks": self._checks or self.checks,
         }
-        return Plan.make(**{**self.model_dump(), **own, **settings})
+        made = Plan.make(**{**self.model_dump(), **own, **settings})
+        # Those of the user's own are written as they were given: with their file.
+        return made if "attacks" in settings else made.model_copy(update={"attacks": self.attacks})
 
     def __eq__(self, other: object) -> bool:
         """Compare the fields; options that no name tells are in the digest alone."""

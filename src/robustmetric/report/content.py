@@ -176,6 +176,11 @@ class Page:
         return plot_curves(self.entries)
 
     @property
+    def no_curves(self) -> list[tuple[str, str]]:
+        """Points of curves that are left out: the name of the record, and why."""
+        return [(entry.name, line) for entry in self.entries for line in entry.no_curves]
+
+    @property
     def curve_queries(self) -> int:
         """How many queries a point of the curves attacked, at most."""
         return max((record.queries.count for e in self.entries for _, record in e.curves), default=0)

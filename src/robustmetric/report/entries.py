@@ -22,7 +22,8 @@ class Entry:
     """A `record` with what stands beside it in its `folder`, and its `name` on the page.
 
     `pictures` are None where there are none, and `no_pictures` says why. `curves` are records at other
-    budgets, `training` are the rows that the training logged, and `run` is the folder of the run.
+    budgets, and `no_curves` says which were left out. `training` are the rows that the training logged, and
+    `run` is the folder of the run.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Entry:
     pictures: Pictures | None = None
     no_pictures: str = ""
     curves: Sequence[tuple[CurvePoint, Record]] = ()
+    no_curves: Sequence[str] = ()
     training: Sequence[Mapping[str, str]] = ()
     run: str | None = None
 
@@ -63,13 +65,15 @@ def _entry(name: str, folder: Path, record: Record) -> Entry:
     except UserError as error:
         why = f"{error}; remove the folder {FOLDER} and run evaluate with --report FILE again"
     run = RunFolder(folder.parent)
+    left_out: list[str] = []
     return Entry(
         name,
         folder,
         record,
         pictures,
         why,
-        tuple(load_curves(folder, record)),
+        tuple(load_curves(folder, record, left_out.append)),
+        left_out,
         (read_rows(run.metrics) or ()) if run.exists and run.metrics.is_file() else (),
         str(run.path) if run.exists else None,
     )
