@@ -61,6 +61,12 @@ def eps_of_plan(plan: Plan) -> str:
     return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
 
 
+def alpha_of(record: Record) -> str:
+    """Return the α of a `record` as `eps_of` returns its ε."""
+    alpha = record.settings.alpha
+    return f"{255 * alpha:.4g}/255" if record.settings.norm == "linf" else f"{alpha:.4g}"
+
+
 def conditions(record: Record) -> dict[str, str]:
     """Return the conditions that the scores of a `record` were measured under: only equal ones compare."""
     how, asked, surrogate = record.settings, record.queries, record.network.surrogate
@@ -68,7 +74,7 @@ def conditions(record: Record) -> dict[str, str]:
         "data": f"{data_of(record)}, {record.data.images} images of {record.data.classes} classes, "
         f"SHA-256 {record.data.sha256[:12]}",
         "ε": eps_of(record),
-        "α": f"{255 * how.alpha:.4g}/255",
+        "α": alpha_of(record),
         "η": str(how.steps),
         "suite": how.suite,
         "search": how.search,
