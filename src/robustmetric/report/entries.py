@@ -46,7 +46,7 @@ class Entry:
     pictures: Pictures | None = None
     no_pictures: str = ""
     curves: Sequence[tuple[CurvePoint, Record]] = ()
-    no_curves: str = ""
+    no_curves: Sequence[str] = ()
     run: Trained | None = None
 
 
@@ -85,8 +85,7 @@ def _entry(name: str, folder: Path, record: Record) -> Entry:
         no_pictures = f"no pictures are shown, for {error}: {AGAIN}"
     left_out: list[str] = []
     curves = tuple(load_curves(folder, record, left_out.append))
-    no_curves = f"{'; '.join(left_out)}; {AGAIN} and --curves" if left_out else ""
-    return Entry(name, folder, record, pictures, no_pictures, curves, no_curves, _trained(folder, record))
+    return Entry(name, folder, record, pictures, no_pictures, curves, left_out, _trained(folder, record))
 
 
 def _trained(folder: Path, record: Record) -> Trained | None:
