@@ -258,7 +258,7 @@ def test_an_early_signal(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: None
 ) -> None:
     place = {
-        "compare": "robustmetric.cli.records.load_record",
+        "compare": "robustmetric.report.records.load_record",
         "evaluate": "robustmetric.cli.request.Request.of",
         "train": "robustmetric.cli.train.read_changes",
     }[name]

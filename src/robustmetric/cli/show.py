@@ -13,8 +13,9 @@ from rich.text import Text
 
 from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.cli.terminal import styled
-from robustmetric.evaluation import COLUMNS, Certificate, Record
+from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.plan import STAGES
+from robustmetric.report.records import data_of, eps_of
 from robustmetric.validate import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
@@ -142,17 +143,6 @@ class Watch:
         shown = [s for s in self._stages(True in self.begun) if self.counts[s][1] < self.counts[s][2]]
         for stage, task in self.tasks.items():
             self.bar.update(task, left=left if stage in shown[:1] else "")
-
-
-def data_of(record: Record | Certificate) -> str:
-    """Name a record's data set and the size of its images."""
-    return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
-
-
-def eps_of(record: Record) -> str:
-    """Write down the ε of a record, in levels of 255, or as a length of the norm L2."""
-    eps = record.settings.eps
-    return f"{255 * eps:.4g}/255" if record.settings.norm == "linf" else f"{eps:.4g} (L2)"
 
 
 def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:
