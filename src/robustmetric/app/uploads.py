@@ -48,7 +48,8 @@ def read_upload(file: Path, size: Size, crop: int | None, channels: Channels) ->
                 )
         pixels = decoded_or_reason(file, None, size, channels)
     if isinstance(pixels, str):
-        raise UserError(f"the upload cannot be read as an image: {pixels}")
+        it = "it " if pixels.startswith(("is ", "has ", "unpacks ")) else ""
+        raise UserError(f"the upload cannot be read as an image: {it}{pixels}")
     return ImageArray(pixels[None], crop)[:]
 
 

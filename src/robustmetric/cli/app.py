@@ -49,6 +49,10 @@ COMMANDS = {
         "certify", "Certify R@1 of a network that is smoothed by noise, and attack it: the truth is between."
     ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "app": Place(
+        "try_out",
+        "Try an attack by hand on a page in the browser, and watch the ranking change step by step.",
+    ),
     "compare": Place("compare", "Put records side by side."),
     "reproduce": Place(
         "reproduce", "Make the paper's tables and figures, and show them beside the published ones."
