@@ -38,9 +38,13 @@ class Handlers:
         present = self.labels.unique().tolist()
         self.by_name = {trial.class_of(label): label for label in present}
 
-    def first_of(self, kind: str) -> int:
-        """Return the number of the first image of a class, by its name, or of all."""
-        return int(self._of(kind)[0])
+    def first_of(self, kind: str, number: float | None) -> int | None:
+        """Return the first image of a class, by its name; None where the `number` is already of one.
+
+        A page tells twice that a class was chosen: what was drawn meanwhile stays.
+        """
+        numbers = self._of(kind).tolist()
+        return None if number in numbers else int(numbers[0])
 
     def random_of(self, kind: str) -> int:
         """Return the number of an image at random, of a class by its name, or of all."""
@@ -105,7 +109,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
     """Return the page for a `trial` as Blocks of gradio, `gr`; `eps` and `steps` are what it has at first."""
     do, subject = Handlers(trial), trial.subject
     classes, attacks = list(do.by_name), list(trial.attacks)
-    first = next((name for name in USUAL if name in attacks), attacks[0])
+    usual = next((name for name in USUAL if name in attacks), attacks[0])
     levels, plain = round(255 * eps), {"apply_default_css": False}
     with gr.Blocks(title="Try an attack", analytics_enabled=False, fill_width=True) as page:
         result = gr.State(None, time_to_live=3600)
@@ -136,7 +140,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
                     )
                     known = gr.Dropdown([NONE, *classes], value=NONE, label="Class of the upload")
                 with gr.Group():
-                    name = gr.Dropdown(attacks, value=first, label="Attack")
+                    name = gr.Dropdown(attacks, value=usual, label="Attack")
                     change = gr.Slider(
                         0, max(64, 2 * levels), value=levels, step=1, label="ε, in levels of 255"
                     )
@@ -159,6 +163,10 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
             slider = gr.Slider(maximum=max(last, 1), value=0, visible=last > 0)
             return found, sentence, slider, do.show(found, 0)
 
+        def first(kind: str, number: float | None) -> Any:
+            found = do.first_of(kind, number)
+            return gr.skip() if found is None else found
+
         def play(found: Result | None) -> Iterator[tuple[Any, str]]:
             for place in range(1, 0 if found is None else len(frames(found[1]))):
                 time.sleep(PAUSE)
@@ -166,7 +174,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
 
         private = {"api_visibility": "private"}
         asked = [number, file, known]
-        kind.change(do.first_of, kind, number, show_progress="hidden", **private)
+        kind.change(first, [kind, number], number, show_progress="hidden", **private)
         draw.click(do.random_of, kind, number, show_progress="hidden", **private)
         for part in asked:
             part.change(
