@@ -52,6 +52,10 @@ COMMANDS = {
         "verify", "Judge whether pairs of images are of one class, by a threshold, and under attack."
     ),
     "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "app": Place(
+        "try_out",
+        "Try an attack by hand on a page in the browser, and watch the ranking change step by step.",
+    ),
     "embed": Place("embed", "Write the vectors of all images below a folder to a file."),
     "search": Place("search", "Find the images whose vectors are nearest to those of some images."),
     "export": Place(
