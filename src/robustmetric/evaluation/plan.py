@@ -151,7 +151,7 @@ class Plan(Part):
         return plan
 
     def changed(self, **settings: Any) -> Plan:
-        """Return this plan with other `settings`.
+        """Return this plan with other `settings`; another protocol has other attacks, which are given then.
 
         >>> Plan.make(steps=8).changed(eps=0.1).budget
         Budget(eps=0.1, alpha=0.011764705882352941, steps=8, norm='linf')
