@@ -22,7 +22,7 @@ from robustmetric.evaluation import Subject, run_attack
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.perturb import Budget, frozen
-from robustmetric.training.runs import load_run
+from robustmetric.training import load_run
 from robustmetric.validate import UserError
 from tests.helpers.command import works
 from tests.helpers.faults import fault
