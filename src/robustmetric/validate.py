@@ -72,17 +72,21 @@ _STEERING = re.compile(
 
 
 def fraction(value: object) -> object:
-    """Read a `value` such as '8/255' or '0.1' as a number; return anything else for the check that follows.
+    """Read a `value` such as '8/255' or '1e-3' as a number; return anything else for the check that follows.
 
-    >>> fraction("51/255"), fraction("0.1"), fraction("much")
-    (0.2, 0.1, 'much')
+    >>> fraction("51/255"), fraction("1e-3"), fraction("much")
+    (0.2, 0.001, 'much')
     """
     if not isinstance(value, str):
         return value
-    parts = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*|\.\d+)\s*)?", value)
+    parts = _FRACTION.fullmatch(value)
     if parts is None or (parts[2] and not float(parts[2])):
         return value
     return float(parts[1]) / float(parts[2] or 1)
+
+
+_NUMBER = r"((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
+_FRACTION = re.compile(rf"\s*{_NUMBER}\s*(?:/\s*{_NUMBER}\s*)?")
 
 
 def is_number(value: Any, kind: type = Real) -> bool:

@@ -20,7 +20,7 @@ from robustmetric import attack
 from robustmetric.attacks import ATTACKS
 from robustmetric.data.inputs import Inputs, load_pixels
 from robustmetric.models.c2f2 import C2F2
-from robustmetric.training.runs import load_run
+from robustmetric.training.trained import load_run
 from tests.cli.tables import OTHER
 from tests.helpers.command import command, refused, works
 from tests.helpers.pixels import blown_up, places_of

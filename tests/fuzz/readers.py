@@ -8,6 +8,7 @@ import io
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,11 @@ from robustmetric.data.cache import cached
 from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
 from robustmetric.evaluation import certify, load_certificate
+from robustmetric.evaluation.pictures import load_pictures
 from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.evaluation.store import PARTS, Store, check_folder
-from robustmetric.files import write_sealed
+from robustmetric.files import digest_of_entries, write_sealed
 from robustmetric.locks import LOCK, locked
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import checkpoint_step
@@ -167,6 +169,30 @@ def _certified() -> bytes:
     images, labels = torch.linspace(0, 1, 20).view(5, 1, 2, 2), torch.tensor([0, 0, 1, 1, 1])
     made = certify(nn.Flatten(), images, labels, sigma=0.1, samples=30, queries=2, attack=False)
     return made.model_dump_json(by_alias=True).encode()
+
+
+def _picture_list(folder: Path, content: bytes) -> object:
+    with suppress(ValueError, RecursionError):  # somebody who changes it may know how its digest is made
+        entries = json.loads(content)
+        if isinstance(entries, dict):
+            content = json.dumps({**entries, "sha256": digest_of_entries(entries)}).encode()
+    _put(folder / "pictures" / "pictures.json", content)
+    record = load_record(RECORDS / "strict").model_copy(update={"sha256": "0" * 64})
+    return load_pictures(folder, record).model_dump_json()
+
+
+def _pictured() -> bytes:
+    """A list of one picture."""
+    item = {"name": "image 3", "label": "cat", "image": "image-000003.png"}
+    ranked = {**item, "distance": 0.5, "right": True, "itself": False}
+    one = {"attack": "ES", "why": "worst", "number": 3, "query": item, "targets": [item], "asker": None}
+    one |= {what: f"attack-00-000003-{what}.png" for what in ("perturbed", "difference")}
+    one |= {"factor": 10.0, "change": 0.03, "values": {"ES:R": [100.0, None]}, "place": [1, None]}
+    one |= {"before": [ranked], "after": [ranked], "harm": 100.0}
+    shown = {"points": [[0.1, 0.2, 0]], "classes": ["cat"], "explained": [0.6, 0.3]}
+    shown |= {"moves": {"ES": [[0.1, 0.2, 0.3, 0.4]]}}
+    whole = {"schema": "robustmetric/pictures/1", "record": "0" * 64, "k": 5, "pictures": [one], "map": shown}
+    return json.dumps(whole).encode()
 
 
 def _arrays(folder: Path, content: bytes) -> object:
@@ -336,6 +362,7 @@ def readers() -> dict[str, Reader]:
         Reader("run", _run, (json.dumps(about).encode(),), "json"),
         Reader("record", _record, (record,), "json"),
         Reader("certificate", _certificate, (_certified(),), "json"),
+        Reader("pictures", _picture_list, (_pictured(),), "json"),
         Reader("arrays", _arrays, (save(tensors),)),
         Reader("plan", _plan, (json.dumps(plan).encode(),), "json"),
         Reader("piece", _piece, (save(tensors),)),

@@ -19,10 +19,10 @@ from robustmetric.cluster import connect
 from robustmetric.evaluation import Evaluation, Plan, Record, load_arrays
 from robustmetric.evaluation.curves import make_curves
 from robustmetric.evaluation.pictures import load_pictures, make_pictures
-from robustmetric.evaluation.staged import Progress
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
 from robustmetric.files import check_writable
+from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError
@@ -55,7 +55,7 @@ def evaluate(
         raise UserError(f"devices must be at least 1, not {devices}", parameter="devices")
     check_engine(on, address)
     if report is not None:
-        check_page(report, force=force)
+        check_page(report, force=force, parameter="report")
     elif curves or force:
         raise UserError(f"{'curves go' if curves else 'force goes'} with a page: give --report FILE")
     request = Request.of(tested, settings)
@@ -110,12 +110,13 @@ def evaluate(
         console.print(f"the report is {report}")
 
 
-def picture(evaluation: Evaluation, record: Record, out: Path, progress: Progress) -> None:
-    """Make the pictures of a record in a folder, unless they are there."""
+def picture(evaluation: Evaluation, record: Record, out: Path, watch: Watch) -> None:
+    """Make the pictures of a record in a folder, unless all of them are there."""
     try:
-        load_pictures(out, record)
-    except (OSError, UserError):
-        make_pictures(evaluation, record, load_arrays(out), out, progress)
+        for one in load_pictures(out, record).pictures:
+            images_of(one, out)
+    except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
+        make_pictures(evaluation, record, load_arrays(out), out, watch, watch.say)
 
 
 def work(request: Request, out: Path, threads: int, share: int, shares: int) -> None:
