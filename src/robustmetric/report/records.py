@@ -34,7 +34,7 @@ def told_apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     """
     parts = [path.parts for path in paths]
     common = 0
-    while all(len(part) > common + 1 and part[common] == parts[0][common] for part in parts):
+    while parts and all(len(part) > common + 1 and part[common] == parts[0][common] for part in parts):
         common += 1
     return [
         name if names.count(name) == 1 else f"{name} ({Path(*part[common:])})"
