@@ -21,6 +21,7 @@ from scipy.io import savemat
 from torch import nn
 
 import robustmetric as rm
+from robustmetric.app.uploads import read_upload
 from robustmetric.cli.app import read_changes
 from robustmetric.data import load
 from robustmetric.data.base import ImageSet
@@ -250,6 +251,10 @@ def _sealed_checkpoint(folder: Path, content: bytes) -> object:
     return checkpoint_step(folder)
 
 
+def _upload(folder: Path, content: bytes) -> object:
+    return read_upload(_put(folder / "upload", content), (8, 8), 6, 3)
+
+
 def _safetensors(folder: Path, content: bytes) -> object:
     return rm.load_weights(_network(), _put(folder / "net.safetensors", content))
 
@@ -373,6 +378,7 @@ def readers() -> dict[str, Reader]:
         Reader("safetensors", _safetensors, (save(_network().state_dict()),)),
         Reader("torch", _torch_file, (_saved(_network().state_dict()), _saved(_state()))),
         Reader("image", _image, tuple(pictures)),
+        Reader("upload", _upload, tuple(pictures)),
         Reader("idx", _idx, (idx, gzip.compress(idx, mtime=0))),
         Reader("mat", _mat, (_cars(False), _cars(True))),
         Reader("cache-pixels", lambda folder, content: _cache(folder, content, ".npy"), (cache[".npy"],)),
