@@ -20,7 +20,7 @@ TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
 AXE := .venv/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: setup browser chromium demo quick test kernels lint bench mutants fuzz clean
+.PHONY: setup browser chromium demo quick test kernels lint bench mutants fuzz docs wheel clean
 
 setup: .venv/.ready-dev
 
@@ -84,5 +84,20 @@ mutants: setup
 fuzz: setup
 	PYTHONPATH=src $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),180) --seed $(or $(FUZZ_SEED),0) $(FUZZ)
 
+docs: setup
+	$(BIN)/mkdocs build
+
+# Built by the setuptools of .venv, which constraints.txt names, so that nothing is fetched for it. The demo then runs on the
+# wheel alone: in an environment with nothing else, from an empty folder, without the paths of this one (-I).
+wheel: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && mkdir "$$home/empty" && \
+	$(PYTHON) -m venv "$$home/venv" && \
+	"$$home/venv/bin/python" -m pip install --quiet --constraint constraints.txt dist/*.whl && \
+	cd "$$home/empty" && run="$$home/venv/bin/python -I $$home/venv/bin/robustmetric" && \
+	$$run recipes && $$run reproduce table6 --data digits --dry-run && \
+	$$run demo --epochs 1 --queries 8
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site src/*.egg-info

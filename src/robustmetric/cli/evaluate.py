@@ -22,6 +22,7 @@ from robustmetric.evaluation.pictures import load_pictures, make_pictures
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
 from robustmetric.files import check_writable
+from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError
@@ -54,7 +55,7 @@ def evaluate(
         raise UserError(f"devices must be at least 1, not {devices}", parameter="devices")
     check_engine(on, address)
     if report is not None:
-        check_page(report, force=force)
+        check_page(report, force=force, parameter="report")
     elif curves or force:
         raise UserError(f"{'curves go' if curves else 'force goes'} with a page: give --report FILE")
     request = Request.of(tested, settings)
@@ -110,10 +111,11 @@ def evaluate(
 
 
 def picture(evaluation: Evaluation, record: Record, out: Path, watch: Watch) -> None:
-    """Make the pictures of a record in a folder, unless they are there."""
+    """Make the pictures of a record in a folder, unless all of them are there."""
     try:
-        load_pictures(out, record)
-    except (OSError, UserError):
+        for one in load_pictures(out, record).pictures:
+            images_of(one, out)
+    except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
         make_pictures(evaluation, record, load_arrays(out), out, watch, watch.say)
 
 

@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
+from robustmetric.attacks import Column
 from robustmetric.evaluation import Check, Record
-from robustmetric.evaluation.pictures import FOLDER, Picture
+from robustmetric.evaluation.pictures import Picture
+from robustmetric.evaluation.worst import Broke
+from robustmetric.report.downloads import records_json, scores_csv
 from robustmetric.report.entries import Entry
 from robustmetric.report.figures import plot_curves, plot_maps, plot_terms, plot_trainings
 from robustmetric.report.records import differing
+from robustmetric.report.verdict import is_unchecked, listed, verdict
 from robustmetric.report.words import (
     CHECK_MEANINGS,
     COLUMN_MEANINGS,
+    aim,
     citation,
     command,
     facts,
-    verdict,
+    goal_meaning,
 )
-from robustmetric.validate import UserError, printable, spreadsheet_text
 
-MOST_PICTURES = 5_000_000  # bytes of picture files in a page; base64 makes a third more of them
-_KINDS = {".png": "image/png", ".webp": "image/webp"}
+_LONGEST = 90  # of a title with names in it
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A score of one record as the page shows it, and the `number` to sort by."""
+    """A score of one record as the page shows it, and the `number` to sort by; `note` stands behind it."""
 
     text: str
     interval: str = ""
     before: str = ""
     number: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A score of all records: its `heading`, its `meaning`, and a cell for each record."""
+
+    heading: str
+    meaning: str
+    cells: Sequence[Cell]
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the template shows."""
+    """What the template shows of `entries`, but for their pictures."""
 
     entries: tuple[Entry, ...]
-    missing: list[str] = field(default_factory=list)
 
     @property
     def named(self) -> dict[str, Record]:
@@ -58,7 +65,9 @@ class Page:
     @property
     def title(self) -> str:
         """The title of the page."""
-        return f"Robustness of {self.entries[0].name}" if len(self.entries) == 1 else "Robustness compared"
+        names = listed([*self.named])
+        fits = len(self.entries) == 1 or len(names) <= _LONGEST
+        return f"Robustness of {names if fits else f'{len(self.entries)} networks'}"
 
     @cached_property
     def verdict(self) -> tuple[str, str]:
@@ -78,71 +87,37 @@ class Page:
         return [(kind, [one.get(kind, "-") for one in each]) for kind in kinds]
 
     @property
-    def heads(self) -> list[tuple[str, list[Cell]]]:
-        """R@1 and the ERS of each record."""
-        return [(entry.name, [self._cell(entry.record, n) for n in ("R@1", "ERS")]) for entry in self.entries]
+    def heads(self) -> list[tuple[str, list[tuple[str, Cell]]]]:
+        """The first figures of each record: R@1, and the ERS and the worst case where they were measured."""
+        return [(entry.name, _first_figures(entry.record)) for entry in self.entries]
 
     @property
-    def scores(self) -> list[tuple[str, str, list[Cell]]]:
-        """A row for each score: its heading, what it is, and a cell for each record."""
+    def scores(self) -> list[Row]:
+        """All scores, in the paper's order."""
         records = [entry.record for entry in self.entries]
-        names = list(dict.fromkeys(name for record in records for name in record.columns()))
         rows = []
-        for name in names:
+        for name in _in_order(records):
             column = next(record for record in records if name in record.columns()).column(name)
-            cells = [self._cell(record, name) for record in records]
-            rows.append((column.heading, COLUMN_MEANINGS.get(name, ""), cells))
+            cells = [_score(record, name) for record in records]
+            rows.append(Row(column.heading, COLUMN_MEANINGS.get(name, ""), cells))
         return rows
 
-    @staticmethod
-    def _cell(record: Record, name: str) -> Cell:
-        if name not in record.columns():
-            return Cell("-")
-        column = record.column(name)
-        low: float | None
-        high: float | None
-        if name == "ERS" and record.ers is not None:
-            low, high, before = record.ers.low, record.ers.high, None
-        else:
-            score = {**record.retrieval, **record.scores}[name]
-            low, high, before = score.low, score.high, score.before
-        interval = "" if low is None or high is None else f"{column.show(low)} to {column.show(high)}"
-        text = record.show(name)
-        if name == "ERS" and record.ers is not None and not record.ers.valid:
-            text += " not valid"
-        return Cell(text, interval, "" if before is None else column.show(before), record[name])
-
     @property
-    def worst(self) -> list[tuple[str, list[Cell]]]:
-        """A row for each goal of a suite, a cell for each record."""
-        goals = dict.fromkeys(
-            name for e in self.entries if e.record.suite is not None for name in e.record.suite.goals
-        )
+    def worst(self) -> list[Row]:
+        """The worst case of each goal of a suite."""
+        suites = [entry.record.suite for entry in self.entries if entry.record.suite is not None]
         rows = []
-        for name in goals:
-            cells, heading = [], name
-            for entry in self.entries:
-                suite = entry.record.suite
-                if suite is None or name not in suite.goals:
-                    cells.append(Cell("-"))
-                    continue
-                goal, column = suite.goals[name], entry.record.goal_column(name)
-                heading = column.heading
-                interval = f"{column.show(goal.low)} to {column.show(goal.high)}"
-                cells.append(Cell(column.show(goal.value), interval, column.show(goal.before), goal.value))
-            rows.append((heading, cells))
+        for name in dict.fromkeys(name for suite in suites for name in suite.goals):
+            cells = [_goal(entry.record, name) for entry in self.entries]
+            own = next(e.record for e in self.entries if e.record.suite and name in e.record.suite.goals)
+            rows.append(Row(own.goal_column(name).heading, goal_meaning(name), cells))
         return rows
 
     @property
     def breakers(self) -> list[tuple[str, str, str, str]]:
         """Who broke what: record, goal, attack and share, of all that broke anything."""
         return [
-            (
-                entry.name,
-                goal,
-                one.attack if one.search is None else f"{one.attack} by {one.search}",
-                _share(one),
-            )
+            (entry.name, goal, _called(one), f"{one.broke:.1f} %")
             for entry in self.entries
             if entry.record.suite is not None
             for goal, score in entry.record.suite.goals.items()
@@ -151,15 +126,24 @@ class Page:
         ]
 
     @property
-    def checks(self) -> list[tuple[str, Check]]:
-        """All checks, with the name of their record."""
-        return [(entry.name, check) for entry in self.entries for check in entry.record.checks]
+    def checks(self) -> list[tuple[int, Check]]:
+        """All checks, with the place of their record."""
+        return [(place, check) for place, entry in enumerate(self.entries) for check in entry.record.checks]
 
     @property
-    def alarms(self) -> list[tuple[str, Check]]:
-        """The checks that failed, and those that warn."""
-        found = [(name, check) for name, check in self.checks if check.status in ("fail", "warn")]
-        return sorted(found, key=lambda pair: pair[1].status)
+    def alarms(self) -> list[tuple[int, Check]]:
+        """The checks that failed, and then those that warn."""
+        return [pair for status in ("fail", "warn") for pair in self.checks if pair[1].status == status]
+
+    @property
+    def unchecked(self) -> list[str]:
+        """The names of the records without checks but the one for a collapse."""
+        return [entry.name for entry in self.entries if is_unchecked(entry.record)]
+
+    @property
+    def chosen_on_test(self) -> list[str]:
+        """The names of the records whose own images chose the weights."""
+        return [e.name for e in self.entries if e.record.network.weights == "chosen on test images"]
 
     def meaning(self, check: Check) -> str:
         """Return what a warning of a `check` means."""
@@ -186,9 +170,15 @@ class Page:
         return max((record.queries.count for e in self.entries for _, record in e.curves), default=0)
 
     @cached_property
-    def maps(self) -> list[tuple[Entry, Markup, list[str]]]:
-        """The map of each record with pictures, and the attacks whose moves it shows."""
+    def maps(self) -> list[tuple[Entry, Markup]]:
+        """The map of each record with pictures."""
         return plot_maps(self.entries)
+
+    @property
+    def moves(self) -> list[str]:
+        """The attacks whose moves the maps show."""
+        shown = (entry.pictures.map.moves for entry, _ in self.maps if entry.pictures is not None)
+        return list(dict.fromkeys(attack for moves in shown for attack in moves))
 
     @cached_property
     def trainings(self) -> list[Markup]:
@@ -196,41 +186,31 @@ class Page:
         return plot_trainings(self.entries)
 
     @cached_property
-    def shots(self) -> list[tuple[Entry, Picture, dict[str, str]]]:
-        """The pictures to show, with the data of their images by file, as many as the page may hold."""
-        left, found = MOST_PICTURES, []
-        every = [
-            (entry, picture)
-            for entry in self.entries
-            if entry.pictures
-            for picture in entry.pictures.pictures
-        ]
-        order = {"worst": 0, "median": 1, "random": 2}
-        # A query says more at a glance than an image that is ranked for others.
-        for entry, picture in sorted(every, key=lambda p: (order[p[1].why], p[1].asker is not None)):
-            files = list(_files(picture))
-            try:
-                images = {file: _encoded(entry.folder / FOLDER / file) for file in dict.fromkeys(files)}
-            except (OSError, UserError) as error:
-                self.missing.append(printable(str(error)))
-                continue
-            left -= sum(len(images[file]) for file in files) * 3 // 4
-            if left < 0:
-                break
-            found.append((entry, picture, images))
+    def cited(self) -> list[tuple[str, str, str]]:
+        """The name, the citation and the command of each record."""
+        found = []
+        for entry in self.entries:
+            run = (None, None) if entry.run is None else (entry.run.folder, entry.run.data)
+            found.append((entry.name, citation(entry.name, entry.record), command(entry.record, *run)))
         return found
 
     @property
-    def not_shown(self) -> int:
-        """How many pictures the page has no room for, or no files of."""
-        return sum(len(entry.pictures.pictures) for entry in self.entries if entry.pictures) - len(self.shots)
+    def as_csv(self) -> str:
+        """All scores as a table, as the address of a link."""
+        return scores_csv(self.entries)
 
-    @property
-    def attacks(self) -> list[str]:
-        """The attacks that pictures are of."""
-        return list(dict.fromkeys(picture.attack for _, picture, _ in self.shots))
+    @cached_property
+    def as_json(self) -> str | None:
+        """All records, as the address of a link."""
+        return records_json(self.entries)
 
-    def values(self, entry: Entry, picture: Picture) -> list[tuple[str, str, str]]:
+    @staticmethod
+    def aim(picture: Picture) -> str:
+        """Return what the attack of a `picture` wants."""
+        return aim(picture.attack)
+
+    @staticmethod
+    def values(entry: Entry, picture: Picture) -> list[tuple[str, str, str]]:
         """Return the values of a `picture` of an `entry`: heading, before and after."""
         columns = {name: entry.record.column(name) for name in picture.values}
         return [
@@ -238,74 +218,60 @@ class Page:
             for name, (before, after) in picture.values.items()
         ]
 
-    @property
-    def cited(self) -> list[tuple[str, str, str]]:
-        """The name, the citation and the command of each record."""
-        return [(e.name, citation(e.name, e.record), command(e.record, e.run)) for e in self.entries]
 
-    @property
-    def as_csv(self) -> str:
-        """All scores as a table, as the content of a link."""
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(("network", "score", "value", "low", "high", "before", "better", "unit"))
-        for entry in self.entries:
-            for row in _figures(entry.record):
-                writer.writerow([spreadsheet_text(printable(entry.name)), *row])
-        return _link("text/csv", text.getvalue())
-
-    @property
-    def as_json(self) -> str:
-        """All records, as the content of a link."""
-        records = [entry.record.model_dump(mode="json", by_alias=True) for entry in self.entries]
-        return _link("application/json", json.dumps(records, indent=1, ensure_ascii=True))
+def _in_order(records: Sequence[Record]) -> list[str]:
+    """Return the names of all scores of records: those of retrieval, those of attacks, and the ERS."""
+    each = [record.columns() for record in records]
+    last = ["ERS"] if any("ERS" in names for names in each) else []
+    clean = [name for record in records for name in record.retrieval]
+    return list(dict.fromkeys([*clean, *(n for names in each for n in names if n not in last), *last]))
 
 
-def _share(one: Any) -> str:
-    return f"{one.broke:.1f} %"
-
-
-def _files(picture: Picture) -> Iterator[str]:
-    """Yield the image files that a picture shows, as often as it does."""
-    yield from (picture.query.image, picture.perturbed, picture.difference)
-    yield from (item.image for item in (*picture.targets, *picture.before, *picture.after))
-    if picture.asker is not None:
-        yield picture.asker.image
-
-
-def _encoded(path: Path) -> str:
-    """Return a picture's file as the address of an image."""
-    kind = _KINDS.get(path.suffix)
-    if kind is None or path.parent.name != FOLDER or path.name != Path(path.name).name:
-        raise UserError(f"{path} is no picture")
-    content = path.read_bytes()
-    if not content.startswith((b"\x89PNG\r\n\x1a\n", b"RIFF")):
-        raise UserError(f"{path} is no picture, it is damaged")
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _figures(record: Record) -> Iterator[tuple[Any, ...]]:
-    """Yield the scores of a record as rows of a table."""
-    for name, score in {**record.retrieval, **record.scores}.items():
-        unit = record.column(name).unit.name
-        better = record.column(name).better or ""
-        yield (
-            spreadsheet_text(name),
-            *_numbers(score.value, score.low, score.high, score.before),
-            better,
-            unit,
-        )
+def _first_figures(record: Record) -> list[tuple[str, Cell]]:
+    found = [("R@1", _score(record, "R@1"))]
     if record.ers is not None:
-        ers = record.ers
-        yield ("ERS", *_numbers(ers.value, ers.low, ers.high, None), "higher", "%")
-    for name, goal in ({} if record.suite is None else record.suite.goals).items():
-        figures = _numbers(goal.value, goal.low, goal.high, goal.before)
-        yield (spreadsheet_text(f"worst case {name}"), *figures, goal.better, goal.unit)
+        found.append(("ERS", _score(record, "ERS")))
+    if record.suite is not None and "misrank" in record.suite.goals:
+        found.append(("R@1, worst case", _goal(record, "misrank")))
+    return found
 
 
-def _numbers(*values: float | None) -> tuple[object, ...]:
-    return tuple("" if value is None else value for value in values)
+def _score(record: Record, name: str) -> Cell:
+    """Return a score of a record, or its ERS."""
+    if name not in record.columns():
+        return Cell("-")
+    column = record.column(name)
+    if name == "ERS" and record.ers is not None:
+        note = "" if record.ers.valid else "not valid"
+        return _cell(column, record.ers.value, (record.ers.low, record.ers.high), note=note)
+    score = {**record.retrieval, **record.scores}[name]
+    return _cell(column, score.value, (score.low, score.high), score.before)
 
 
-def _link(kind: str, text: str) -> str:
-    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+def _goal(record: Record, name: str) -> Cell:
+    """Return the worst case of a goal of a record."""
+    if record.suite is None or name not in record.suite.goals:
+        return Cell("-")
+    goal = record.suite.goals[name]
+    return _cell(record.goal_column(name), goal.value, (goal.low, goal.high), goal.before)
+
+
+def _cell(
+    column: Column,
+    value: float | None,
+    ends: tuple[float | None, float | None],
+    before: float | None = None,
+    note: str = "",
+) -> Cell:
+    shown = [column.show(end) for end in ends]
+    return Cell(
+        column.show(value),
+        "" if "-" in shown else " to ".join(shown),
+        "" if before is None else column.show(before),
+        None if value is None or math.isnan(value) else value,
+        note,
+    )
+
+
+def _called(attempt: Broke) -> str:
+    return attempt.attack if attempt.search is None else f"{attempt.attack} by {attempt.search}"

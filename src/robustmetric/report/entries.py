@@ -1,20 +1,35 @@
-"""Records with what stands beside them: pictures, curves, the course of their training."""
+"""Records with what stands beside them: pictures, curves, the run that they are in."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.curves import CurvePoint, load_curves
-from robustmetric.evaluation.pictures import FOLDER, Pictures, load_pictures
+from robustmetric.evaluation.pictures import Pictures, load_pictures
 from robustmetric.evaluation.record import FORMAT
 from robustmetric.report.records import load_records, told_apart
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import read_rows
 from robustmetric.validate import UserError
+
+AGAIN = "run the same evaluate command again, with --report FILE"
+"""What to do where pictures are missing."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The run that a record is of: its `folder`, the `data` it was trained on, and the `rows` it logged.
+
+    >>> Trained("runs/mine").rows
+    ()
+    """
+
+    folder: str
+    data: str | None = None
+    rows: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -22,8 +37,7 @@ class Entry:
     """A `record` with what stands beside it in its `folder`, and its `name` on the page.
 
     `pictures` are None where there are none, and `no_pictures` says why. `curves` are records at other
-    budgets, and `no_curves` says which were left out. `training` are the rows that the training logged, and
-    `run` is the folder of the run.
+    budgets, and `no_curves` says what is missing of them. `run` is the run that the folder is in.
     """
 
     name: str
@@ -33,47 +47,61 @@ class Entry:
     no_pictures: str = ""
     curves: Sequence[tuple[CurvePoint, Record]] = ()
     no_curves: Sequence[str] = ()
-    training: Sequence[Mapping[str, str]] = ()
-    run: str | None = None
-
-    @property
-    def key(self) -> str:
-        """A short name that is safe in the page's identifiers."""
-        return hashlib.sha256(f"{self.name} {self.folder}".encode()).hexdigest()[:8]
+    run: Trained | None = None
 
 
-def gather(paths: Sequence[Path], names: Sequence[str] | None = None) -> list[Entry]:
-    """Read the records at `paths`, and what stands beside them; `names` are what the page calls them.
+def gather(paths: Sequence[Path]) -> list[Entry]:
+    """Read the records at `paths`, and what stands beside them.
 
     >>> gather([])
     []
     """
     records = load_records(paths)
-    titles = names or told_apart([record.network.name for record in records], paths)
+    names = _numbered(told_apart([record.network.name for record in records], paths))
     return [
         _entry(name, FORMAT.find(path).parent, record)
-        for name, path, record in zip(titles, paths, records, strict=True)
+        for name, path, record in zip(names, paths, records, strict=True)
     ]
 
 
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return names with a number behind those that are there already, as of a record that is given twice."""
+    found: list[str] = []
+    for name in names:
+        other, number = name, 2
+        while other in found:
+            other, number = f"{name} #{number}", number + 1
+        found.append(other)
+    return found
+
+
 def _entry(name: str, folder: Path, record: Record) -> Entry:
-    pictures, why = None, ""
+    pictures, no_pictures = None, ""
     try:
         pictures = load_pictures(folder, record)
     except FileNotFoundError:
-        why = "no pictures were made: run the same evaluate command with --report FILE"
+        no_pictures = f"no pictures were made: {AGAIN}"
     except UserError as error:
-        why = f"{error}; remove the folder {FOLDER} and run evaluate with --report FILE again"
-    run = RunFolder(folder.parent)
+        no_pictures = f"no pictures are shown, for {error}: {AGAIN}"
     left_out: list[str] = []
-    return Entry(
-        name,
-        folder,
-        record,
-        pictures,
-        why,
-        tuple(load_curves(folder, record, left_out.append)),
-        left_out,
-        (read_rows(run.metrics) or ()) if run.exists and run.metrics.is_file() else (),
-        str(run.path) if run.exists else None,
-    )
+    curves = tuple(load_curves(folder, record, left_out.append))
+    return Entry(name, folder, record, pictures, no_pictures, curves, left_out, _trained(folder, record))
+
+
+def _trained(folder: Path, record: Record) -> Trained | None:
+    """Return the run that a folder is in, if the record is of its network."""
+    run = RunFolder(folder.parent if folder.name not in ("", "..") else folder / "..")
+    if not run.exists:
+        return None
+    data: str | None = None
+    try:
+        data = run.recipe().data
+        if run.name != record.network.name:
+            return None
+    except (OSError, UserError):  # a recipe with code that is not trusted, which is not needed here
+        pass
+    try:
+        rows = read_rows(run.metrics) or ()
+    except OSError:
+        rows = ()
+    return Trained(str(run.path), data, rows)

@@ -1,12 +1,17 @@
-"""What a report says in words: the verdict, what a check's warning means, how to cite, and the command."""
+"""What a report says in words: what scores, attacks and checks mean, what was tested, how to do it again."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from decimal import Decimal
 
+from robustmetric.data import DATA
 from robustmetric.evaluation import Plan, Record
-from robustmetric.report.records import data_of, eps_of
+from robustmetric.evaluation.ers import ERS_ATTACKS
+from robustmetric.report.records import alpha_of, data_of, eps_of
+from robustmetric.report.verdict import with_interval
+from robustmetric.usercode import file_of, split_options, without_folder
 
 COLUMN_MEANINGS: Mapping[str, str] = {
     "CA+": "the attacker brings an image to the front of a random query's ranking; its rank, 0 is first",
@@ -27,6 +32,30 @@ COLUMN_MEANINGS: Mapping[str, str] = {
     "ERS": "the Empirical Robustness Score: the mean of the ten terms, 100 where no attack moves anything",
 }
 """What each score is, in a line."""
+
+AIMS: Mapping[str, str] = {
+    "CA+": "this image shall come to the front of the target's ranking",
+    "CA-": "this image shall go to the end of the target's ranking",
+    "QA+": "the target shall come to the front of this image's ranking",
+    "QA-": "the target shall go to the end of this image's ranking",
+    "SP-QA+": "the target shall come to the front of this image's ranking, and the first images stay there",
+    "SP-QA-": "the target shall go to the end of this image's ranking, and the first images stay there",
+    "TMA": "this image shall look to the network like the target",
+    "ES": "this image shall look to the network like anything else than itself",
+    "LTM": "images of other classes shall be nearer than all of its own",
+    "GTM": "the target, the nearest image of another class, shall come before all of its own",
+    "GTT": "the target, its nearest image, shall leave the first four",
+}
+"""What each attack wants, by its name without options."""
+
+GOAL_MEANINGS: Mapping[str, str] = {
+    "misrank": "R@1 that is left where the attacker wants an image of another class in front",
+    "translocate": "how often the first image stays in front, of the first four unless k says otherwise",
+    "promote": "how often a random image comes to the front, of the first four unless k says otherwise",
+    "demote": "how often a near image leaves the nearest 1 %, or the first k",
+    "shift": "how far the embedding moves, 2 at most",
+}
+"""What the number of each goal of the suite is, by its name without options."""
 
 CHECK_MEANINGS: Mapping[str, str] = {
     "collapse": "All images look alike to the network: the ERS is not valid. Train again.",
@@ -59,82 +88,24 @@ CHECK_MEANINGS: Mapping[str, str] = {
 """What a warning or a failure of each check means, and what to do about it."""
 
 
-def verdict(named: Mapping[str, Record]) -> tuple[str, str]:
-    """Return what `named` records come to, in two sentences: how robust, and how far to trust that."""
-    first = _alone(*next(iter(named.items()))) if len(named) == 1 else _beside(named)
-    return first, _trust(named)
+def aim(attack: str) -> str:
+    """Return what an `attack` wants, by its name; nothing of one that is not known.
+
+    >>> aim("GTT"), aim("mine.py:Mine")
+    ('the target, its nearest image, shall leave the first four', '')
+    """
+    return AIMS.get(attack.partition("(")[0], "")
 
 
-def _alone(name: str, record: Record) -> str:
-    told = f"{name} finds an image of the right class first for {record.show('R@1')} % of its queries"
-    kept = _kept(record)
-    if kept is not None:
-        told += f", and for {kept:.1f} % of them when an attacker may change {_may_change(record)}"
-    if record.ers is not None:
-        told += f"{': ' if kept is not None else ', with '}ERS {_with_interval(record)} of 100"
-    return f"{told}."
+def goal_meaning(goal: str) -> str:
+    """Return what the number of a `goal` of the suite is, by its name; nothing of one that is not known.
 
-
-def _beside(named: Mapping[str, Record]) -> str:
-    scored = sorted(
-        ((name, record) for name, record in named.items() if record.ers is not None),
-        key=lambda pair: -pair[1]["ERS"],
-    )
-    if len(scored) < 2:
-        rest = "; ".join(f"{name} {record.show('R@1')} %" for name, record in named.items())
-        return f"The share of queries that find an image of the right class first: {rest}."
-    (best, top), (second, next_best) = scored[0], scored[1]
-    told = (
-        f"ERS {_with_interval(top)} at R@1 {top.show('R@1')}, against ERS {_with_interval(next_best)} at R@1 "
-        f"{next_best.show('R@1')} of {second}"
-    )
-    low, high = (top.ers and top.ers.low) or 0.0, (next_best.ers and next_best.ers.high) or 100.0
-    if low <= high:
-        return f"{best} and {second} are not told apart by the intervals of their scores: {told}."
-    return f"Of {len(named)} networks {best} keeps its ranking best under attack: {told}."
-
-
-def _trust(named: Mapping[str, Record]) -> str:
-    invalid = [(n, r.ers.why) for n, r in named.items() if r.ers is not None and not r.ers.valid]
-    if invalid:
-        return f"The ERS of {invalid[0][0]} is not valid: {invalid[0][1].rstrip('.')}."
-    for status, advice in (("fail", "Do not trust these scores"), ("warn", "Read these scores with care")):
-        found: dict[str, list[str]] = {}
-        for name, record in named.items():
-            for check in (check for check in record.checks if check.status == status):
-                found.setdefault(check.name, []).append(name)
-        told = [
-            check if len(names) == len(named) else f"{check} (of {', '.join(names)})"
-            for check, names in found.items()
-        ]
-        if told:
-            which = f"the check {told[0]}" if len(told) == 1 else f"the checks {', '.join(told)}"
-            word = "failed" if status == "fail" else "warns" if len(told) == 1 else "warn"
-            return f"{advice}: {which} {word}."
-    run = [check for record in named.values() for check in record.checks if check.status != "not run"]
-    if len(run) <= len(named):  # the collapse alone is looked for in any case
-        return "No checks were run, so that nothing says how far to trust these scores."
-    return f"All {len(run)} checks of whether to trust these scores passed."
-
-
-def _kept(record: Record) -> float | None:
-    """Return R@1 under the strongest attack that was run, in %."""
-    known = [record[name] for name in ("ES:R", "LTM", "GTM") if name in record.scores]
-    if record.suite is not None:
-        known += [record[name] for name in record.suite.goals if name == "misrank"]
-    return min(known, default=None)
-
-
-def _may_change(record: Record) -> str:
-    if record.settings.norm == "linf":
-        return f"each pixel by up to {eps_of(record)}"
-    return f"an image by a length of up to {record.settings.eps:.4g}"
-
-
-def _with_interval(record: Record) -> str:
-    if record.ers is None or record.ers.low is None or record.ers.high is None:
-        return record.show("ERS")
-    return f"{record.show('ERS')} ({record.ers.low:.1f} to {record.ers.high:.1f})"
+    >>> goal_meaning("shift"), goal_meaning("mine")
+    ('how far the embedding moves, 2 at most', '')
+    """
+    name, _, options = goal.partition("(")
+    ranked = "; a gallery image is perturbed" if "candidate" in options else ""
+    return f"{GOAL_MEANINGS[name]}{ranked}" if name in GOAL_MEANINGS else ""
 
 
 def facts(record: Record) -> list[tuple[str, str]]:
@@ -144,6 +115,10 @@ def facts(record: Record) -> list[tuple[str, str]]:
         ("network", f"{network.name}, {network.parameters:,} parameters"),
         ("weights", network.weights or "it is not known how they were chosen"),
         ("network SHA-256", network.sha256),
+    ]
+    if network.surrogate is not None:
+        told.append(("surrogate SHA-256", network.surrogate))
+    told += [
         ("data", f"{data_of(record)}, {data.images:,} images of {data.classes:,} classes"),
         ("data SHA-256", data.sha256),
     ]
@@ -153,53 +128,70 @@ def facts(record: Record) -> list[tuple[str, str]]:
         told.append(("cameras", "images of a query's class and camera do not count"))
     if data.skipped:
         told.append(("left out", f"{len(data.skipped):,} files that cannot be read"))
+    if asked.left_out:
+        told.append(("without an answer", f"{asked.left_out:,} queries, which are not in R@1, R@2 and mAP"))
+    drawn = f"{asked.count:,} of {asked.of:,} images, drawn from the seed {how.seed}"
     told += [
+        ("queries", f"all {asked.of:,} images, seed {how.seed}" if asked.count == asked.of else drawn),
         ("protocol", how.protocol),
-        ("budget", f"ε = {eps_of(record)}, α = {255 * how.alpha:.4g}/255, {how.steps} steps"),
+        ("budget", f"ε = {eps_of(record)}, α = {alpha_of(record)}, {how.steps} steps"),
         ("search", how.search + ("" if network.surrogate is None else " with a surrogate")),
         ("attacks", ", ".join(how.attacks)),
         ("suite", how.suite),
-        ("queries", f"{asked.count:,} of {asked.of:,} images, drawn from the seed {how.seed}"),
+        ("checks", how.checks),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
     ]
     return told
 
 
-def command(record: Record, run: str | None = None) -> str:
-    """Return the command that evaluates as a `record` was; `run` is the folder of the network's run.
+def command(record: Record, run: str | None = None, data: str | None = None) -> str:
+    """Return the command that evaluates as a `record` was.
+
+    `run` is the folder of the network's run, `data` what that was trained on. A word in capitals stands for
+    what a record does not say.
 
     >>> command.__name__
     'command'
     """
     how, usual = record.settings, Plan.model_fields
     words = ["robustmetric", "evaluate", run or "RUN"]
-    if run is None:
-        words += ["--data", record.data.name]
-    for name in usual:
-        value = getattr(how, name)
-        if name != "eps" and value == usual[name].default:
-            continue
-        words += [f"--{name}", _written(name, value, how.norm)]
+    name = record.data.name.removesuffix(" (all)")
+    if run is None or (data is not None and without_folder(data) != name):
+        known = split_options(name)[0] in DATA or file_of(name) is not None
+        words += ["--data", name if known else "DATA"]
+    if name != record.data.name:
+        words += ["--split", "all"]
+    if record.network.surrogate is not None:
+        words += ["--surrogate", "SURROGATE"]
+    for field in usual:
+        value = getattr(how, field)
+        if field == "eps" or value != usual[field].default:
+            words += [f"--{field}", _written(value, levels=field == "alpha" or how.norm == "linf")]
     return shlex.join(words)
 
 
-def _written(name: str, value: object, norm: str) -> str:
-    if name == "attacks":
-        return ",".join(str(attack) for attack in value)  # type: ignore[attr-defined]
-    if isinstance(value, float) and (name == "alpha" or norm == "linf"):
-        levels = round(255 * value, 6)
-        return f"{levels:g}/255" if abs(levels / 255 - value) < 1e-12 else repr(value)
-    return str(value)
+def _written(value: object, *, levels: bool) -> str:
+    """Write a setting as an option takes it; what is a number of levels of 255 is written as such."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if not isinstance(value, float):
+        return str(value)
+    whole = f"{round(255 * value, 6):f}".rstrip("0").rstrip(".")
+    # The option is read as a quotient, and as no power of ten.
+    return f"{whole}/255" if levels and float(whole) / 255 == value else f"{Decimal(repr(value)):f}"
 
 
 def citation(name: str, record: Record) -> str:
     """Return a sentence to cite the result of a `record` by, which calls its network `name`."""
     how, asked = record.settings, record.queries
-    ers = f", ERS {_with_interval(record)}" if record.ers is not None else ""
+    ers = f", ERS {with_interval(record)}" if record.ers is not None else ""
+    ers += " (not valid)" if record.ers is not None and not record.ers.valid else ""
     software = ", ".join(f"{package} {version}" for package, version in record.versions.items())
+    attacks = "" if how.attacks == ERS_ATTACKS else f"attacks {', '.join(how.attacks)}, "
+    suite = "" if how.suite == "none" else f", {how.suite}"
     return (
         f"{name} on {data_of(record)}: R@1 {record.show('R@1')}{ers}; {asked.count} of {asked.of} images "
-        f"attacked, seed {how.seed}, {how.protocol} protocol, ε = {eps_of(record)}, "
-        f"α = {255 * how.alpha:.4g}/255, {how.steps} steps, {how.search}; {software}; network SHA-256 "
+        f"attacked, seed {how.seed}, {how.protocol} protocol, {attacks}ε = {eps_of(record)}, "
+        f"α = {alpha_of(record)}, {how.steps} steps, {how.search}{suite}; {software}; network SHA-256 "
         f"{record.network.sha256}, data SHA-256 {record.data.sha256}."
     )

@@ -74,9 +74,13 @@
       const card = all(".shot:not([hidden])", shots)[next];
       if (card) { card.tabIndex = -1; card.focus(); }
     });
-    window.addEventListener("beforeprint", () => { shown = Infinity; update(); });
     update();
   }
+
+  // On paper nothing can be opened; cards that are hidden are shown there by the style.
+  window.addEventListener("beforeprint", () => {
+    for (const part of all("details")) part.open = true;
+  });
 
   const moves = at("map-attack");
   if (moves) {
