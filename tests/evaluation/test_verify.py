@@ -116,10 +116,16 @@ def test_distances_before_and_after_an_attack_are_those_of_the_circle(tmp_path: 
             assert score.low <= score.value <= score.high
             before = None if name == "clean" else getattr(found.clean, key).value
             assert score.before == before
-        count = round(tar / 100 * same.sum())
-        assert [rates.tar.low, rates.tar.high] == pytest.approx(
-            [100 * end for end in exact_interval(count, int(same.sum()))], abs=1e-8
+        count, wrong = round(tar / 100 * same.sum()), round(far / 100 * (~same).sum())
+        ends = [exact_interval(count, int(same.sum())), exact_interval(wrong, int((~same).sum()))]
+        for score, (low, high) in zip((rates.tar, rates.far), ends, strict=True):
+            assert [score.low, score.high] == pytest.approx([100 * low, 100 * high], abs=1e-8)
+        (low, high), (least, most) = (
+            exact_interval(count, int(same.sum()), 0.975),
+            exact_interval(wrong, int((~same).sum()), 0.975),
         )
+        wide = [50 * (low + 1 - most), 50 * (high + 1 - least)]
+        assert [rates.accuracy.low, rates.accuracy.high] == pytest.approx(wide, abs=1e-8)
     # What each attack can do, and what it leaves alone.
     assert found.evasion is not None
     assert found.impersonation is not None
