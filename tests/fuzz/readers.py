@@ -28,7 +28,8 @@ from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import cached
 from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
-from robustmetric.evaluation import certify, load_certificate
+from robustmetric.data.pair_lists import read_pairs
+from robustmetric.evaluation import certify, load_certificate, load_verification, verify
 from robustmetric.evaluation.pictures import load_pictures
 from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
@@ -194,6 +195,25 @@ def _pictured() -> bytes:
     shown |= {"moves": {"ES": [[0.1, 0.2, 0.3, 0.4]]}}
     whole = {"schema": "robustmetric/pictures/1", "record": "0" * 64, "k": 5, "pictures": [one], "map": shown}
     return json.dumps(whole).encode()
+
+
+def _verification(folder: Path, content: bytes) -> object:
+    found = load_verification(_put(folder / "verification.json", content))
+    return str(found), found.conditions, found.model_dump_json()
+
+
+def _verified() -> bytes:
+    """A verification of six images, as it is written."""
+    images, labels = torch.linspace(0, 1, 24).view(6, 1, 2, 2), torch.arange(6) // 2
+    made = verify(nn.Flatten(), images, labels, threshold=0.5, count=8, steps=1)
+    return made.model_dump_json(by_alias=True).encode()
+
+
+def _pairs(folder: Path, content: bytes) -> object:
+    for name in ("1.png", "2.png", "3.png", "Ann/Ann_0001.jpg", "Ann/Ann_0002.jpg", "Bo/Bo_0001.jpg"):
+        _put(folder / name, b"")
+    found = read_pairs(_put(folder / "pairs.csv", content))
+    return found.pairs, found.images.labels
 
 
 def _arrays(folder: Path, content: bytes) -> object:
@@ -368,6 +388,17 @@ def readers() -> dict[str, Reader]:
         Reader("record", _record, (record,), "json"),
         Reader("certificate", _certificate, (_certified(),), "json"),
         Reader("pictures", _picture_list, (_pictured(),), "json"),
+        Reader("verification", _verification, (_verified(),), "json"),
+        Reader(
+            "pairs",
+            _pairs,
+            (
+                b"first,second,same\n1.png,2.png,1\n1.png,3.png,0\n",
+                b"1.png;2.png;0\n",
+                b"1\t1\nAnn\t1\t2\nAnn\t1\tBo\t1\n",
+            ),
+            "csv",
+        ),
         Reader("arrays", _arrays, (save(tensors),)),
         Reader("plan", _plan, (json.dumps(plan).encode(),), "json"),
         Reader("piece", _piece, (save(tensors),)),
