@@ -70,6 +70,7 @@ bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/retrieval.py
+	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python -m benchmarks.suite
 	$(BIN)/python -m benchmarks.planted

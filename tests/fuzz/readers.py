@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import checkpoint_step
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import kept_rows
+from robustmetric.vectors import About, Vectors, open_index, save_vectors
 
 RECORDS = Path(__file__).parents[1] / "golden" / "records"
 
@@ -339,6 +341,63 @@ def _cache_files() -> dict[str, bytes]:
         return {file.suffix: file.read_bytes() for file in Path(name, "cache").iterdir()}
 
 
+# Vectors and indexes
+
+
+def _stored(path: Path) -> Path:
+    z = nn.functional.normalize(torch.arange(1.0, 13).view(4, 3).sin())
+    about = About("c2f2 N/A[S]", "0" * 64, Inputs(resize=8, channels=1), "pictures")
+    save_vectors(Vectors(z, ["a.png", "b/c.png", "ü.png", ""], about), path)
+    return path
+
+
+def _vectors(folder: Path, content: bytes, name: str) -> object:
+    """Change one file; what is read is what was written, or nothing."""
+    path = _stored(folder / name.removesuffix(".json"))
+    whole = rm.load_vectors(path).sha256
+    _put(folder / name, content)
+    found = rm.load_vectors(path)
+    assert found.sha256 == whole, "other vectors were taken"
+    return list(found.files), found.search(found.z[:1], 9)
+
+
+def _index(folder: Path, content: bytes, suffix: str) -> object:
+    """Change a file of an index: it is built anew, whatever is in it."""
+    vectors = rm.load_vectors(_stored(folder / "v.npy"))
+    open_index(vectors)
+    _put(folder / f"v.npy.hnsw.{suffix}", content)
+    return open_index(vectors, report=lambda _: None).search(vectors.z[:1], 2)
+
+
+def _stored_files() -> dict[str, bytes]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        for suffix in ("safetensors", "npy", "parquet"):
+            _stored(Path(name, f"v.{suffix}"))
+        open_index(rm.load_vectors(Path(name, "v.npy")))
+        return {file.name: file.read_bytes() for file in Path(name).iterdir()}
+
+
+def _of_vectors() -> list[Reader]:
+    files = _stored_files()
+    names = ("v.safetensors", "v.npy", "v.npy.json", "v.parquet")
+    listed = [
+        Reader(
+            f"vectors-{name.partition('.')[2].replace('.', '-')}",
+            partial(_vectors, name=name),
+            (files[name],),
+            "json" if name.endswith("json") else None,
+        )
+        for name in names
+    ]
+    for suffix in ("faiss", "json"):
+        seed = files[f"v.npy.hnsw.{suffix}"]
+        grammar = "json" if suffix == "json" else None
+        listed.append(Reader(f"index-{suffix}", partial(_index, suffix=suffix), (seed,), grammar))
+    return listed
+
+
 def readers() -> dict[str, Reader]:
     """Return all readers by name."""
     cache = _cache_files()
@@ -416,5 +475,6 @@ def readers() -> dict[str, Reader]:
         Reader(
             "cache-json", lambda folder, content: _cache(folder, content, ".json"), (cache[".json"],), "json"
         ),
+        *_of_vectors(),
     ]
     return {reader.name: reader for reader in listed}
