@@ -37,7 +37,7 @@ class Entry:
     """A `record` with what stands beside it in its `folder`, and its `name` on the page.
 
     `pictures` are None where there are none, and `no_pictures` says why. `curves` are records at other
-    budgets, and `no_curves` says what is missing of them. `run` is the run that the folder is in.
+    budgets, and `no_curves` says which were left out. `run` is the run that the folder is in.
     """
 
     name: str
