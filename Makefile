@@ -7,7 +7,8 @@ BIN := .venv/bin
 # start processes with settings of their own.
 NUMERIC := tests/attacks tests/models $(addprefix tests/, \
 	defenses/test_defenses.py defenses/test_hardness.py evaluation/test_same_as_before.py \
-	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_record.py \
+	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_plane.py \
+	evaluation/test_record.py evaluation/test_shots.py \
 	test_destination.py test_distance.py test_losses.py test_perturb.py test_places.py test_retrieval.py \
 	test_squares.py test_triplets.py training/test_module.py) \
 	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \
@@ -17,7 +18,9 @@ SSE41 := MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE4
 # Two threads in each of two processes: one that waits must not spin while another has work.
 TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
-.PHONY: setup demo quick test kernels lint bench mutants fuzz clean
+AXE := .venv/npm/node_modules/axe-core/axe.min.js
+
+.PHONY: setup browser chromium demo quick test kernels lint bench mutants fuzz docs wheel clean
 
 setup: .venv/.ready-dev
 
@@ -30,6 +33,19 @@ setup: .venv/.ready-dev
 .venv/.ready-dev: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# What the tests in a browser need, which are left out where it is missing.
+browser: chromium $(AXE)
+
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+		echo 'there is no Chromium: apt-get install chromium, as root'; \
+		apt-get update && apt-get install --yes --no-install-recommends chromium; }
+
+$(AXE): | .venv/.ready-dev
+	@command -v npm || { echo 'there is no npm: apt-get install npm, as root'; \
+		apt-get update && apt-get install --yes --no-install-recommends npm; }
+	npm install --prefix .venv/npm --no-save --no-audit --no-fund axe-core@4.14.0
 
 demo: .venv/.ready
 	$(BIN)/robustmetric demo
@@ -69,5 +85,20 @@ mutants: setup
 fuzz: setup
 	PYTHONPATH=src $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),180) --seed $(or $(FUZZ_SEED),0) $(FUZZ)
 
+docs: setup
+	$(BIN)/mkdocs build
+
+# Built by the setuptools of .venv, which constraints.txt names, so that nothing is fetched for it. The demo then runs on the
+# wheel alone: in an environment with nothing else, from an empty folder, without the paths of this one (-I).
+wheel: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && mkdir "$$home/empty" && \
+	$(PYTHON) -m venv "$$home/venv" && \
+	"$$home/venv/bin/python" -m pip install --quiet --constraint constraints.txt dist/*.whl && \
+	cd "$$home/empty" && run="$$home/venv/bin/python -I $$home/venv/bin/robustmetric" && \
+	$$run recipes && $$run reproduce table6 --data digits --dry-run && \
+	$$run demo --epochs 1 --queries 8
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site src/*.egg-info

@@ -1,6 +1,7 @@
 """Shared by all tests: the number of threads, the golden figures, real images."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tests.helpers.browser import LEFT_OUT
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # The tests run in two processes; more threads than cores would only get in each other's way.
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="DIR", help="keep the screenshots of tests in a browser")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were left out for want of a browser, and how to get it."""
+    reasons = Counter(
+        reason
+        for report in terminalreporter.getreports("skipped")
+        if LEFT_OUT in (reason := str(report.longrepr[-1]) if isinstance(report.longrepr, tuple) else "")
+    )
+    for reason, count in reasons.items():
+        told = reason.partition(LEFT_OUT)
+        terminalreporter.write_line(f"{count} tests are left out {''.join(told[1:])}", yellow=True, bold=True)
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from pydantic import BaseModel
 
 import robustmetric
 
-PACKAGES = ("attacks", "data", "defenses", "evaluation", "models", "training", "vectors")
+PACKAGES = ("attacks", "data", "defenses", "evaluation", "exports", "models", "training", "vectors")
 MODULES = (
     "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
-    "triplets", "validate",
+    "triplets", "validate", "verification",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them
 
@@ -138,7 +138,7 @@ def test_an_example_shows_how_it_is_used(name: str) -> None:
     value = PUBLIC[name]
     if inspect.isclass(value) and issubclass(value, (BaseException, *LIGHTNING)):
         return
-    assert re.search(r"^\s*>>> |, as (:func:)?`\w+` returns it\.", value.__doc__, re.MULTILINE)
+    assert re.search(r"^\s*>>> |, as `\w+` returns it\.", value.__doc__, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

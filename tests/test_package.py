@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,24 @@ def test_tensorboard_is_an_extra() -> None:
     needed, _, extras = stated.partition("[project.optional-dependencies]")
     assert "tensorboard" not in needed.partition("dependencies = [")[2]
     assert 'tensorboard = ["tensorboard' in extras
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
+    root, copy = Path(__file__).parents[1], tmp_path / "copy"
+    shutil.copytree(root / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, copy)
+    package = copy / "src" / "robustmetric"
+    (package / "report" / "templates").mkdir(exist_ok=True)
+    (package / "report" / "templates" / "planted.html").touch()
+    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, timeout=120, capture_output=True)  # noqa: S603
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("robustmetric/")}
+    files = {str(file.relative_to(copy / "src")) for file in package.rglob("*") if file.is_file()}
+    assert packed == files, "name it in package-data of pyproject.toml"
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
         Plan,
         Record,
         Smoothed,
+        Verification,
         certify,
         ers,
         evaluate,
         load_certificate,
         load_record,
+        load_verification,
+        verify,
     )
+    from robustmetric.exports.export import export
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
@@ -50,6 +54,7 @@ __all__ = [
     "Triplets",
     "UserError",
     "Vectors",
+    "Verification",
     "__version__",
     "attack",
     "certify",
@@ -59,17 +64,20 @@ __all__ = [
     "embed",
     "ers",
     "evaluate",
+    "export",
     "hardness",
     "load_certificate",
     "load_record",
     "load_run",
     "load_vectors",
+    "load_verification",
     "load_weights",
     "model",
     "register",
     "save_weights",
     "training",
     "triplet_loss",
+    "verify",
 ]
 
 _FROM = {
@@ -82,12 +90,16 @@ _FROM = {
         "Plan",
         "Record",
         "Smoothed",
+        "Verification",
         "certify",
         "ers",
         "evaluate",
         "load_certificate",
         "load_record",
+        "load_verification",
+        "verify",
     ),
+    "exports": ("export",),
     "losses": ("triplet_loss",),
     "models": ("load_weights", "model", "save_weights"),
     "perturb": ("Budget",),
@@ -97,6 +109,7 @@ _FROM = {
     "triplets": ("Triplets",),
     "validate": ("UserError",),
     "vectors": ("Vectors", "load_vectors"),
+    "verification": (),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

@@ -82,6 +82,17 @@ def test_without_an_attack_there_are_no_upper_bounds(run: Path, tmp_path: Path) 
     assert load_certificate(tmp_path / "out").settings.sigma == 0.2
 
 
+def test_noise_may_be_tiny(run: Path, tmp_path: Path) -> None:
+    printed = works("certify", run, "--sigma", "1e-9", *FEW, "--out", tmp_path / "out")
+    assert "σ = 1e-09" in printed
+    certificate = load_certificate(tmp_path / "out")
+    assert certificate.settings.sigma == 1e-9
+    assert all(bound.radius <= 1e-9 for bound in certificate.bounds)
+    for bound in certificate.bounds:  # too small for a change of places
+        assert bound.attacked is not None
+        assert bound.attacked.value == certificate.recall.value
+
+
 def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     run: Path, certified: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +116,8 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
         (("--sigma", "0"), "sigma must be in (0, 10], not 0.0: it is the deviation of noise", "--sigma"),
         (("--sigma", "11"), "sigma must be in (0, 10], not 11.0", "--sigma"),
         (("--sigma", "much"), "sigma must be in (0, 10], not 'much'", "--sigma"),
+        (("--sigma", "1e9"), "sigma must be in (0, 10], not 1000000000.0", "--sigma"),
+        (("--sigma", "1", "--alpha", "1e-400"), "alpha must be in (0, 0.5), not 0.0", "--alpha"),
         (("--sigma", "1", "--radii", "0,1"), "radii must be positive numbers in ascending order", "--radii"),
         (("--sigma", "1", "--radii", "1,0.5"), "such as 0.25,0.5,1, not '1,0.5'", "--radii"),
         (("--sigma", "1", "--radii", "far"), "such as 0.25,0.5,1, not 'far'", "--radii"),

@@ -127,6 +127,11 @@ class RankingAttack(ABC):
         return any(column.lost is not None for column in self.columns)
 
     @property
+    def perturbs(self) -> str:
+        """What the perturbed image is: "query", or a "candidate" that is ranked for the images it aims at."""
+        return "query"
+
+    @property
     def drawn_as(self) -> str:
         """The name that targets are drawn by: attacks of one such name have the same targets."""
         return self.name

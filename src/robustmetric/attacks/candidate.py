@@ -38,6 +38,11 @@ class CandidateAttack(SignedAttack):
 
     w: int = 1
 
+    @property
+    def perturbs(self) -> str:
+        """The perturbed image is ranked."""
+        return "candidate"
+
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
         """Return with the targets how far all images are from them, (B, w, N), if that is not too much."""
         if index.numel() * len(gallery) > _KEPT:

@@ -74,6 +74,11 @@ class Goal(RankingAttack):
         return with_options(self.family, **self._options(), by=self.by)
 
     @property
+    def perturbs(self) -> str:
+        """The side of the perturbed image."""
+        return self.side
+
+    @property
     def drawn_as(self) -> str:
         """The name without the objective, unless that has targets of its own."""
         return with_options(self.family, **self._options(), by=None if isinstance(self.by, str) else self.by)

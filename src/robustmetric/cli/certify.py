@@ -12,13 +12,14 @@ from rich.table import Table
 from robustmetric.cli.app import app, stoppable
 from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch, data_of
+from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.evaluation import Certificate, Certification, CertifyPlan
 from robustmetric.evaluation.certify import KIND
 from robustmetric.evaluation.record import Score
 from robustmetric.evaluation.store import CERTIFICATE, Store, check_folder
 from robustmetric.files import check_writable
+from robustmetric.report.records import data_of
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError, fraction
 

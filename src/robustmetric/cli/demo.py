@@ -23,11 +23,13 @@ def demo(
     seed: int = typer.Option(0, help="Starts every random draw."),
 ) -> None:
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
+    from robustmetric.cli.evaluate import picture
     from robustmetric.cli.progress import Training
     from robustmetric.cli.show import Watch, show_checks, show_scores
     from robustmetric.cli.worst import show_suite
     from robustmetric.data import load
-    from robustmetric.evaluation import evaluate
+    from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
+    from robustmetric.report.page import write_report
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
@@ -35,7 +37,7 @@ def demo(
     from robustmetric.training.trained import load_run
 
     console = wide()
-    records = []
+    records, folders = [], []
     for name in DEFENSES:
         recipe = load_recipe("digits", {"defense": name, "epochs": epochs, "seed": seed})
         folder = out / re.sub(r"\W+", "-", name).strip("-")
@@ -53,22 +55,21 @@ def demo(
             shown.stop()
         run = load_run(folder)
         test = run.inputs.pixels(load("digits", split="test"))
+        subject = Subject(
+            run.network,
+            run.inputs.images(test),
+            test.labels,
+            classes=test.classes,
+            train_classes=test.classes,
+            name=f"{recipe.model} {name}",
+            data="digits",
+            origin=Origin(weights=run.chosen),
+        )
+        plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
+        folders.append(folder / f"evaluation-{queries}")
         with stoppable(console, KEPT), Watch(console) as watch:
-            record = evaluate(
-                run.network,
-                run.inputs.images(test),
-                test.labels,
-                eps=recipe.eps,
-                suite=SUITE,
-                queries=queries,
-                seed=seed,
-                classes=test.classes,
-                train_classes=test.classes,
-                name=f"{recipe.model} {name}",
-                data="digits",
-                out=folder / f"evaluation-{queries}",
-                progress=watch,
-            )
+            record = Evaluation(subject, plan, folders[-1], watch).run()
+            picture(Evaluation(subject, plan), record, folders[-1], watch)
         show_checks(console, record)
         records.append(record)
     console.print()
@@ -78,3 +79,5 @@ def demo(
     )
     show_scores(console, records)
     show_suite(console, records)
+    page = write_report(folders, out / "report.html", force=True)
+    console.print(f"pictures, plots and checks are on one page: open {page}")

@@ -16,10 +16,14 @@ from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
-from robustmetric.evaluation import Plan
+from robustmetric.evaluation import Evaluation, Plan, Record, load_arrays
+from robustmetric.evaluation.curves import make_curves
+from robustmetric.evaluation.pictures import load_pictures, make_pictures
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
 from robustmetric.files import check_writable
+from robustmetric.report.gallery import images_of
+from robustmetric.report.page import check_page, write_report
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError
 
@@ -34,6 +38,13 @@ def evaluate(
     on: str = ON,
     address: str | None = ADDRESS,
     out: Path | None = typer.Option(None, help="Folder of the record; by default RUN/evaluation."),
+    report: Path | None = typer.Option(
+        None, help="Write a page of HTML with the scores and with pictures of attacks to this file."
+    ),
+    curves: bool = typer.Option(
+        False, "--curves", help="Score against ε and against steps as well, for the page."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the page if it is there."),
 ) -> None:
     """Score how well a network ranks, and how well it keeps its ranking under attack.
 
@@ -43,6 +54,10 @@ def evaluate(
     if devices < 1:
         raise UserError(f"devices must be at least 1, not {devices}", parameter="devices")
     check_engine(on, address)
+    if report is not None:
+        check_page(report, force=force, parameter="report")
+    elif curves or force:
+        raise UserError(f"{'curves go' if curves else 'force goes'} with a page: give --report FILE")
     request = Request.of(tested, settings)
     if out is None:
         if tested.run is None:
@@ -80,12 +95,28 @@ def evaluate(
                     )
 
             record = evaluation.run(help_out if devices > 1 or cluster is not None else None)
+            if report is not None:
+                picture(request.evaluation(networks, images), record, out, watch)
+                if curves:
+                    make_curves(evaluation.subject, evaluation.plan, out, watch, watch.say)
     show_checks(console, record)
     show_scores(console, [record])
     show_suite(console, [record])
     if failed := [check.name for check in record.checks if check.status == "fail"]:
         console.print(styled(("do not trust these scores:", "bold red"), f" {', '.join(failed)} failed"))
     console.print(f"the record is in {out}")
+    if report is not None:
+        write_report([out], report, force=force)
+        console.print(f"the report is {report}")
+
+
+def picture(evaluation: Evaluation, record: Record, out: Path, watch: Watch) -> None:
+    """Make the pictures of a record in a folder, unless all of them are there."""
+    try:
+        for one in load_pictures(out, record).pictures:
+            images_of(one, out)
+    except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
+        make_pictures(evaluation, record, load_arrays(out), out, watch, watch.say)
 
 
 def work(request: Request, out: Path, threads: int, share: int, shares: int) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from robustmetric.cli.app import app
-from robustmetric.cli.records import load_records, told_apart
 from robustmetric.cli.terminal import wide
 from robustmetric.evaluation.store import RECORD
 from robustmetric.experiments.outcome import RESULT, read_result, run_of
 from robustmetric.files import DamagedError, check_writable
 from robustmetric.report import plots
+from robustmetric.report.records import load_records, told_apart
 from robustmetric.report.style import check_formats
 from robustmetric.training.code import bare
 from robustmetric.training.entries import read_file

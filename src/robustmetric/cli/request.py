@@ -17,6 +17,7 @@ from robustmetric.cli.options import Tested
 from robustmetric.cli.progress import Decoding
 from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
+from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
 from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.evaluation import Evaluation, Plan, Subject
@@ -133,15 +134,21 @@ class Request:
         return of_two(found[0], found[1], self.inputs.crop, files[0], files[1]), skipped
 
     def networks(
-        self, share: int = 0, *, tried: bool = False, gradient: bool | None = None
+        self,
+        share: int = 0,
+        *,
+        tried: bool = False,
+        gradient: bool | None = None,
+        first: Pixels | None = None,
     ) -> tuple[nn.Module, nn.Module | None]:
         """Make the network and the surrogate on the `share`-th device, and try them on an image.
 
-        The network needs a `gradient` if the search of the plan follows it, unless it is said here.
+        The network needs a `gradient` if the search of the plan follows it, unless it is said here. `first`
+        is the image, by default the first that queries.
         """
         device, plan = device_of_share(self.device, share), self.plan()
-        queries = load(self.queries.data, self.queries.root, self.queries.split)
-        first = self.inputs.first(queries)
+        if first is None:
+            first = self.inputs.first(load(self.queries.data, self.queries.root, self.queries.split))
         network = self.source.make(*self.inputs.shape(first)).to(device)
         other = None
         if self.surrogate is not None:

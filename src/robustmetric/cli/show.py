@@ -13,12 +13,14 @@ from rich.text import Text
 
 from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.cli.terminal import styled
-from robustmetric.evaluation import COLUMNS, Certificate, Record
+from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.plan import STAGES
+from robustmetric.report.records import data_of, eps_of
 from robustmetric.validate import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _FIRST_STAGES = STAGES[:-1]  # before the attacks
+_BESIDE = 120  # columns of a terminal on which what was found and what is allowed have room side by side
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
 
 
@@ -45,18 +47,25 @@ def show_scores(console: Console, records: Sequence[Record], rows: Sequence[str]
 
 
 def show_checks(console: Console, record: Record) -> None:
-    """Print what the checks found."""
+    """Print what the checks found; what is allowed stands beside it, or below where that is too narrow."""
     if not record.checks:
         return
-    table = Table("check", "", "figure", "what was found", "allowed", box=None, title_justify="left")
+    beside = console.width >= _BESIDE
+    table = Table("check", "", "figure", "what was found", box=None)
+    table.columns[0].overflow = "fold"
+    if beside:
+        table.add_column("allowed")
     for check in record.checks:
-        table.add_row(
-            check.name,
+        cells = [
+            styled(check.name),
             styled((check.status, _COLOURS[check.status])),
-            "" if check.figure is None else f"{check.figure:.3g}",
-            check.says,
-            styled((check.limit, "dim")),
-        )
+            styled("" if check.figure is None else f"{check.figure:.3g}"),
+        ]
+        if beside:
+            cells += [styled(check.says), styled((check.limit, "dim"))]
+        else:
+            cells.append(styled(check.says, (f"\nallowed: {check.limit}", "dim")))
+        table.add_row(*cells)
     console.print(table)
 
 
@@ -142,17 +151,6 @@ class Watch:
         shown = [s for s in self._stages(True in self.begun) if self.counts[s][1] < self.counts[s][2]]
         for stage, task in self.tasks.items():
             self.bar.update(task, left=left if stage in shown[:1] else "")
-
-
-def data_of(record: Record | Certificate) -> str:
-    """Name a record's data set and the size of its images."""
-    return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
-
-
-def eps_of(record: Record) -> str:
-    """Write down the ε of a record, in levels of 255, or as a length of the norm L2."""
-    eps = record.settings.eps
-    return f"{255 * eps:.4g}/255" if record.settings.norm == "linf" else f"{eps:.4g} (L2)"
 
 
 def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:

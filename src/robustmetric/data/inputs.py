@@ -224,7 +224,7 @@ def load_pixels(
 ) -> list[Pixels]:
     """Load the `splits` of a data set as pixels, in their order, decoded once and kept in `cache`.
 
-    `data` and `root` are those of :func:`robustmetric.data.load`, `inputs` has the size and the channels.
+    `data` and `root` are those of `robustmetric.data.load`, `inputs` has the size and the channels.
     Images that cannot be read are listed for all splits together before anything is raised; with
     `skip_broken` they are left out. `watch` is told, while images are decoded, the split, how many are done
     and how many there are; `report` gets a sentence if what was kept is damaged.
@@ -251,7 +251,7 @@ def usual_inputs(
 ) -> Inputs:
     """Return what a network gets of a data set unless told otherwise.
 
-    `data` and `root` are those of :func:`robustmetric.data.load`; `network` is a name or a file's function.
+    `data` and `root` are those of `robustmetric.data.load`; `network` is a name or a file's function.
     What is `given` of resize and crop stays; the others follow from it, or from the sizes of the images.
 
     >>> usual_inputs("cub", None, "resnet18")

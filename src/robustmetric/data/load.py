@@ -86,7 +86,7 @@ def own_validation(name: str, root: Path | str | None = None) -> ImageSet | None
     """Read the images that the data itself sets apart to choose the weights by; None if it does not.
 
     These are the rows of a table with the split validation, if others say test, and what a folder has in
-    val or validation beside train and test. ``name`` and ``root`` are those of :func:`load`.
+    val or validation beside train and test. ``name`` and ``root`` are those of `load`.
 
     >>> own_validation("digits") is None
     True

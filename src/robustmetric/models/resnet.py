@@ -95,7 +95,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network; create it with :func:`resnet18` or :func:`resnet50`.
+    """A residual network; create it with `resnet18` or `resnet50`.
 
     Images ``(B, 3, H, W)`` in [0, 1] of any size, to embeddings ``(B, dim)`` that are not normalised.
     `depths` are the numbers of `block` in its four stages, `dim` is the length of the embeddings, and `mean`
@@ -163,7 +163,7 @@ def resnet18(
 ) -> ResNet:
     """Create a ResNet-18: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
 
-    `dim`, `freeze_bn`, `mean` and `std` are those of :class:`ResNet`.
+    `dim`, `freeze_bn`, `mean` and `std` are those of `ResNet`.
 
     >>> resnet18(dim=128)(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 128])
@@ -181,7 +181,7 @@ def resnet50(
 ) -> ResNet:
     """Create a ResNet-50: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
 
-    `dim`, `freeze_bn`, `mean` and `std` are those of :class:`ResNet`.
+    `dim`, `freeze_bn`, `mean` and `std` are those of `ResNet`.
 
     >>> resnet50(dim=128)(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 128])

@@ -26,7 +26,7 @@ def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
     """Create timm's network ``name``, randomly initialised, with its own pixel normalisation inside.
 
     Images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``. Parameters keep timm's names, so that a
-    file of its published weights can be given to :func:`robustmetric.models.load_weights`. `dim`
+    file of its published weights can be given to `robustmetric.models.load_weights`. `dim`
     is the length of the embeddings, `options` are those of ``timm.create_model``, except those that load
     weights: timm would download or unpickle them.
 

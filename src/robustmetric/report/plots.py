@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.experiments.findings import Finding
@@ -25,7 +23,15 @@ from robustmetric.report.style import (
     styled,
     wrapped,
 )
-from robustmetric.report.summary import Estimate, record_scores, scores_of, summarise
+from robustmetric.report.summary import (
+    Estimate,
+    Values,
+    course,
+    record_scores,
+    scores_of,
+    summarise,
+    terms_of,
+)
 from robustmetric.report.tables import SAMPLERS, points, title_of
 from robustmetric.validate import UserError
 
@@ -33,8 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.lines import Line2D
-
-Values = NDArray[np.float64]
 
 __all__ = ["FORMATS", "curves", "hardness_histograms", "records", "save", "training"]
 
@@ -192,7 +196,6 @@ _COURSES: dict[str, dict[str, tuple[str, Any]]] = {
     "loss": {"loss": ("", "-")},
 }
 """The panels of a training: columns of its table, what each is called, and its line."""
-_POINTS = 150  # of a line; of longer ones means are shown
 
 
 def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -> Figure:
@@ -206,11 +209,11 @@ def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -
     ['loss']
     """
     found = {
-        (panel, column, name): course
+        (panel, column, name): found_course
         for panel, columns in _COURSES.items()
         for column in columns
         for name, rows in runs.items()
-        if len((course := _course(rows, column))[0])
+        if len((found_course := course(rows, column))[0])
     }
     panels = [panel for panel in _COURSES if any(panel == where for where, _, _ in found)]
     if not panels:
@@ -247,22 +250,6 @@ def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -
     return figure
 
 
-def _course(rows: Sequence[Mapping[str, str]], column: str) -> tuple[Values, Values]:
-    """Return the steps and values (N,) of a column, as far as they are numbers; means if there are many."""
-    pairs = [(_number(row.get("step")), _number(row.get(column))) for row in rows]
-    kept = np.array([pair for pair in pairs if np.isfinite(pair).all()], float).reshape(-1, 2)
-    each = -(-len(kept) // _POINTS) if len(kept) else 1
-    means = np.array([kept[k : k + each].mean(0) for k in range(0, len(kept), each)]).reshape(-1, 2)
-    return means[:, 0], means[:, 1]
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or "nan")
-    except ValueError:
-        return math.nan
-
-
 def records(named: Mapping[str, Record], title: str = "") -> Figure:
     """Return the ERS against R@1 of `named` records, and the ERS's terms, with intervals, under a `title`.
 
@@ -273,7 +260,7 @@ def records(named: Mapping[str, Record], title: str = "") -> Figure:
     ...
     robustmetric.UserError: there is nothing to plot: no record has a score of the ERS
     """
-    terms = {name: _terms(record) for name, record in named.items()}
+    terms = {name: terms_of(record) for name, record in named.items()}
     shown = [column for column in COLUMNS if any(column in found for found in terms.values())]
     if not shown:
         raise UserError("there is nothing to plot: no record has a score of the ERS")
@@ -314,19 +301,6 @@ def records(named: Mapping[str, Record], title: str = "") -> Figure:
         panels[-1].set_xlabel("term of the ERS: 100 where nothing moves")
         _legend(figure, handles)
     return figure
-
-
-def _terms(record: Record) -> dict[str, Estimate]:
-    """Return the terms of the ERS that a record has, with intervals."""
-    found: dict[str, Estimate] = {}
-    for name, score in record_scores(record).items():
-        if name not in COLUMNS or (term := COLUMNS[name].term) is None:
-            continue
-        ends = [float(term(end)) for end in (score.value, score.low, score.high) if end is not None]
-        if record.settings.protocol == "strict":
-            ends = [min(max(end, 0.0), 100.0) for end in ends]
-        found[name] = Estimate(ends[0], min(ends), max(ends))
-    return found
 
 
 def _dots(

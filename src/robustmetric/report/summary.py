@@ -8,10 +8,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, stdev
 
+import numpy as np
+from numpy.typing import NDArray
+
 from robustmetric.attacks import Column
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.record import Ers, Score
 from robustmetric.experiments.outcome import Outcome
+
+Values = NDArray[np.float64]
+
+_POINTS = 150  # of a line; of longer ones means are shown
 
 SCORES: dict[str, Column] = {
     **{name: Column(name, "higher") for name in ("R@1", "R@2", "mAP", "NMI")},
@@ -162,3 +169,38 @@ def _mean(found: Sequence[Estimate]) -> Estimate:
 
 def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
+
+
+def terms_of(record: Record) -> dict[str, Estimate]:
+    """Return the terms of the ERS that a `record` has, with intervals."""
+    found: dict[str, Estimate] = {}
+    for name, score in record_scores(record).items():
+        if name not in COLUMNS or (term := COLUMNS[name].term) is None:
+            continue
+        ends = [float(term(end)) for end in (score.value, score.low, score.high) if end is not None]
+        if record.settings.protocol == "strict":
+            ends = [min(max(end, 0.0), 100.0) for end in ends]
+        found[name] = Estimate(ends[0], min(ends), max(ends))
+    return found
+
+
+def course(rows: Sequence[Mapping[str, str]], column: str) -> tuple[Values, Values]:
+    """Return the steps and values (N,) of a `column` of `rows`, as far as they are numbers.
+
+    Of more than 150 of them, means of neighbouring ones are returned.
+
+    >>> course([{"step": "10", "loss": "0.2"}, {"step": "20", "loss": "-"}], "loss")
+    (array([10.]), array([0.2]))
+    """
+    pairs = [(_logged(row.get("step")), _logged(row.get(column))) for row in rows]
+    kept = np.array([pair for pair in pairs if np.isfinite(pair).all()], float).reshape(-1, 2)
+    each = -(-len(kept) // _POINTS) if len(kept) else 1
+    means = np.array([kept[k : k + each].mean(0) for k in range(0, len(kept), each)]).reshape(-1, 2)
+    return means[:, 0], means[:, 1]
+
+
+def _logged(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan

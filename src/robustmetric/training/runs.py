@@ -63,7 +63,7 @@ def name_of(recipe: Recipe) -> str:
 class RunFolder:
     """The folder of a run, `path`: the one place that knows what its files are called.
 
-    Code that its recipe names is run only if the user trusts it, as :func:`load_recipe` has it; `trust` does.
+    Code that its recipe names is run only if the user trusts it, as `load_recipe` has it; `trust` does.
 
     >>> RunFolder(Path("runs/digits")).metrics
     PosixPath('runs/digits/metrics.csv')
@@ -163,7 +163,7 @@ class RunFolder:
     def check_origin(self, now: Mapping[str, Any]) -> None:
         """Refuse to go on with a run whose images, files or workers are not those it began with.
 
-        `now` has some of these, as :meth:`begin` takes them. A run of before, which did not write them down,
+        `now` has some of these, as `begin` takes them. A run of before, which did not write them down,
         is not refused.
         """
         if not self.about.exists():
@@ -309,7 +309,7 @@ class RunFolder:
     def source(self, weights: Path | Which | None = None) -> NetworkSource:
         """Return where the run's network comes from, with its `weights`: "last", "best", or another file.
 
-        By default they are those that :meth:`weights` returns.
+        By default they are those that `weights` returns.
         """
         return replace(source_of(self.recipe()), weights=self.choose(weights).file)
 

@@ -1,0 +1,136 @@
+"""What records come to, in two sentences: how robust the networks are, and how far to trust that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from robustmetric.evaluation import Record
+from robustmetric.report.records import differing, eps_of
+
+_HARMLESS = ("suite", "versions")  # conditions in which records may differ and their ERS still compare
+_NAMED = 4  # networks of a sentence; of more, only how many there are
+
+
+def verdict(named: Mapping[str, Record]) -> tuple[str, str]:
+    """Return what `named` records come to: how robust their networks are, and how far to trust that."""
+    first = _alone(*next(iter(named.items()))) if len(named) == 1 else _beside(named)
+    return first, _trust(named)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return `words` as they are listed in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def with_interval(record: Record) -> str:
+    """Return the ERS of a `record` with its interval, if that is known."""
+    low, high = _interval(record)
+    return record.show("ERS") + ("" if low is None or high is None else f" ({low:.1f} to {high:.1f})")
+
+
+def _alone(name: str, record: Record) -> str:
+    told = (
+        f"No query of {name} has an image of its class to find"
+        if record.show("R@1") == "-"
+        else f"{name} finds an image of the right class first for {record.show('R@1')} % of its queries"
+    )
+    kept = _kept(record)
+    if kept is not None:
+        told += f", and for {kept:.1f} % of those attacked when an attacker may change {_may_change(record)}"
+    if _counts(record):
+        told += f"{': ' if kept is not None else ', with '}ERS {with_interval(record)} of 100"
+    return f"{told}."
+
+
+def _beside(named: Mapping[str, Record]) -> str:
+    if differing(named).keys() - set(_HARMLESS):
+        return f"These networks were not tested alike, so that their scores do not compare: {_each(named)}."
+    scored = sorted((pair for pair in named.items() if _counts(pair[1])), key=lambda pair: -pair[1]["ERS"])
+    if len(scored) < 2:
+        return f"Shares of queries that find an image of the right class first: {_each(named)}."
+    (best, top), (second, other) = scored[:2]
+    ahead = f"ERS {with_interval(top)} at R@1 {top.show('R@1')}"
+    behind = f"ERS {with_interval(other)} at R@1 {other.show('R@1')}"
+    low, high = _interval(top)[0], _interval(other)[1]
+    if low is None or high is None or low <= high:
+        told = f"{best} and {second} are not told apart by the intervals of their ERS"
+    elif len(scored) == 2:
+        told = f"{best} keeps its ranking better under attack than {second}"
+    else:
+        told = f"Of {len(scored)} networks {best} keeps its ranking best under attack, before {second}"
+    return f"{told}: {ahead}, against {behind}."
+
+
+def _each(named: Mapping[str, Record]) -> str:
+    told = [f"{name} {_scores(record)}" for name, record in named.items()]
+    rest = [f"{len(told) - _NAMED} more below"] if len(told) > _NAMED else []
+    return "; ".join([*told[:_NAMED], *rest])
+
+
+def _scores(record: Record) -> str:
+    kept = _kept(record)
+    told = f"R@1 {record.show('R@1')}"
+    if kept is not None:
+        told += f", {kept:.1f} under attack"
+    return f"{told}, ERS {with_interval(record)}" if _counts(record) else told
+
+
+def _trust(named: Mapping[str, Record]) -> str:
+    invalid = {name: record.ers.why for name, record in named.items() if record.ers and not record.ers.valid}
+    if invalid:
+        why = "; ".join(dict.fromkeys(text.rstrip(".") for text in invalid.values()))
+        return f"The ERS of {listed([*invalid])} is not valid: {why}."
+    for status, advice in (("fail", "Do not trust these scores"), ("warn", "Read these scores with care")):
+        found: dict[str, list[str]] = {}
+        for name, record in named.items():
+            for check in (check for check in record.checks if check.status == status):
+                found.setdefault(check.name, []).append(name)
+        told = [
+            check if len(names) == len(named) else f"{check} (of {listed(names)})"
+            for check, names in found.items()
+        ]
+        if told:
+            which = f"the check {told[0]}" if len(told) == 1 else f"the checks {listed(told)}"
+            word = "failed" if status == "fail" else "warns" if len(told) == 1 else "warn"
+            return f"{advice}: {which} {word}."
+    unchecked = [name for name, record in named.items() if is_unchecked(record)]
+    if len(unchecked) == len(named):
+        return "No checks were run, so that nothing says how far to trust these scores."
+    passed = [c for name, r in named.items() if name not in unchecked for c in r.checks if c.status == "pass"]
+    told_passed = f"ll {len(passed)} checks of whether to trust these scores passed."
+    if unchecked:
+        return f"The scores of {listed(unchecked)} were not checked; of the others a{told_passed}"
+    return f"A{told_passed}"
+
+
+def is_unchecked(record: Record) -> bool:
+    """Return whether no checks of a `record` were run but the one for a collapse, which always is."""
+    return not any(check.name != "collapse" and check.status != "not run" for check in record.checks)
+
+
+def _counts(record: Record) -> bool:
+    """Return whether a record has an ERS that says something."""
+    return record.ers is not None and record.ers.valid and not math.isnan(record["ERS"])
+
+
+def _interval(record: Record) -> tuple[float | None, float | None]:
+    return (None, None) if record.ers is None else (record.ers.low, record.ers.high)
+
+
+def _kept(record: Record) -> float | None:
+    """Return R@1 under the strongest attack that was run, in %."""
+    known = [record[name] for name in ("ES:R", "LTM", "GTM") if name in record.scores]
+    if record.suite is not None and "misrank" in record.suite.goals:
+        known.append(record["misrank"])
+    return min((value for value in known if not math.isnan(value)), default=None)
+
+
+def _may_change(record: Record) -> str:
+    if record.settings.norm == "linf":
+        return f"each pixel by up to {eps_of(record)}"
+    return f"an image by a length of up to {record.settings.eps:.4g}"
