@@ -8,7 +8,7 @@ BIN := .venv/bin
 NUMERIC := tests/attacks tests/models $(addprefix tests/, \
 	defenses/test_defenses.py defenses/test_hardness.py evaluation/test_same_as_before.py \
 	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_plane.py \
-	evaluation/test_record.py evaluation/test_shots.py \
+	evaluation/test_record.py evaluation/test_shots.py evaluation/test_verify.py test_verification.py \
 	test_destination.py test_distance.py test_losses.py test_perturb.py test_places.py test_retrieval.py \
 	test_squares.py test_triplets.py training/test_module.py) \
 	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \

@@ -313,3 +313,38 @@ def test_validation_images_that_are_gone(tmp_path: Path, monkeypatch: pytest.Mon
     )
     assert said.endswith("of which half of the classes choose it then (--threshold)\n")
     works("verify", made, *FEW, "--threshold", "0.4")
+
+
+def test_re_identification(tmp_path: Path) -> None:
+    """A query with an image of the gallery: never two of one person and camera, nor two distractors."""
+    rng, root = np.random.default_rng(0), tmp_path / "market"
+    for folder in ("bounding_box_train", "bounding_box_test", "query"):
+        (root / folder).mkdir(parents=True)
+    people = [
+        (folder, p, c) for p in range(1, 13) for c in (1, 2) for folder in ("bounding_box_test", "query")
+    ]
+    people += [("bounding_box_test", 0, c) for c in (1, 1, 2, 2)] + [("bounding_box_train", 20, 1)] * 2
+    for k, (folder, person, camera) in enumerate(people):
+        image = Image.fromarray(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8))
+        image.save(root / folder / f"{person:04d}_c{camera}s1_{k:06d}_00.jpg")
+    how = (
+        "--model",
+        "c2f2",
+        "--size",
+        "8",
+        "--data",
+        "market1501",
+        "--root",
+        root,
+        "--cache",
+        tmp_path / "c",
+    )
+    works("verify", *how, "--count", "1000", "--steps", "1", "--out", tmp_path / "out")
+    found, arrays = load_verification(tmp_path / "out"), FORMAT.read_arrays(tmp_path / "out")
+    assert found.data.cameras
+    assert (found.data.images, found.data.gallery) == (24, 28)
+    assert int(arrays["first"].max()) < 24 <= int(arrays["second"].min())
+    # Six people are judged: each query has one image of its person from the other camera.
+    assert found.pairs.same == 12
+    assert found.threshold.same == 12
+    assert found.pairs.classes in (6, 7)  # the distractors are on one side
