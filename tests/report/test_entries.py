@@ -89,7 +89,7 @@ def test_the_run_is_found_from_any_place(where: str, tmp_path: Path, monkeypatch
     monkeypatch.chdir(here)
     (entry,) = gather([Path(where)])
     assert entry.run is not None
-    assert os.path.samefile(entry.run.folder, run)
+    assert Path(entry.run.folder).samefile(run)
     assert entry.run.data == "digits"
 
 

@@ -57,7 +57,8 @@ def gather(paths: Sequence[Path]) -> list[Entry]:
     []
     """
     records = load_records(paths)
-    names = _numbered(told_apart([record.network.name for record in records], paths))
+    known = [record.network.name if record.network.name.strip() else "network" for record in records]
+    names = _numbered(told_apart(known, paths))
     return [
         _entry(name, FORMAT.find(path).parent, record)
         for name, path, record in zip(names, paths, records, strict=True)
