@@ -18,7 +18,7 @@ from torch import Tensor
 
 import robustmetric as rm
 from robustmetric.evaluation import Evaluation, Plan, Record, Subject
-from robustmetric.training.runs import Run
+from robustmetric.training.trained import Run
 
 BESIDE = {"ES": "ES:R", "LTM": "LTM", "GTM": "GTM"}
 PASSES = 3 * 33  # 32 steps of each, and a look at what they found

@@ -16,10 +16,10 @@ from pydantic import BaseModel
 
 import robustmetric
 
-PACKAGES = ("attacks", "data", "defenses", "evaluation", "models", "training")
+PACKAGES = ("attacks", "data", "defenses", "evaluation", "exports", "models", "training", "vectors")
 MODULES = (
     "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
-    "triplets", "validate",
+    "triplets", "validate", "verification",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them
 

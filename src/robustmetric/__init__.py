@@ -22,19 +22,24 @@ if TYPE_CHECKING:
         Plan,
         Record,
         Smoothed,
+        Verification,
         certify,
         ers,
         evaluate,
         load_certificate,
         load_record,
+        load_verification,
+        verify,
     )
+    from robustmetric.exports.export import export
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
     from robustmetric.registry import register
-    from robustmetric.training.runs import load_run
+    from robustmetric.training.trained import load_run
     from robustmetric.triplets import Triplets
     from robustmetric.validate import UserError
+    from robustmetric.vectors import Vectors, load_vectors
 
 __version__ = "0.1.0"
 
@@ -48,6 +53,8 @@ __all__ = [
     "Step",
     "Triplets",
     "UserError",
+    "Vectors",
+    "Verification",
     "__version__",
     "attack",
     "certify",
@@ -57,16 +64,20 @@ __all__ = [
     "embed",
     "ers",
     "evaluate",
+    "export",
     "hardness",
     "load_certificate",
     "load_record",
     "load_run",
+    "load_vectors",
+    "load_verification",
     "load_weights",
     "model",
     "register",
     "save_weights",
     "training",
     "triplet_loss",
+    "verify",
 ]
 
 _FROM = {
@@ -79,12 +90,16 @@ _FROM = {
         "Plan",
         "Record",
         "Smoothed",
+        "Verification",
         "certify",
         "ers",
         "evaluate",
         "load_certificate",
         "load_record",
+        "load_verification",
+        "verify",
     ),
+    "exports": ("export",),
     "losses": ("triplet_loss",),
     "models": ("load_weights", "model", "save_weights"),
     "perturb": ("Budget",),
@@ -93,6 +108,8 @@ _FROM = {
     "training": ("load_run",),
     "triplets": ("Triplets",),
     "validate": ("UserError",),
+    "vectors": ("Vectors", "load_vectors"),
+    "verification": (),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

@@ -48,6 +48,15 @@ def _visible(found: re.Match[str]) -> str:
     return f"\\x{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02x}"  # bytes stand behind 0xDC00
 
 
+def one_line(text: str) -> str:
+    r"""Return `text` with ends of lines and tabs made visible, too.
+
+    >>> print(one_line("two\nlines"))
+    two\nlines
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def spreadsheet_text(text: str) -> str:
     """Return `text` as a cell of a CSV file that no spreadsheet takes for a formula.
 
@@ -116,6 +125,25 @@ def brief(value: object, most: int = 80) -> str:
     text = repr(value)
     half = (most - 2) // 2
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
+
+
+def shortened(text: str, fits: Callable[[str], bool]) -> str:
+    """Return `text`, of its middle left out as much as it takes until it `fits`.
+
+    >>> shortened("cat/a-long-name.png", lambda text: len(text) <= 12)
+    'cat/a-…e.png'
+    """
+    if fits(text):
+        return text
+    kept, many = 0, len(text)  # letters that fit, and that do not
+    while many - kept > 1:
+        middle = (kept + many) // 2
+        kept, many = (middle, many) if fits(_without_middle(text, middle)) else (kept, middle)
+    return _without_middle(text, kept)
+
+
+def _without_middle(text: str, kept: int) -> str:
+    return f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}"
 
 
 def parameters(lead: str = "", **given: float | None) -> str:

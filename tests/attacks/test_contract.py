@@ -46,6 +46,7 @@ class Mine(RankingAttack):
     name: ClassVar[str] = "mine"
     columns: tuple[Column, ...] = (Column("a", "higher"), Column("b", None))
     read_early: tuple[str, ...] = ()
+    perturbs: str = "query"
     returns: Callable[[Tensor], Any]
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
@@ -288,13 +289,15 @@ def test_what_is_measured_comes_in_the_order_of_the_columns(
         ({"columns": ("away",)}, "('away',)"),
         ({"columns": (Column("a", None), Column("a", "higher"))}, "the names a, a"),
         ({"read_early": ("c",)}, "'c'"),
+        ({"perturbs": "gallery"}, "'gallery'"),
     ],
 )
 def test_columns(change: dict[str, Any], got: str) -> None:
     with pytest.raises(UserError) as error:
         checked_columns(Mine(returns=lambda z: z, **change))
     (method,) = change
-    told(error, f"Mine.{method} is", got, "Column" if method == "columns" else "its columns: a, b")
+    wanted = {"columns": "Column", "read_early": "its columns: a, b", "perturbs": "'query' or 'candidate'"}
+    told(error, f"Mine.{method} is", got, wanted[method])
 
 
 IMAGES = [

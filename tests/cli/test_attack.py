@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,15 +12,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.cells import cell_len
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from robustmetric import attack
+from robustmetric.attacks import ATTACKS
 from robustmetric.data.inputs import Inputs, load_pixels
 from robustmetric.models.c2f2 import C2F2
-from robustmetric.training.runs import load_run
+from robustmetric.training.trained import load_run
 from tests.cli.tables import OTHER
 from tests.helpers.command import command, refused, works
+from tests.helpers.pixels import blown_up, places_of
 from tests.helpers.processes import (
     at_call,
     stop_by,
@@ -120,7 +124,10 @@ def test_an_attack_leaves_images_arrays_and_ranks(
         assert float(change.min()) > 0
 
     files = {f"{n:06d}-{when}.png" for n in numbers for when in ("before", "after")}
-    assert {file.name for file in out.iterdir()} == {*files, "images.safetensors", "ranks.csv"}
+    assert {file.name for file in out.iterdir()} == {*files, "images.safetensors", "ranks.csv", "sheet.png"}
+    with Image.open(out / "sheet.png") as sheet:
+        for image in (*before, *after):
+            assert places_of(sheet, blown_up(image.expand(3, -1, -1)))
     for k, number in enumerate(numbers):
         read = [np.asarray(Image.open(out / f"{number:06d}-{w}.png"), float) for w in ("before", "after")]
         assert np.array_equal(read[0], test.pixels[number, :, :, 0])
@@ -142,9 +149,14 @@ def test_an_attack_leaves_images_arrays_and_ranks(
             for name, value in values.items():
                 shown = float(row[f"{name} {when}"])
                 assert shown == pytest.approx(value, abs=0.00051 if name in ("TMA", "ES:D") else 0.0501), name
-            assert int(row[f"first of its class {when}"]) == first_of_class(z, number, gallery, labels)
+            if kind.startswith("CA"):
+                ahead = nearer(gallery[target[0]], z, gallery, (number, target[0]))
+                assert int(row[f"its place {when}"]) == 1 + ahead
+            else:
+                assert int(row[f"first of its class {when}"]) == first_of_class(z, number, gallery, labels)
+        place = "its place" if kind.startswith("CA") else "first of its class"
         assert set(row) - {"image", "class", "target", "target's class"} == {
-            f"{name} {when}" for name in (*values, "first of its class") for when in ("before", "after")
+            f"{name} {when}" for name in (*values, place) for when in ("before", "after")
         }
 
 
@@ -180,6 +192,141 @@ def test_images_of_files_are_named(split: str, tmp_path: Path) -> None:
         written = np.asarray(Image.open(tmp_path / "out" / f"{int(row['image']):06d}-before.png"))
         assert np.array_equal(written, np.asarray(Image.open(root / row["file"])))
         assert Path(row["file"]).parent.name == row["class"]
+        assert row["target's file"] == rows[int(row["target"])]["file"]
+        assert Path(row["target's file"]).parent.name == row["target's class"]
+
+
+LONG = "an image with a long name, spaces and 漢字, " * 2 + "of "
+PLACES = (
+    "row of houses",
+    "漢字漢字漢字漢字漢字漢字漢字漢字",
+    "a class that has a name of its own, rather long",
+    "x",
+)
+SHOWN = (
+    *ATTACKS,
+    "SP-QA+(m=2,keep=3)",
+    "CA+(w=3)",
+    "demote(k=2,side='candidate')",
+    "misrank(side='candidate')",
+)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """Options for images with long names in classes with long and wide ones."""
+    root = tmp_path_factory.mktemp("named")
+    for label, name in enumerate(PLACES):
+        for k in range(10):
+            file = root / "images" / name / f"{LONG}{k}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            noise = np.random.default_rng([label, k]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(file)
+    data = ("--data", "folder", "--root", root / "images", "--split", "all", "--cache", root / "cache")
+    return ("--model", "c2f2", "--size", 8, "--dim", 4, *data)
+
+
+def test_several_targets_are_named(named: tuple[object, ...], tmp_path: Path) -> None:
+    how = ["--attack", "QA+(m=3)", "--queries", 40, "--steps", 1, "--out", tmp_path / "out"]
+    works("attack", *named, *how)
+    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        files = [rows[int(target)]["file"] for target in row["target"].split()]
+        assert row["target's file"].split(" // ") == files
+        assert len(files) == 3
+
+
+def test_targets_in_a_gallery_of_its_own_are_named(named: tuple[object, ...], tmp_path: Path) -> None:
+    (tmp_path / "asked").mkdir()
+    rng = np.random.default_rng(0)
+    for name in PLACES[:2]:
+        (tmp_path / "asked" / name).mkdir()
+        noise = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / "asked" / name / "mine.png")
+    sides = ["--queries-from", tmp_path / "asked", "--gallery", named[9]]
+    works(
+        "attack", *named, *sides, "--attack", "TMA", "--queries", 2, "--steps", 1, "--out", tmp_path / "out"
+    )
+    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["file"] for row in rows} == {f"{name}/mine.png" for name in PLACES[:2]}
+    ranked = sorted(str(file.relative_to(str(named[9]))) for file in Path(str(named[9])).rglob("*.png"))
+    assert len(ranked) == 40
+    for row in rows:
+        assert row["target's file"] == ranked[int(row["target"])]
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A terminal of 80 columns."""
+    for name, value in {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "LINES": "40"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return 80
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_table_on_80_columns(kind: str, named: tuple[object, ...], narrow: int, tmp_path: Path) -> None:
+    how = ["--attack", kind, "--queries", 3, "--steps", 1, "--eps", "0.1", "--out", tmp_path / "out"]
+    printed = works("attack", *named, *how)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed).splitlines()
+    assert max(map(cell_len, lines)) <= narrow
+    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    rule = next(number for number, line in enumerate(lines) if line.startswith("───"))
+    assert lines[rule + 4].startswith("sheet, images, arrays and ranks of 3 queries are in")
+    for row, line in zip(rows, lines[rule + 1 :], strict=False):
+        assert line.split()[0] == row["image"]
+        values = [key.removesuffix(" before") for key in row if key.endswith(" before")]
+        assert len(values) == 1 + len(attack(kind).columns)
+        for name in values:
+            assert f"  {row[f'{name} before']} → {row[f'{name} after']}" in line, "a line for each query"
+        assert line.count("…") >= 1 + ("漢" in row["class"])
+    head = " ".join(lines[rule - 2 : rule])
+    for column in attack(kind).columns:
+        bare = re.sub(r"\(.*\)", "", column.heading)
+        assert bare in head
+
+
+@pytest.mark.parametrize("count", [20, 21, 33])
+def test_what_is_left_out_is_said(count: int, named: tuple[object, ...], tmp_path: Path) -> None:
+    how = ["--attack", "GTM", "--queries", count, "--steps", 1, "--out", tmp_path / "out"]
+    printed = works("attack", *named, *how)
+    assert ("1 more query is left out here; all are in ranks.csv" in printed) == (count == 21)
+    assert ("13 more queries are left out here; all are in ranks.csv" in printed) == (count == 33)
+    assert ("left out" in printed) == (count > 20)
+    told = "sheet.png shows the first 32; 1 more query is left out there"
+    assert (told in printed) == (count == 33)
+    rule = printed.index("───")
+    assert len(re.findall(r"^\d+ +\S.* → ", printed[rule:], re.MULTILINE)) == 20
+
+
+OWN = """
+from robustmetric.attacks import Column
+from robustmetric.attacks.shift import EmbeddingShift
+
+class Ranked(EmbeddingShift):
+    perturbs = "candidate"
+"""
+
+
+def test_a_candidate_that_aims_at_nothing(run: Path, tmp_path: Path) -> None:
+    """There is nobody in whose ranking it stands: its own is shown."""
+    (tmp_path / "own.py").write_text(OWN)
+    how = [
+        "--attack",
+        f"{tmp_path / 'own.py'}:Ranked",
+        "--queries",
+        2,
+        "--steps",
+        1,
+        "--out",
+        tmp_path / "out",
+    ]
+    works("attack", run, *how)
+    head = (tmp_path / "out" / "ranks.csv").read_text().splitlines()[0]
+    assert "first of its class before" in head
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -210,7 +357,7 @@ def test_an_attack_that_is_stopped_while_it_writes(
     assert not out.exists()
     monkeypatch.undo()
     works("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
-    assert len(list(out.glob("*.png"))) == 8
+    assert len(list(out.glob("*.png"))) == 9
 
 
 def test_an_attack_by_transfer(run: Path, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_an_attack_that_is_killed_while_it_writes(run: Path, tmp_path: Path) -> 
 
         return forked(act)[0]
 
-    for number in (1, 4, 9, 14, 15, 16):  # each file is brought to the disk, and then its folder
+    for number in (1, 4, 9, 14, 15, 16, 17, 18):  # each file is brought to the disk, and then its folder
         assert killed(number) == -signal.SIGKILL
         assert (out / ".attack").exists()
     assert "is not empty" in refused("evaluate", run, *ONE, "--out", out), "it is no evaluation's folder"
@@ -152,7 +152,7 @@ def test_an_attack_that_is_killed_while_it_writes(run: Path, tmp_path: Path) -> 
     "the disk is full while attack writes",
     "one sentence with the file and the remedy; nothing is left, and the same command works later",
 )
-@pytest.mark.parametrize("number", [1, 6, 13, 15])
+@pytest.mark.parametrize("number", [1, 6, 13, 15, 17])
 def test_an_attack_on_a_full_disk(
     number: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,7 +469,7 @@ def test_names_of_files_and_classes(odd: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     for row in rows:
         for key, cell in row.items():
-            if key in ("file", "class", "target's class"):
+            if key in ("file", "class", "target's file", "target's class"):
                 assert not cell.startswith(("=", "+", "-", "@", "\t"))
             else:
                 float(cell)

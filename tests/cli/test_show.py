@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from robustmetric import attack, load_record
 from robustmetric.attacks import DISTANCE, Column
-from robustmetric.cli.show import Watch, show_scores
+from robustmetric.cli.show import Watch, show_checks, show_scores
+from robustmetric.cli.terminal import Terminal
 from robustmetric.evaluation import Record
 from tests.cli.tables import BEFORE, ONE, expected, scores_in
 from tests.helpers.command import Clock, works
@@ -104,6 +107,33 @@ def test_no_figure_is_cut_at_any_width(whole: tuple[Path, str], width: int) -> N
         for value in row.values():
             for word in value.split():
                 assert word in text
+
+
+@pytest.mark.parametrize(
+    ("width", "beside"), [(60, False), (80, False), (119, False), (120, True), (160, True)]
+)
+def test_checks_fit_on_the_terminal(whole: tuple[Path, str], width: int, beside: bool) -> None:
+    record, text = load_record(whole[0]), io.StringIO()
+    show_checks(Terminal(width=width, file=text, color_system=None), record)
+    head, *lines = text.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert ("allowed" in head) == beside
+    found = head.index("what was found")
+    begins = [number for number, line in enumerate(lines) if line[1] != " "] + [len(lines)]
+    for number, check in enumerate(record.checks):
+        part = lines[begins[number] : begins[number + 1]]
+        assert part[0].split()[:2] == [check.name, check.status.split()[0]]
+        if beside:
+            allowed = head.index("allowed")
+            assert one_line(line[found:allowed] for line in part) == check.says
+            assert one_line(line[allowed:] for line in part) == check.limit
+        else:
+            assert one_line(line[found:] for line in part) == f"{check.says} allowed: {check.limit}"
+    assert len(begins) == len(record.checks) + 1
+
+
+def one_line(parts: Iterable[str]) -> str:
+    return " ".join(" ".join(parts).split())
 
 
 def test_the_width_of_the_terminal_counts(whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,6 +267,48 @@ def test_a_name_and_its_object_are_the_same_plan() -> None:
     assert made.digest == named.digest
 
 
+# The same plan with other settings
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"eps": 0.2}, {"steps": 3, "queries": 9}, {"attacks": ["ES"]}, {"suite": "none", "checks": "none"}],
+    ids=str,
+)
+def test_a_changed_plan_is_the_one_that_would_be_made(change: dict[str, Any]) -> None:
+    given = {"eps": 0.1, "seed": 3, "search": "pgd(restarts=2)", "suite": "worst-case(trials=3)"}
+    given |= {"attacks": ["CA+(w=2)", "GTM"], "checks": "full,collapse"}
+    plan = Plan.make(**given)
+    for each in (plan, Plan.model_validate_json(plan.model_dump_json())):
+        found = each.changed(**change)
+        assert found == Plan.make(**{**given, **change})
+        assert found.digest == Plan.make(**{**given, **change}).digest
+    assert plan == Plan.make(**given)
+
+
+def test_a_changed_plan_keeps_parts_of_ones_own_and_their_names(file: Path) -> None:
+    own = {"attacks": ["ES", f"{file}:Mine(k=2)"], "search": f"{file}:Jump", "checks": f"none,{file}:odd"}
+    plan = Plan.make(**own)
+    assert plan.changed(attacks=plan.goals).attacks == ("ES", "mine")
+    found = plan.changed(steps=3)
+    assert found.goals == plan.goals
+    assert (found.attacks, found.search, found.checks) == (plan.attacks, plan.search, plan.checks)
+    assert found.digest == Plan.make(**own, steps=3).digest
+    still = Still()
+    assert Plan.make(search=still).changed(steps=3).search_on() is still
+
+
+def test_what_cannot_be_changed_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown setting 'step'"):
+        Plan.make().changed(step=3)
+    with pytest.raises(UserError, match="steps must be a whole number of at least 1, not 0"):
+        Plan.make().changed(steps=0)
+    with pytest.raises(
+        UserError, match="GTM, GTT follows another protocol than reference; the two are never mixed"
+    ):
+        Plan.make().changed(protocol="reference")
+
+
 # Parts of one's own
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from robustmetric.attacks.shift import EmbeddingShift
 from robustmetric.evaluation import COLUMNS, ERS_ATTACKS, Evaluation, Record, load_arrays, load_record
 from robustmetric.evaluation.identity import digest_of
-from robustmetric.evaluation.record import SCHEMA, Score
+from robustmetric.evaluation.record import FORMAT, SCHEMA, Score
 from tests.helpers.faults import fault
 
 Tiny = Callable[..., Evaluation]
@@ -350,6 +350,32 @@ def test_no_file_is_refused_with_what_to_give(tmp_path: Path) -> None:
         load_record(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="there is no record"):
         load_record(tmp_path)
+
+
+def test_a_record_is_found_by_its_file_its_folder_or_its_run(
+    written: tuple[Record, Path], tmp_path: Path
+) -> None:
+    record, out = written
+    run = tmp_path / "run"
+    shutil.copytree(out, run / "evaluation")
+    inside = run / "evaluation" / "record.json"
+    for path in (inside, inside.parent, run):
+        assert FORMAT.find(path) == FORMAT.find(str(path)) == inside
+        assert load_record(path) == record
+        assert load_arrays(path).keys() == load_arrays(out).keys()
+    other = inside.rename(inside.with_name("mine.json"))  # by its own name
+    assert FORMAT.find(other) == other
+    assert load_arrays(other).keys() == load_arrays(out).keys()
+    with pytest.raises(FileNotFoundError, match="there is no record"):
+        FORMAT.find(run)
+
+
+def test_arrays_of_the_folder_above_are_not_taken(written: tuple[Record, Path]) -> None:
+    _, out = written
+    (out / "deeper").mkdir()
+    (out / "record.json").rename(out / "deeper" / "record.json")
+    with pytest.raises(FileNotFoundError, match=r"there is no queries\.safetensors beside the record"):
+        load_arrays(out / "deeper")
 
 
 def test_arrays_that_were_changed_or_are_missing_are_refused(written: tuple[Record, Path]) -> None:

@@ -8,7 +8,9 @@ import io
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +22,26 @@ from scipy.io import savemat
 from torch import nn
 
 import robustmetric as rm
+from robustmetric.app.uploads import read_upload
 from robustmetric.cli.app import read_changes
 from robustmetric.data import load
 from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import cached
 from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
-from robustmetric.evaluation import certify, load_certificate
+from robustmetric.data.pair_lists import read_pairs
+from robustmetric.evaluation import certify, load_certificate, load_verification, verify
+from robustmetric.evaluation.pictures import load_pictures
 from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.evaluation.store import PARTS, Store, check_folder
-from robustmetric.files import write_sealed
+from robustmetric.files import digest_of_entries, write_sealed
 from robustmetric.locks import LOCK, locked
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import checkpoint_step
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import kept_rows
+from robustmetric.vectors import About, Vectors, open_index, save_vectors
 
 RECORDS = Path(__file__).parents[1] / "golden" / "records"
 
@@ -169,6 +175,49 @@ def _certified() -> bytes:
     return made.model_dump_json(by_alias=True).encode()
 
 
+def _picture_list(folder: Path, content: bytes) -> object:
+    with suppress(ValueError, RecursionError):  # somebody who changes it may know how its digest is made
+        entries = json.loads(content)
+        if isinstance(entries, dict):
+            content = json.dumps({**entries, "sha256": digest_of_entries(entries)}).encode()
+    _put(folder / "pictures" / "pictures.json", content)
+    record = load_record(RECORDS / "strict").model_copy(update={"sha256": "0" * 64})
+    return load_pictures(folder, record).model_dump_json()
+
+
+def _pictured() -> bytes:
+    """A list of one picture."""
+    item = {"name": "image 3", "label": "cat", "image": "image-000003.png"}
+    ranked = {**item, "distance": 0.5, "right": True, "itself": False}
+    one = {"attack": "ES", "why": "worst", "number": 3, "query": item, "targets": [item], "asker": None}
+    one |= {what: f"attack-00-000003-{what}.png" for what in ("perturbed", "difference")}
+    one |= {"factor": 10.0, "change": 0.03, "values": {"ES:R": [100.0, None]}, "place": [1, None]}
+    one |= {"before": [ranked], "after": [ranked], "harm": 100.0}
+    shown = {"points": [[0.1, 0.2, 0]], "classes": ["cat"], "explained": [0.6, 0.3]}
+    shown |= {"moves": {"ES": [[0.1, 0.2, 0.3, 0.4]]}}
+    whole = {"schema": "robustmetric/pictures/1", "record": "0" * 64, "k": 5, "pictures": [one], "map": shown}
+    return json.dumps(whole).encode()
+
+
+def _verification(folder: Path, content: bytes) -> object:
+    found = load_verification(_put(folder / "verification.json", content))
+    return str(found), found.conditions, found.model_dump_json()
+
+
+def _verified() -> bytes:
+    """A verification of six images, as it is written."""
+    images, labels = torch.linspace(0, 1, 24).view(6, 1, 2, 2), torch.arange(6) // 2
+    made = verify(nn.Flatten(), images, labels, threshold=0.5, count=8, steps=1)
+    return made.model_dump_json(by_alias=True).encode()
+
+
+def _pairs(folder: Path, content: bytes) -> object:
+    for name in ("1.png", "2.png", "3.png", "Ann/Ann_0001.jpg", "Ann/Ann_0002.jpg", "Bo/Bo_0001.jpg"):
+        _put(folder / name, b"")
+    found = read_pairs(_put(folder / "pairs.csv", content))
+    return found.pairs, found.images.labels
+
+
 def _arrays(folder: Path, content: bytes) -> object:
     record = json.loads((RECORDS / "strict" / "record.json").read_text(encoding="utf-8"))
     record["arrays"]["sha256"] = hashlib.sha256(content).hexdigest()
@@ -222,6 +271,10 @@ def _checkpoint(folder: Path, content: bytes) -> object:
 def _sealed_checkpoint(folder: Path, content: bytes) -> object:
     _sealed(folder / "last.ckpt", content)
     return checkpoint_step(folder)
+
+
+def _upload(folder: Path, content: bytes) -> object:
+    return read_upload(_put(folder / "upload", content), (8, 8), 6, 3)
 
 
 def _safetensors(folder: Path, content: bytes) -> object:
@@ -288,6 +341,63 @@ def _cache_files() -> dict[str, bytes]:
         return {file.suffix: file.read_bytes() for file in Path(name, "cache").iterdir()}
 
 
+# Vectors and indexes
+
+
+def _stored(path: Path) -> Path:
+    z = nn.functional.normalize(torch.arange(1.0, 13).view(4, 3).sin())
+    about = About("c2f2 N/A[S]", "0" * 64, Inputs(resize=8, channels=1), "pictures")
+    save_vectors(Vectors(z, ["a.png", "b/c.png", "ü.png", ""], about), path)
+    return path
+
+
+def _vectors(folder: Path, content: bytes, name: str) -> object:
+    """Change one file; what is read is what was written, or nothing."""
+    path = _stored(folder / name.removesuffix(".json"))
+    whole = rm.load_vectors(path).sha256
+    _put(folder / name, content)
+    found = rm.load_vectors(path)
+    assert found.sha256 == whole, "other vectors were taken"
+    return list(found.files), found.search(found.z[:1], 9)
+
+
+def _index(folder: Path, content: bytes, suffix: str) -> object:
+    """Change a file of an index: it is built anew, whatever is in it."""
+    vectors = rm.load_vectors(_stored(folder / "v.npy"))
+    open_index(vectors)
+    _put(folder / f"v.npy.hnsw.{suffix}", content)
+    return open_index(vectors, report=lambda _: None).search(vectors.z[:1], 2)
+
+
+def _stored_files() -> dict[str, bytes]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        for suffix in ("safetensors", "npy", "parquet"):
+            _stored(Path(name, f"v.{suffix}"))
+        open_index(rm.load_vectors(Path(name, "v.npy")))
+        return {file.name: file.read_bytes() for file in Path(name).iterdir()}
+
+
+def _of_vectors() -> list[Reader]:
+    files = _stored_files()
+    names = ("v.safetensors", "v.npy", "v.npy.json", "v.parquet")
+    listed = [
+        Reader(
+            f"vectors-{name.partition('.')[2].replace('.', '-')}",
+            partial(_vectors, name=name),
+            (files[name],),
+            "json" if name.endswith("json") else None,
+        )
+        for name in names
+    ]
+    for suffix in ("faiss", "json"):
+        seed = files[f"v.npy.hnsw.{suffix}"]
+        grammar = "json" if suffix == "json" else None
+        listed.append(Reader(f"index-{suffix}", partial(_index, suffix=suffix), (seed,), grammar))
+    return listed
+
+
 def readers() -> dict[str, Reader]:
     """Return all readers by name."""
     cache = _cache_files()
@@ -336,6 +446,18 @@ def readers() -> dict[str, Reader]:
         Reader("run", _run, (json.dumps(about).encode(),), "json"),
         Reader("record", _record, (record,), "json"),
         Reader("certificate", _certificate, (_certified(),), "json"),
+        Reader("pictures", _picture_list, (_pictured(),), "json"),
+        Reader("verification", _verification, (_verified(),), "json"),
+        Reader(
+            "pairs",
+            _pairs,
+            (
+                b"first,second,same\n1.png,2.png,1\n1.png,3.png,0\n",
+                b"1.png;2.png;0\n",
+                b"1\t1\nAnn\t1\t2\nAnn\t1\tBo\t1\n",
+            ),
+            "csv",
+        ),
         Reader("arrays", _arrays, (save(tensors),)),
         Reader("plan", _plan, (json.dumps(plan).encode(),), "json"),
         Reader("piece", _piece, (save(tensors),)),
@@ -346,11 +468,13 @@ def readers() -> dict[str, Reader]:
         Reader("safetensors", _safetensors, (save(_network().state_dict()),)),
         Reader("torch", _torch_file, (_saved(_network().state_dict()), _saved(_state()))),
         Reader("image", _image, tuple(pictures)),
+        Reader("upload", _upload, tuple(pictures)),
         Reader("idx", _idx, (idx, gzip.compress(idx, mtime=0))),
         Reader("mat", _mat, (_cars(False), _cars(True))),
         Reader("cache-pixels", lambda folder, content: _cache(folder, content, ".npy"), (cache[".npy"],)),
         Reader(
             "cache-json", lambda folder, content: _cache(folder, content, ".json"), (cache[".json"],), "json"
         ),
+        *_of_vectors(),
     ]
     return {reader.name: reader for reader in listed}

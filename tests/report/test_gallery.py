@@ -284,12 +284,12 @@ def changed(content: str) -> str:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (lambda _: "", "is no list of pictures"),
-        (lambda _: "{}", "is no list of pictures"),
-        (lambda _: "[]", "is no list of pictures"),
-        (lambda text: text[:-9], "is no list of pictures"),
+        (lambda _: "", "is not a list of pictures"),
+        (lambda _: "{}", "is not a list of pictures"),
+        (lambda _: "[]", "is not a list of pictures"),
+        (lambda text: text[:-9], "is not a list of pictures"),
         (changed, "is damaged, or was changed by hand: its digest does not match"),
-        (lambda text: text.replace("pictures/1", "pictures/9"), "is no list of pictures"),
+        (lambda text: text.replace("pictures/1", "pictures/9"), "is not a list of pictures"),
     ],
     ids=["empty", "no entries", "no object", "cut", "changed", "version"],
 )  # fmt: skip

@@ -23,6 +23,8 @@ from robustmetric.validate import UserError, check_signature
 def checked_columns(attack: RankingAttack) -> tuple[Column, ...]:
     """Return the columns that an `attack` declares, if they are columns and their names differ.
 
+    What else it says of itself is checked as well.
+
     >>> from robustmetric.attacks import TargetedMismatch
     >>> [column.name for column in checked_columns(TargetedMismatch())]
     ['TMA']
@@ -35,6 +37,8 @@ def checked_columns(attack: RankingAttack) -> tuple[Column, ...]:
         raise _breach(attack, "columns", f"the names {', '.join(names)}", wanted)
     if unknown := [name for name in attack.read_early if name not in names]:
         raise _breach(attack, "read_early", repr(unknown[0]), f"names of its columns: {', '.join(names)}")
+    if attack.perturbs not in (sides := ("query", "candidate")):
+        raise _breach(attack, "perturbs", repr(attack.perturbs), " or ".join(map(repr, sides)))
     return columns
 
 
@@ -240,5 +244,5 @@ def _described(value: object) -> str:
 
 
 def _breach(part: RankingAttack | Search, method: str, got: str, wanted: str) -> UserError:
-    verb = ("is", "be") if method in ("columns", "read_early", "name") else ("returned", "return")
+    verb = ("is", "be") if method in ("columns", "read_early", "perturbs", "name") else ("returned", "return")
     return UserError(f"{type(part).__name__}.{method} {verb[0]} {got}; it must {verb[1]} {wanted}")

@@ -48,7 +48,22 @@ COMMANDS = {
     "certify": Place(
         "certify", "Certify R@1 of a network that is smoothed by noise, and attack it: the truth is between."
     ),
-    "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "verify": Place(
+        "verify", "Judge whether pairs of images are of one class, by a threshold, and under attack."
+    ),
+    "attack": Place(
+        "attack",
+        "Run one attack, and write the images before and after, their ranks, and a sheet of pictures.",
+    ),
+    "app": Place(
+        "try_out",
+        "Try an attack by hand on a page in the browser, and watch the ranking change step by step.",
+    ),
+    "embed": Place("embed", "Write the vectors of all images below a folder to a file."),
+    "search": Place("search", "Find the images whose vectors are nearest to those of some images."),
+    "export": Place(
+        "export", "Write a run's network as one file: ONNX, TorchScript or torch.export; and try that file."
+    ),
     "compare": Place("compare", "Put records side by side."),
     "report": Place(
         "report",

@@ -7,34 +7,42 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import typer
 from PIL import Image
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save
-from torch import Tensor
 
-from robustmetric.attacks import ATTACKS, RankingAttack, Target
-from robustmetric.attacks.gallery import count_mates
+from robustmetric.attacks import ATTACKS, Column, RankingAttack
 from robustmetric.cli.app import OWN, app, stoppable
 from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
-from robustmetric.evaluation import Evaluation, Outcome, Plan, Scene, run_attack
+from robustmetric.evaluation import Evaluation, Plan, run_attack
+from robustmetric.evaluation.pictures import rendered
+from robustmetric.evaluation.shots import Shot, take_shots
 from robustmetric.evaluation.staged import Progress, Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
-from robustmetric.validate import UserError, printable, spreadsheet_text
+from robustmetric.report.records import alpha_of_plan, eps_of_plan
+from robustmetric.report.sheet import ROWS, Album, draw_sheet, left_out
+from robustmetric.validate import UserError, one_line, printable, shortened, spreadsheet_text
 
-ARRAYS, RANKS = "images.safetensors", "ranks.csv"
+ARRAYS, RANKS, SHEET = "images.safetensors", "ranks.csv", "sheet.png"
 UNFINISHED = ".attack"  # is there until all files are
 AGAIN = "then run the same command again, or give another folder"
-TEXTS = ("file", "class", "target's class")  # columns of text; all others are numbers
+FIRST = 5  # of a ranking are on the sheet
+LINES = 20  # of the table on the terminal
+TEXTS = ("file", "class", "target's file", "target's class")  # columns of text; all others are numbers
+BETWEEN = " // "  # files of several targets: no path has two slashes in a row, but at its beginning
+_BROKEN = {"target's class": "target's\nclass", "first of its class": "first of\nits class"}
 _IMAGE = re.compile(r"\d{6,}-(before|after)\.png")
 
 
@@ -47,7 +55,7 @@ def attack(
     name: str = typer.Option(..., "--attack", help=f"{', '.join(ATTACKS)} {OWN}."),
     out: Path = typer.Option(..., help="Folder for the images."),
 ) -> None:
-    """Run one attack, and write the images before and after with their ranks."""
+    """Run one attack, and write the images before and after, their ranks, and a sheet of pictures."""
     console = wide()
     if len(split_names(name)) > 1:
         raise UserError(f"one attack is run, not {name!r}: evaluate takes several", parameter="name")
@@ -66,13 +74,21 @@ def attack(
             evaluation.probe()
             with evaluation.subject.frozen():
                 evaluation.embed()
-                done = _attacked(evaluation, watch)
-        (goal,), scene = evaluation.plan.goals, evaluation.materials.scene
-        numbers = evaluation.materials.numbers
+                shots = _attacked(evaluation, watch)
+        (goal,), subject = evaluation.plan.goals, evaluation.subject
+        album = Album(evaluation.materials.scene, subject.classes, subject.origin)
+        title = _title(evaluation)
         with _all_or_nothing(out):
-            table = _write_attack(out, scene, goal, numbers, done, sides.classes, sides.queries.files)
-    console.print(table)
-    console.print(f"images, arrays and ranks of {len(numbers)} queries are in {out}")
+            _write_images(out, shots)
+            _write_ranks(out / RANKS, _ranks(shots, album, goal))
+            _write_png(out / SHEET, draw_sheet(shots, album, goal.columns, title=title))
+    console.print(title, highlight=False)
+    console.print(_table(console, shots, album, goal))
+    if len(shots) > LINES:
+        console.print(f"{left_out(len(shots) - LINES)} here; all are in {RANKS}")
+    console.print(f"sheet, images, arrays and ranks of {len(shots)} queries are in {out}")
+    if len(shots) > ROWS:
+        console.print(f"{SHEET} shows the first {ROWS}; {left_out(len(shots) - ROWS)} there")
 
 
 def _check_free(out: Path) -> None:
@@ -86,7 +102,9 @@ def _check_free(out: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.name in (UNFINISHED, ARRAYS, RANKS) or is_draft(path) or bool(_IMAGE.fullmatch(path.name))
+    return (
+        path.name in (UNFINISHED, ARRAYS, RANKS, SHEET) or is_draft(path) or bool(_IMAGE.fullmatch(path.name))
+    )
 
 
 @contextmanager
@@ -111,15 +129,16 @@ def _clear(out: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _attacked(evaluation: Evaluation, watch: Progress) -> list[Outcome]:
+def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
     """Attack all queries, block by block."""
     materials, plan = evaluation.materials, evaluation.plan
     (goal,) = plan.goals
     parts = materials.numbers.split(plan.batch)
-    done: list[Outcome] = []
+    shots: list[Shot] = []
+    done = 0
 
     def tell(part: float) -> None:
-        watch(goal.name, len(done) + part, len(parts))
+        watch(goal.name, done + part, len(parts))
 
     for numbers in parts:
         tell(0)
@@ -133,31 +152,36 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Outcome]:
             surrogate=materials.surrogate,
             tick=Ticks(tell, materials.search.asks(plan.budget)),
         )
-        done.append(replace(outcome, target=Target(outcome.target.index)))
+        shots += take_shots(materials.scene, goal, numbers, outcome, FIRST)
+        done += 1
     tell(0)
-    return done
+    return shots
 
 
-def _write_attack(
-    out: Path,
-    scene: Scene,
-    goal: RankingAttack,
-    numbers: Tensor,
-    done: list[Outcome],
-    classes: tuple[str, ...],
-    files: Sequence[str] | None,
-) -> Table:
-    """Write images, arrays and ranks; return a table of the first ones."""
-    rows = _ranks(scene, goal, numbers, done, classes, files)
-    before = scene.batch(numbers)[0].cpu()
-    after = torch.cat([o.images for o in done]).cpu()
-    target = torch.cat([o.target.index for o in done]).cpu()
-    for number, old, new in zip(numbers.tolist(), before, after, strict=True):
-        for what, image in (("before", old), ("after", new)):
-            _write_png(out / f"{number:06d}-{what}.png", image)
-    arrays = {"number": numbers, "target": target, "before": before, "after": after}
-    content = save({name: value.contiguous() for name, value in arrays.items()})
-    _write(out / ARRAYS, content)
+def _title(evaluation: Evaluation) -> str:
+    """Say what was done to which network and images."""
+    plan, subject = evaluation.plan, evaluation.subject
+    steps = "1 step" if plan.steps == 1 else f"{plan.steps} steps"
+    how = f"ε = {eps_of_plan(plan)}, α = {alpha_of_plan(plan)}, {steps}, {plan.search}"
+    return f"{plan.attacks[0]} on {subject.title}, {subject.data}: {how}, {plan.protocol} protocol"
+
+
+def _write_images(out: Path, shots: Sequence[Shot]) -> None:
+    """Write the images before and after: rounded as pictures, and as they are in one file."""
+    for shot in shots:
+        for when, image in (("before", shot.image), ("after", shot.perturbed)):
+            _write_png(out / f"{shot.number:06d}-{when}.png", rendered(image))
+    arrays = {
+        "number": torch.tensor([shot.number for shot in shots]),
+        "target": torch.tensor([shot.targets for shot in shots], dtype=torch.long),
+        "before": torch.stack([shot.image for shot in shots]),
+        "after": torch.stack([shot.perturbed for shot in shots]),
+    }
+    _write(out / ARRAYS, save(arrays))
+
+
+def _write_ranks(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write a row for each query."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([spreadsheet_text(printable(key)) for key in rows[0]])
@@ -165,55 +189,89 @@ def _write_attack(
         [spreadsheet_text(printable(str(value))) if key in TEXTS else value for key, value in row.items()]
         for row in rows
     )
-    _write(out / RANKS, text.getvalue().encode())
-    table = Table(*rows[0])
-    for row in rows[:10]:
-        table.add_row(*map(str, row.values()))
-    return table
+    _write(path, text.getvalue().encode())
 
 
-def _ranks(
-    scene: Scene,
-    goal: RankingAttack,
-    numbers: Tensor,
-    done: list[Outcome],
-    classes: tuple[str, ...],
-    files: Sequence[str] | None,
-) -> list[dict[str, object]]:
-    """List for each query its file, class, targets, values, and the rank of the first of its class."""
-    gallery, queries = scene.gallery, scene.queries[numbers.to(scene.device)]
-    target = torch.cat([o.target.index for o in done]).cpu()
-    first: dict[str, dict[int, int]] = {"before": {}, "after": {}}
-    if (count_mates(queries, gallery, queries.own) > 0).any():
-        for when, z in (("before", queries.z), ("after", torch.cat([o.z for o in done]))):
-            found = scene.rank(z, queries)
-            first[when] = dict(zip(found.query.tolist(), found.first.tolist(), strict=True))
-    values = {
-        f"{column.name} {when}": [
-            column.show(value) for o in done for value in getattr(o, when)[column.name].tolist()
-        ]
-        for column in goal.columns
-        for when in ("before", "after")
-    }
+def _ranks(shots: Sequence[Shot], album: Album, goal: RankingAttack) -> list[dict[str, object]]:
+    """List for each query its file, class, targets and values, and the place that counts."""
     rows = []
-    for k, number in enumerate(numbers.tolist()):
-        row: dict[str, object] = {"image": number} | ({} if files is None else {"file": files[number]})
-        row["class"] = classes[int(queries.labels[k])]
-        if target.shape[1]:
-            row["target"] = " ".join(str(t) for t in target[k].tolist())
-            row["target's class"] = " ".join(classes[int(gallery.labels[t])] for t in target[k].tolist())
-        row |= {key: shown[k] for key, shown in values.items()}
-        for when in ("before", "after"):
-            row[f"first of its class {when}"] = first[when].get(k, "-")
+    for shot in shots:
+        row: dict[str, object] = {"image": shot.number}
+        if album.origin.files is not None:
+            row["file"] = album.origin.files[shot.number]
+        row["class"] = album.class_of(shot.number)
+        if shot.targets:
+            files = [album.ranked_file(target) for target in shot.targets]
+            row["target"] = " ".join(map(str, shot.targets))
+            if None not in files:
+                row["target's file"] = BETWEEN.join(map(str, files))
+            row["target's class"] = " ".join(map(album.ranked_class, shot.targets))
+        for column in goal.columns:
+            before, after = map(column.show, shot.values[column.name])
+            row |= {f"{column.name} before": before, f"{column.name} after": after}
+        for when, place in zip(("before", "after"), shot.place, strict=True):
+            row[f"{_place(shot)} {when}"] = "-" if place is None else place
         rows.append(row)
     return rows
 
 
-def _write_png(path: Path, image: Tensor) -> None:
-    """Write one image (C, H, W) in [0, 1], rounded to 8 bits."""
-    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+def _place(shot: Shot) -> str:
+    """Say whose place a shot has."""
+    return "first of its class" if shot.asker is None else "its place"
+
+
+def _table(console: Console, shots: Sequence[Shot], album: Album, goal: RankingAttack) -> Table:
+    """Make a table of the first queries that fits on the terminal: names lose their middle as it takes."""
+    rows = [_cells(shot, album, goal) for shot in shots[:LINES]]
+
+    def made(most: int) -> Table:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for name, _ in rows[0]:
+            table.add_column(_BROKEN.get(name, name), overflow="fold", vertical="bottom")
+        for row in rows:
+            table.add_row(*(_cut(cell, most) if name in TEXTS else cell for name, cell in row))
+        return table
+
+    low, high = 8, console.width  # letters of a name
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _width(console, made(middle)) <= console.width else (low, middle - 1)
+    return made(low)
+
+
+def _cut(text: str, most: int) -> str:
+    return shortened(text, lambda shown: cell_len(shown) <= most)
+
+
+def _width(console: Console, table: Table) -> int:
+    return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum
+
+
+def _cells(shot: Shot, album: Album, goal: RankingAttack) -> list[tuple[str, str]]:
+    """Write down a query, each cell behind its heading, with values before and after in one."""
+    cells = [("image", str(shot.number))]
+    if album.origin.files is not None:
+        cells.append(("file", one_line(album.origin.files[shot.number])))
+    cells.append(("class", one_line(album.class_of(shot.number))))
+    if shot.targets:
+        more = f" +{len(shot.targets) - 1}" if len(shot.targets) > 1 else ""
+        cells.append(("target's class", one_line(album.ranked_class(shot.targets[0])) + more))
+    for column in goal.columns:
+        values = " → ".join(map(column.show, shot.values[column.name]))
+        cells.append((_heading(column, goal), values))
+    places = ("-" if place is None else str(place) for place in shot.place)
+    return [*cells, (_place(shot), " → ".join(places))]
+
+
+def _heading(column: Column, goal: RankingAttack) -> str:
+    """Write the name of a column without the options that are in the attack's name."""
+    options = goal.name[goal.name.find("(") :] if goal.name.endswith(")") else ""
+    return column.heading.replace(options, "", 1)
+
+
+def _write_png(path: Path, image: Image.Image) -> None:
     buffer = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
+    image.save(buffer, "PNG")
     _write(path, buffer.getvalue())
 
 

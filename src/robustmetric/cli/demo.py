@@ -33,8 +33,8 @@ def demo(
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
-    from robustmetric.training.runs import load_run
     from robustmetric.training.stops import Stopped
+    from robustmetric.training.trained import load_run
 
     console = wide()
     records, folders = [], []

@@ -19,7 +19,6 @@ from robustmetric.cluster import connect
 from robustmetric.evaluation import Evaluation, Plan, Record, load_arrays
 from robustmetric.evaluation.curves import make_curves
 from robustmetric.evaluation.pictures import load_pictures, make_pictures
-from robustmetric.evaluation.staged import Progress
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
 from robustmetric.files import check_writable
@@ -111,13 +110,13 @@ def evaluate(
         console.print(f"the report is {report}")
 
 
-def picture(evaluation: Evaluation, record: Record, out: Path, progress: Progress) -> None:
+def picture(evaluation: Evaluation, record: Record, out: Path, watch: Watch) -> None:
     """Make the pictures of a record in a folder, unless all of them are there."""
     try:
         for one in load_pictures(out, record).pictures:
             images_of(one, out)
     except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
-        make_pictures(evaluation, record, load_arrays(out), out, progress)
+        make_pictures(evaluation, record, load_arrays(out), out, watch, watch.say)
 
 
 def work(request: Request, out: Path, threads: int, share: int, shares: int) -> None:

@@ -22,6 +22,9 @@ ON = typer.Option("local", help="Where workers run: local, as processes here, or
 ADDRESS = typer.Option(
     None, help="The Ray cluster, HOST:PORT or auto; by default Ray is started on this machine alone."
 )
+RUN = typer.Argument(help="Folder of a run.")
+WEIGHTS = typer.Option(None, help="Its weights: last, best or a file; by default those that evaluate takes.")
+DEVICE = typer.Option("auto", help="auto, cpu, cuda or mps.")
 
 
 def check_engine(on: str, address: str | None) -> None:

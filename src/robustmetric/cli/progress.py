@@ -132,6 +132,49 @@ class Decoding:
             self.console.print(text, highlight=False)
 
 
+class Counting:
+    """Shows how far work is that is counted: a bar on a terminal, else a line at least every minute.
+
+    `doing` says what is done, such as "embed images". What was done when it is first told does not count for
+    the time that is left.
+    """
+
+    def __init__(self, console: Console, doing: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.doing, self.clock = console, doing, clock
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.begun, self.first, self.spoke = 0.0, 0, 0.0
+
+    def __enter__(self) -> Counting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that so many of all are done."""
+        now = self.clock()
+        if self.task is None:
+            self.begun, self.first, self.spoke = now, done, now
+            self.task = self.bar.add_task(self.doing, total=total, left="")
+            self.bar.start()
+        made, left = done - self.first, ""
+        if made and done < total:
+            left = f"about {duration((now - self.begun) / made * (total - done))} left"
+        self.bar.update(self.task, completed=done, left=left)
+        if not self.console.is_terminal and now - self.spoke >= SILENCE:
+            self.spoke = now
+            told = ", ".join(filter(None, (f"{self.doing}: {done:,} of {total:,}", left)))
+            self.console.print(told, highlight=False)
+
+
 class Making:
     """Shows how far the cells of experiments are: a bar on a terminal, else a line at least every minute.
 

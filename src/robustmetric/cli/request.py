@@ -17,6 +17,7 @@ from robustmetric.cli.options import Tested
 from robustmetric.cli.progress import Decoding
 from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
+from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
 from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.evaluation import Evaluation, Plan, Subject
@@ -25,6 +26,7 @@ from robustmetric.evaluation.staged import Progress
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
+from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
 from robustmetric.validate import UserError
 
@@ -132,15 +134,21 @@ class Request:
         return of_two(found[0], found[1], self.inputs.crop, files[0], files[1]), skipped
 
     def networks(
-        self, share: int = 0, *, tried: bool = False, gradient: bool | None = None
+        self,
+        share: int = 0,
+        *,
+        tried: bool = False,
+        gradient: bool | None = None,
+        first: Pixels | None = None,
     ) -> tuple[nn.Module, nn.Module | None]:
         """Make the network and the surrogate on the `share`-th device, and try them on an image.
 
-        The network needs a `gradient` if the search of the plan follows it, unless it is said here.
+        The network needs a `gradient` if the search of the plan follows it, unless it is said here. `first`
+        is the image, by default the first that queries.
         """
         device, plan = device_of_share(self.device, share), self.plan()
-        queries = load(self.queries.data, self.queries.root, self.queries.split)
-        first = self.inputs.first(queries)
+        if first is None:
+            first = self.inputs.first(load(self.queries.data, self.queries.root, self.queries.split))
         network = self.source.make(*self.inputs.shape(first)).to(device)
         other = None
         if self.surrogate is not None:
@@ -198,6 +206,14 @@ def device_of_share(name: str, share: int) -> torch.device:
     if not there[name]:
         raise UserError(f"torch finds no {name} here: use cpu", parameter="device")
     return torch.device(name, share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
+
+
+def loaded_run(folder: Path, weights: str | None, device: str, trust: bool) -> Run:
+    """Load what a run trained, for a command that needs no images of its own, onto a device."""
+    which = next((w for w in get_args(Which) if w == weights), None)
+    run = load_run(folder, which or _file(weights), trust=trust)
+    run.network.to(device_of_share(device, 0))
+    return run
 
 
 def _of_run(tested: Tested, split: Split) -> dict[str, Any]:

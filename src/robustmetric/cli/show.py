@@ -20,6 +20,7 @@ from robustmetric.validate import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _FIRST_STAGES = STAGES[:-1]  # before the attacks
+_BESIDE = 120  # columns of a terminal on which what was found and what is allowed have room side by side
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
 
 
@@ -46,18 +47,25 @@ def show_scores(console: Console, records: Sequence[Record], rows: Sequence[str]
 
 
 def show_checks(console: Console, record: Record) -> None:
-    """Print what the checks found."""
+    """Print what the checks found; what is allowed stands beside it, or below where that is too narrow."""
     if not record.checks:
         return
-    table = Table("check", "", "figure", "what was found", "allowed", box=None, title_justify="left")
+    beside = console.width >= _BESIDE
+    table = Table("check", "", "figure", "what was found", box=None)
+    table.columns[0].overflow = "fold"
+    if beside:
+        table.add_column("allowed")
     for check in record.checks:
-        table.add_row(
-            check.name,
+        cells = [
+            styled(check.name),
             styled((check.status, _COLOURS[check.status])),
-            "" if check.figure is None else f"{check.figure:.3g}",
-            check.says,
-            styled((check.limit, "dim")),
-        )
+            styled("" if check.figure is None else f"{check.figure:.3g}"),
+        ]
+        if beside:
+            cells += [styled(check.says), styled((check.limit, "dim"))]
+        else:
+            cells.append(styled(check.says, (f"\nallowed: {check.limit}", "dim")))
+        table.add_row(*cells)
     console.print(table)
 
 

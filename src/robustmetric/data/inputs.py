@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -19,8 +24,12 @@ from robustmetric.data.decode import LONGEST, Channels, Size, decoded_or_reason,
 from robustmetric.data.describe import typical_size
 from robustmetric.data.load import load
 from robustmetric.data.pairs import ImageArray
+from robustmetric.data.stored import cores
 from robustmetric.models.source import NetworkSource
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, shorten
+
+Picture = str | os.PathLike[str] | Image.Image
+"""An image as a file or as Pillow has it."""
 
 Watch = Callable[[str, int, int], None]
 """Is told, while images are decoded, the split, how many are done and how many there are."""
@@ -117,7 +126,7 @@ class Inputs:
         """
         return pixels.pixels.shape[3], self.crop or pixels.pixels.shape[1]
 
-    def tensor(self, image: str | os.PathLike[str] | Image.Image) -> Tensor:
+    def tensor(self, image: Picture) -> Tensor:
         """Return an image (1, C, H, W) in [0, 1] as the network gets it in training and evaluation.
 
         `image` is a file or a Pillow image: it is turned upright, laid on white, resized, cropped in the
@@ -126,18 +135,58 @@ class Inputs:
         >>> Inputs(resize=8, channels=1).tensor(Image.new("RGB", (20, 10), "white")).max()
         tensor(1.)
         """
-        channels: Channels = self.channels or 3
         with whole_images():
-            if isinstance(image, Image.Image):
-                found = prepared(image, None, self._size, channels)
-            elif isinstance(image, (str, os.PathLike)):
-                decoded = decoded_or_reason(Path(image), None, self._size, channels)
-                if isinstance(decoded, str):
-                    raise UserError(f"{image} cannot be read: {decoded}; give an image file")
-                found = decoded
-            else:
-                raise UserError(f"image is a {type(image).__name__}; give a file or a Pillow image")
-        return ImageArray(found[None], self.crop)[:]
+            return self.tensors([readable(image, self._decoded(image))])
+
+    def decoded(
+        self, images: Iterable[Picture], *, ahead: int
+    ) -> Generator[tuple[Picture, NDArray[np.uint8] | str], None, None]:
+        """Yield each of the `images` with its pixels (H, W, C), or with the reason why it cannot be read.
+
+        They are files or Pillow images. Threads decode up to `ahead` of them before they are asked for.
+
+        >>> [(_, pixels)] = Inputs(resize=8, channels=1).decoded([Image.new("RGB", (20, 10))], ahead=4)
+        >>> pixels.shape
+        (8, 8, 1)
+        """
+        waiting: deque[tuple[Picture, Future[NDArray[np.uint8] | str]]] = deque()
+        pool = ThreadPoolExecutor(cores())
+        with whole_images():
+            try:
+                for image in images:
+                    waiting.append((image, pool.submit(self._decoded, image)))
+                    if len(waiting) > ahead:
+                        first, pixels = waiting.popleft()
+                        yield first, pixels.result()
+                for first, pixels in waiting:
+                    yield first, pixels.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def tensors(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Return images (N, C, H, W) in [0, 1], cropped, of N decoded `pixels` (H, W, C).
+
+        >>> Inputs(resize=8, crop=6).tensors([np.zeros((8, 8, 3), np.uint8)] * 2).shape
+        torch.Size([2, 3, 6, 6])
+        """
+        if len({each.shape for each in pixels}) == 1:
+            return ImageArray(np.stack(pixels), self.crop)[:]
+        found = [ImageArray(each[None], self.crop)[:] for each in pixels]
+        sizes = {f"{image.shape[2]} x {image.shape[3]}" for image in found}
+        if len(sizes) > 1:
+            raise UserError(
+                f"images have different sizes ({shorten(sorted(sizes))}, height x width), and nothing brings "
+                "them to one: set resize or crop of the inputs"
+            )
+        return torch.cat(found)
+
+    def _decoded(self, image: Picture) -> NDArray[np.uint8] | str:
+        channels: Channels = self.channels or 3
+        if isinstance(image, Image.Image):
+            return prepared(image, None, self._size, channels)
+        if isinstance(image, (str, os.PathLike)):
+            return decoded_or_reason(Path(image), None, self._size, channels)
+        raise UserError(f"image is a {type(image).__name__}; give a file or a Pillow image")
 
     @property
     def _size(self) -> Size | None:
@@ -147,6 +196,19 @@ class Inputs:
         if self.channels is not None:
             return self.channels
         return 1 if images.pixels is not None and images.pixels.shape[3] == 1 else 3
+
+
+def readable(image: Picture, found: NDArray[np.uint8] | str) -> NDArray[np.uint8]:
+    """Return the pixels (H, W, C) that were `found` of an `image`; the reason why there are none is raised.
+
+    >>> readable("a.png", "is empty (0 bytes)")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: a.png cannot be read: is empty (0 bytes); give an image file
+    """
+    if isinstance(found, str):
+        raise UserError(f"{image} cannot be read: {found}; give an image file")
+    return found
 
 
 def load_pixels(

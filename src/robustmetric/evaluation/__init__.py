@@ -13,6 +13,9 @@ from robustmetric.evaluation.record import Record, load_arrays, load_record
 from robustmetric.evaluation.scene import Outcome, Scene, run_attack
 from robustmetric.evaluation.smoothing import Smoothed
 from robustmetric.evaluation.subject import Origin, Subject
+from robustmetric.evaluation.verified import Verification, load_verification
+from robustmetric.evaluation.verify import Verifying, verify
+from robustmetric.evaluation.verify_plan import VerifyPlan
 
 __all__ = [
     "CHECKS",
@@ -35,12 +38,17 @@ __all__ = [
     "Smoothed",
     "Subject",
     "Verdict",
+    "Verification",
+    "VerifyPlan",
+    "Verifying",
     "certify",
     "ers",
     "evaluate",
     "load_arrays",
     "load_certificate",
     "load_record",
+    "load_verification",
     "run_attack",
     "terms",
+    "verify",
 ]

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.evaluate import Evaluation
-from robustmetric.evaluation.plan import Plan
+from robustmetric.evaluation.plan import STAGES, Plan
 from robustmetric.evaluation.record import Record, load_record
 from robustmetric.evaluation.staged import Progress
+from robustmetric.evaluation.store import RECORD
 from robustmetric.evaluation.subject import Subject
+from robustmetric.validate import UserError
 
 FOLDER = "curves"
 QUERIES = 64  # that each point attacks, at most
 _SHARES = (0.25, 0.5, 1.0, 1.5, 2.0)  # of ε
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
+_LESS = ("queries", "checks", "suite")  # of which a point has less than its record
 
 Axis = Literal["eps", "steps"]
 
@@ -29,19 +35,20 @@ class CurvePoint(NamedTuple):
     folder: str
 
 
-def curve_plans(plan: Plan) -> dict[CurvePoint, Plan]:
-    """Return the plans of the curves around a `plan`, at most 64 queries each, without checks and suite.
+def curve_plans(plan: Plan, images: int) -> dict[CurvePoint, Plan]:
+    """Return the plans of the curves around a `plan` for so many `images` that query.
 
-    Along ε the number of steps stays, along the steps ε does. A step is at least so large that all steps
-    together cross the ball with a quarter to spare.
+    Each attacks at most 64 queries, without checks and suite. Along ε the number of steps stays, along the
+    steps ε does; where both are the plan's it is one point of both curves. A step is at least so large that
+    all steps together cross the ball with a quarter to spare.
 
-    >>> plans = curve_plans(Plan.make(eps=8 / 255, steps=8, queries=256))
+    >>> plans = curve_plans(Plan.make(eps=8 / 255, steps=8, queries=256), 1000)
     >>> [round(255 * plan.eps) for point, plan in plans.items() if point.axis == "eps"]
     [2, 4, 8, 12, 16]
     >>> [plan.steps for point, plan in plans.items() if point.axis == "steps"]
     [1, 2, 4, 8, 16, 32, 64]
     """
-    fewer = QUERIES if plan.queries is None else min(plan.queries, QUERIES)
+    fewer = min(QUERIES, images if plan.queries is None else plan.queries)
     return {
         point: plan.changed(**changes, queries=fewer, checks="none", suite="none")
         for point, changes in _points(plan).items()
@@ -49,16 +56,19 @@ def curve_plans(plan: Plan) -> dict[CurvePoint, Plan]:
 
 
 def _points(plan: Plan) -> dict[CurvePoint, dict[str, float]]:
-    """Return the points around a plan, and what they change of it."""
+    """Return the points around a plan, each value once, and what they change of it."""
     most = 1.0 if plan.norm == "linf" else math.inf
-    found: dict[CurvePoint, dict[str, float]] = {}
+    shares: dict[float, float] = {}
     for share in _SHARES:
-        eps = min(share * plan.eps, most)
+        shares.setdefault(min(share * plan.eps, most), share)
+    found: dict[CurvePoint, dict[str, float]] = {}
+    for eps, share in shares.items():
         alpha = _alpha(plan.alpha, eps, plan.steps)
         found[CurvePoint("eps", eps, f"eps-{share:g}")] = {"eps": eps, "alpha": alpha}
     for steps in sorted({*_STEPS, plan.steps}):
+        folder = f"eps-{shares[plan.eps]:g}" if steps == plan.steps else f"steps-{steps}"
         alpha = _alpha(plan.alpha, plan.eps, steps)
-        found[CurvePoint("steps", steps, f"steps-{steps}")] = {"steps": steps, "alpha": alpha}
+        found[CurvePoint("steps", steps, folder)] = {"steps": steps, "alpha": alpha}
     return found
 
 
@@ -66,20 +76,48 @@ def _alpha(alpha: float, eps: float, steps: int) -> float:
     return min(max(alpha, 1.25 * eps / steps), 1.0)
 
 
-def load_curves(folder: Path, record: Record) -> Iterator[tuple[CurvePoint, Record]]:
+def load_curves(
+    folder: Path, record: Record, report: Callable[[str], None] = print
+) -> Iterator[tuple[CurvePoint, Record]]:
     """Yield the points of the curves in the `folder` of a `record` that are there, and what was found.
+
+    One that is damaged, or of another evaluation, is left out: `report` is told so in a line.
 
     >>> list(load_curves(Path("nowhere"), None))
     []
     """
     if not (folder / FOLDER).is_dir():
         return
-    for point in _points(record.settings):
-        place = folder / FOLDER / point.folder
-        if (place / "record.json").is_file():
-            found = load_record(place)
-            if (found.network.sha256, found.data.sha256) == (record.network.sha256, record.data.sha256):
-                yield point, found
+    known: dict[str, Record | None] = {}  # by folder, which points of two curves may share
+    for point, changes in _points(record.settings).items():
+        if point.folder not in known:
+            wanted = {**_of(record), **changes}
+            known[point.folder] = _read(folder / FOLDER / point.folder, wanted, report)
+        if (found := known[point.folder]) is not None:
+            yield point, found
+
+
+def _read(place: Path, wanted: dict[str, Any], report: Callable[[str], None]) -> Record | None:
+    """Return the record of a point, if it is there and what is wanted."""
+    try:
+        found = load_record(place / RECORD)
+    except FileNotFoundError:
+        return None
+    except (OSError, UserError) as error:
+        report(f"{error}; remove {place} and evaluate with --curves again")
+        return None
+    if _of(found) == wanted:
+        return found
+    report(f"{place} is of another evaluation; remove it and evaluate with --curves again")
+    return None
+
+
+def _of(record: Record) -> dict[str, Any]:
+    """Return what a record and the points of its curves have in common."""
+    network, data, plan = record.network, record.data, record.settings
+    surrogate = None if inside_transfer(plan.search) is None else network.surrogate  # or it is the suite's
+    evaluated = {"of": (network.sha256, surrogate, data.sha256, data.cameras)}
+    return {name: value for name, value in plan.model_dump().items() if name not in _LESS} | evaluated
 
 
 def make_curves(
@@ -95,33 +133,42 @@ def make_curves(
     the stage "curves", how many of its points are done, and how many there are; `report` is told in a line
     what was found damaged.
     """
-    plans = curve_plans(plan)
+    if subject.surrogate is not None and plan.search_on(subject.surrogate).network is None:
+        subject = replace(subject, surrogate=None)  # which is the suite's
+    plans = curve_plans(plan, len(subject.images))
     shared: dict[str, Any] = {}  # embeddings and their ranking are those of all points
     for place, (point, each) in enumerate(plans.items()):
-        told = None if progress is None else _Whole(progress, place, len(plans))
-        evaluation = Evaluation(subject, each, out / FOLDER / point.folder, told, report)
-        if evaluation.begin() is not None:
-            continue
-        with subject.frozen():
-            for piece in (piece for stage in evaluation.stages[:2] for piece in stage.pieces):
-                if not evaluation.store.has(piece):
-                    if piece.file not in shared:
-                        shared[piece.file] = piece.make(evaluation.materials)
-                    evaluation.store.keep(piece, shared[piece.file])
-        evaluation.run()
-    if progress is not None:
-        progress("curves", len(plans), len(plans))
+        evaluation = Evaluation(subject, each, out / FOLDER / point.folder, report=report)
+        if progress is not None:
+            pieces = sum(len(stage.pieces) for stage in evaluation.stages)
+            evaluation.progress = _Part(progress, place, len(plans), pieces)
+        evaluation.run(partial(_share, evaluation, shared))
+        if progress is not None:
+            progress("curves", place + 1, len(plans))
 
 
-class _Whole:
-    """Tells of an evaluation, the `place`-th of several, as a part of all of them."""
+def _share(evaluation: Evaluation, shared: dict[str, Any]) -> None:
+    """Give an evaluation the pieces that are the same at all points, made at the first that needs them."""
+    first = [piece for stage in evaluation.stages if stage.name in STAGES[:2] for piece in stage.pieces]
+    with evaluation.subject.frozen():
+        for piece in first:
+            if evaluation.store.has(piece):
+                shared[piece.file] = evaluation.materials.get(piece)
+                continue
+            if piece.file not in shared:
+                shared[piece.file] = piece.make(evaluation.materials)
+            evaluation.store.keep(piece, shared[piece.file])
+    evaluation.tell()
 
-    def __init__(self, progress: Progress, place: int, count: int) -> None:
-        self.progress, self.place, self.count = progress, place, count
-        self.stages: dict[str, tuple[float, int]] = {}
+
+class _Part:
+    """Tells of an evaluation of so many pieces, the `place`-th of `count`, as a part of all of them."""
+
+    def __init__(self, progress: Progress, place: int, count: int, pieces: int) -> None:
+        self.progress, self.place, self.count, self.pieces = progress, place, count, pieces
+        self.done: dict[str, float] = {}
 
     def __call__(self, stage: str, done: float, total: int) -> None:
-        self.stages[stage] = (done, total)
-        whole = sum(total for _, total in self.stages.values())
-        share = sum(done for done, _ in self.stages.values()) / max(1, whole)
+        self.done[stage] = done
+        share = sum(self.done.values()) / self.pieces
         self.progress("curves", self.place + min(share, 0.99), self.count)

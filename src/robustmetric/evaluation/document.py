@@ -27,12 +27,8 @@ class Arrays(Part):
     sha256: str
 
 
-class Document(Protocol):
-    """A record or a certificate: pydantic's model with the digests of its arrays and of itself."""
-
-    @property
-    def arrays(self) -> Arrays:
-        """The file of per-query values."""
+class Sealed(Protocol):
+    """A pydantic model with a digest of itself."""
 
     @property
     def sha256(self) -> str | None:
@@ -45,7 +41,54 @@ class Document(Protocol):
         """Return the same with other entries."""
 
 
+class Document(Sealed, Protocol):
+    """A record or a certificate, with the digest of its arrays."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The file of per-query values."""
+
+
+S = TypeVar("S", bound=Sealed)
 D = TypeVar("D", bound=Document)
+
+
+def seal(document: S) -> S:
+    """Return a `document` with the digest of all its other entries."""
+    whole: S = document.model_copy(update={"sha256": digest_of_entries(_dumped(document))})
+    return whole
+
+
+def write_json(file: Path, document: Sealed, then: str) -> None:
+    """Write a `document` to its `file`; if that fails, say what to do, and what `then`."""
+    text = json.dumps(_dumped(document), indent=1, ensure_ascii=False) + "\n"
+    with writing(file, then):
+        write_atomically(file, lambda draft: draft.write(text.encode()))
+
+
+def read_json(file: Path, kind: Callable[..., S], what: str, schema: str) -> S:
+    """Read a document of a `kind` from its `file`; another one, or a damaged one, is refused.
+
+    `what` it is called, and `schema` is what its entry of that name says.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not a {what}: it is not JSON ({error})") from None
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != schema:
+        raise UserError(
+            f"{file} is not a {what} of this version: its schema is {repr(found)[:80]}, not {schema!r}"
+        )
+    try:
+        document = kind(**content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{file} is not a whole {what}: {place}: {first['msg']}") from None
+    if document.sha256 not in (None, digest_of_entries(content)):
+        raise DamagedError(f"{file} is damaged, or was changed by hand: its digest does not match")
+    return document
 
 
 @dataclass(frozen=True)
@@ -64,20 +107,16 @@ class Format(Generic[D]):
 
     def make(self, made: dict[str, Any], arrays: bytes) -> D:
         """Put a document together with the digest of its arrays, and its own."""
-        found = self.kind(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made)
-        whole: D = found.model_copy(update={"sha256": digest_of_entries(_dumped(found))})
-        return whole
+        return seal(self.kind(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made))
 
     def write(self, folder: Path | None, made: dict[str, Any], arrays: dict[str, Tensor]) -> D:
         """Make a document and, if there is a folder, write it and its arrays there."""
         content = save({name: value.contiguous() for name, value in arrays.items()})
         found = self.make(made, content)
-        if folder is None:
-            return found
-        text = json.dumps(_dumped(found), indent=1, ensure_ascii=False) + "\n"
-        for file, written in ((folder / ARRAYS, content), (folder / self.file, text.encode())):
-            with writing(file, GO_ON):
-                write_atomically(file, lambda draft: draft.write(written))  # noqa: B023
+        if folder is not None:
+            with writing(folder / ARRAYS, GO_ON):
+                write_atomically(folder / ARRAYS, lambda draft: draft.write(content))
+            write_json(folder / self.file, found, GO_ON)
         return found
 
     def find(self, path: str | Path) -> Path:
@@ -92,47 +131,26 @@ class Format(Generic[D]):
 
     def read(self, path: str | Path) -> D:
         """Read a document from its JSON file or the folder that it is in; a damaged one is refused."""
-        path = self.find(path)
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not a {self.what}: it is not JSON ({error})") from None
-        found = content.get("schema") if isinstance(content, dict) else None
-        if found != self.schema:
-            raise UserError(
-                f"{path} is not a {self.what} of this version: its schema is {repr(found)[:80]}, not "
-                f"{self.schema!r}"
-            )
-        try:
-            document = self.kind(**content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise UserError(f"{path} is not a whole {self.what}: {place}: {first['msg']}") from None
-        if document.sha256 not in (None, digest_of_entries(content)):
-            raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
-        return document
+        return read_json(self.find(path), self.kind, self.what, self.schema)
 
     def read_arrays(self, path: str | Path) -> dict[str, Tensor]:
         """Read the per-query arrays (Q, …) beside the document at a path; a changed file is refused."""
-        document, folder = self.read(path), Path(path)
+        beside = self.find(path)
+        document = self.read(beside)
         name = document.arrays.file
         if Path(name).name != name:
             raise UserError(f"the {self.what} {path} names the arrays {name!r}; they stand beside it")
-        for candidate in (folder, folder / self.inside, folder.parent):
-            file = candidate / name
-            if file.is_file():
-                content = file.read_bytes()
-                if hashlib.sha256(content).hexdigest() != document.arrays.sha256:
-                    raise DamagedError(
-                        f"{file} is not what its {self.what} was written with: its digest differs"
-                    )
-                try:
-                    return load(content)
-                except SafetensorError as error:
-                    raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
-        raise FileNotFoundError(f"there is no {name} beside the {self.what} {path}")
+        file = beside.parent / name
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no {name} beside the {self.what} {path}")
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != document.arrays.sha256:
+            raise DamagedError(f"{file} is not what its {self.what} was written with: its digest differs")
+        try:
+            return load(content)
+        except SafetensorError as error:
+            raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
 
 
-def _dumped(document: Document) -> dict[str, Any]:
+def _dumped(document: Sealed) -> dict[str, Any]:
     return document.model_dump(mode="json", by_alias=True)

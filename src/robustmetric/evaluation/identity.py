@@ -45,7 +45,9 @@ def digest_of_names(names: Sequence[str] | None) -> str | None:
     >>> digest_of_names(["a", "b"])[:8]
     '7e18f737'
     """
-    return None if names is None else hashlib.sha256("\n".join(names).encode()).hexdigest()
+    if names is None:
+        return None
+    return hashlib.sha256("\n".join(names).encode(errors="surrogatepass")).hexdigest()  # of any bytes
 
 
 def versions(*packages: str) -> dict[str, str]:

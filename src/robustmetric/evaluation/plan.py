@@ -151,7 +151,7 @@ class Plan(Part):
         return plan
 
     def changed(self, **settings: Any) -> Plan:
-        """Return this plan with other `settings`.
+        """Return this plan with other `settings`; another protocol has other attacks, which are given then.
 
         >>> Plan.make(steps=8).changed(eps=0.1).budget
         Budget(eps=0.1, alpha=0.011764705882352941, steps=8, norm='linf')
@@ -162,7 +162,9 @@ class Plan(Part):
             "suite": self.worst_case or "none",
             "checks": self._checks or self.checks,
         }
-        return Plan.make(**{**self.model_dump(), **own, **settings})
+        made = Plan.make(**{**self.model_dump(), **own, **settings})
+        # Those of the user's own are written as they were given: with their file.
+        return made if "attacks" in settings else made.model_copy(update={"attacks": self.attacks})
 
     def __eq__(self, other: object) -> bool:
         """Compare the fields; options that no name tells are in the digest alone."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, RankingAttack
-from robustmetric.attacks.gallery import count_mates, count_nearer, nearest
+from robustmetric.attacks.gallery import count_mates, nearest, put
 from robustmetric.evaluation.scene import Outcome, Scene
-from robustmetric.squares import square_distance
+from robustmetric.squares import distances, keys_of, square_distance
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Shot:
     `number` is that of the query, `image` and `perturbed` (C, H, W) are it before and after, `targets` the
     positions in the gallery that it aims at. `values` has each of the attack's columns, before and after.
 
-    `before` and `after` are the first images of a ranking. An image that queries has its own, and `place` is
-    where the first of its class stands before and after, None if there is none. An image that is ranked for
-    its targets stands in the ranking of the first of them, `asker`, and `place` is its own; where it is not
-    among the first, it is the last of the list.
+    `before` and `after` are the first images of a ranking by the definitions, whatever the protocol. An image
+    that queries has its own, and `place` is where the first of its class stands before and after, None if
+    there is none. An image that is ranked for its targets stands instead of its original in the ranking of
+    the first of them, `asker`, which is of all images, whatever their camera; `place` is its own, and where
+    it is not among the first, it is the last of the list.
     """
 
     attack: str
@@ -83,14 +85,11 @@ def take_shots(scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: Ou
     gallery = scene.judged
     where = gallery.z.device
     queries, index = queries.to(where), outcome.target.index.to(where)
-    lists, places = [], []
-    for z in (queries.z, outcome.z.to(where)):
-        if attack.perturbs == "candidate":
-            lists.append(_askers_lists(z, index[:, 0], queries, gallery, k))
-            places.append(_own_places(z, index[:, 0], queries, gallery))
-        else:
-            lists.append(_own_lists(z, queries, gallery, k))
-            places.append(_first_places(scene, z, queries))
+    ranked = attack.perturbs == "candidate" and index.shape[1] > 0
+    before, after = (
+        _as_candidate(z, index[:, 0], queries, gallery, k) if ranked else _as_query(scene, z, queries, k)
+        for z in (queries.z, outcome.z.to(where))
+    )
     return [
         Shot(
             attack.name,
@@ -102,60 +101,70 @@ def take_shots(scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: Ou
                 c.name: (float(outcome.before[c.name][row]), float(outcome.after[c.name][row]))
                 for c in attack.columns
             },
-            lists[0][row],
-            lists[1][row],
-            (places[0][row], places[1][row]),
-            int(index[row, 0]) if attack.perturbs == "candidate" else None,
+            before[row].first,
+            after[row].first,
+            (before[row].place, after[row].place),
+            int(index[row, 0]) if ranked else None,
         )
         for row, number in enumerate(numbers.tolist())
     ]
 
 
-def _own_lists(z: Tensor, queries: Queries, gallery: Gallery, k: int) -> list[tuple[Ranked, ...]]:
-    """Return the first k images for each query at z (B, D)."""
-    found = nearest(z, gallery, min(k, len(gallery) - 1), without=queries.own, queries=queries)
-    far = square_distance(z[:, None], gallery.z[found]).sqrt()
-    right = gallery.labels[found] == queries.labels[:, None]
-    return [
-        tuple(map(Ranked, *row)) for row in zip(found.tolist(), far.tolist(), right.tolist(), strict=True)
-    ]
+class _Ranking(NamedTuple):
+    """The first images of a ranking, and the place that counts."""
+
+    first: tuple[Ranked, ...]
+    place: int | None
 
 
-def _askers_lists(
-    z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery, k: int
-) -> list[tuple[Ranked, ...]]:
-    """Return the first k for each asker (B,), with the candidate at z (B, D) instead of its original."""
-    seat = gallery.z[asker]
-    found = nearest(seat, gallery, min(k + 1, len(gallery) - 1), without=asker)
-    far = square_distance(seat[:, None], gallery.z[found]).sqrt().tolist()
-    mine = square_distance(seat, z).sqrt().tolist()
-    lists = []
-    for row, own in enumerate(queries.own.tolist()):
-        label = int(gallery.labels[asker[row]])
-        others = [
-            Ranked(position, distance, int(gallery.labels[position]) == label)
-            for position, distance in zip(found[row].tolist(), far[row], strict=True)
-            if position != own
-        ]
-        itself = Ranked(-1, mine[row], int(queries.labels[row]) == label)
-        front = sorted([*others, itself], key=lambda ranked: ranked.distance)[:k]
-        lists.append(tuple(front if itself in front else [*front[:-1], itself]))
-    return lists
-
-
-def _own_places(z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery) -> list[int | None]:
-    """Return the place (B,) of each candidate at z (B, D) in the ranking of its asker (B,)."""
-    seat = gallery.z[asker]
-    nearer, _ = count_nearer(seat, square_distance(seat, z), gallery, (asker, queries.own))
-    return [1 + count for count in nearer.tolist()]
-
-
-def _first_places(scene: Scene, z: Tensor, queries: Queries) -> list[int | None]:
-    """Return where the first image of each query's class stands in its ranking at z (B, D)."""
-    places: list[int | None] = [None] * len(z)
-    if (count_mates(queries, scene.judged, queries.own) > 0).any():
+def _as_query(scene: Scene, z: Tensor, queries: Queries, k: int) -> list[_Ranking]:
+    """Return the first k images for each query at z (B, D), and the place of the first of its class."""
+    gallery = scene.judged
+    found = nearest(z, gallery, min(k, len(gallery)), without=queries.own, queries=queries)
+    # What does not count for a query comes last.
+    hidden = found == queries.own[:, None]
+    if queries.cameras is not None and gallery.cameras is not None:
+        same = gallery.labels[found] == queries.labels[:, None]
+        hidden |= same & (gallery.cameras[found] == queries.cameras[:, None])
+    places: dict[int, int] = {}
+    if (count_mates(queries, gallery, queries.own) > 0).any():
         here = scene.gallery.z.device
-        found = scene.rank(z.to(here), queries.to(here))
-        for row, first in zip(found.query.tolist(), found.first.tolist(), strict=True):
-            places[row] = first
-    return places
+        ranking = scene.rank(z.to(here), queries.to(here))
+        places = dict(zip(ranking.query.tolist(), ranking.first.tolist(), strict=True))
+    lists = _listed(z, found, hidden, queries.labels, gallery)
+    return [_Ranking(tuple(first), places.get(row)) for row, first in enumerate(lists)]
+
+
+def _as_candidate(z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery, k: int) -> list[_Ranking]:
+    """Return the first k images for each asker (B,), and the place of the candidate at z (B, D) there.
+
+    It stands instead of its original, and where it is tied as that would; one that is none of the gallery's
+    images comes behind them.
+    """
+    seat, labels, rows = gallery.z[asker], gallery.labels[asker], torch.arange(len(z), device=z.device)
+    level = square_distance(seat, z)
+    own = keys_of(level, torch.where(queries.own < 0, len(gallery), queries.own))[:, None]
+    place = torch.ones_like(asker)
+    for block in gallery.blocks():
+        square = distances(seat, gallery.z[block])
+        for absent in (asker, queries.own):
+            put(square, rows, absent, block, torch.inf)
+        place += (keys_of(square, torch.arange(block.start, block.stop, device=z.device)) < own).sum(1)
+    found = nearest(seat, gallery, min(k, len(gallery)), without=asker)
+    hidden = (found == asker[:, None]) | (found == queries.own[:, None])
+    lists = _listed(seat, found, hidden, labels, gallery)
+    itself = map(Ranked, [-1] * len(z), level.sqrt().tolist(), (queries.labels == labels).tolist())
+    rankings = []
+    for first, one, where in zip(lists, itself, place.tolist(), strict=True):
+        del first[k - 1 :]
+        first.insert(where - 1, one)
+        rankings.append(_Ranking(tuple(first), where))
+    return rankings
+
+
+def _listed(z: Tensor, found: Tensor, hidden: Tensor, labels: Tensor, gallery: Gallery) -> list[list[Ranked]]:
+    """Return images (B, K) in the rankings of z (B, D) of classes (B,), without the hidden ones (B, K)."""
+    far = square_distance(z[:, None], gallery.z[found]).sqrt()
+    right = gallery.labels[found] == labels[:, None]
+    rows = zip(found.tolist(), far.tolist(), right.tolist(), hidden.tolist(), strict=True)
+    return [[Ranked(*entry) for *entry, out in zip(*row, strict=True) if not out] for row in rows]

@@ -22,7 +22,7 @@ from robustmetric.locks import LOCK
 from robustmetric.validate import UserError, brief
 
 PLAN, RECORD, ARRAYS, PARTS = "plan.json", "record.json", "queries.safetensors", "parts"
-CERTIFICATE = "certificate.json"
+CERTIFICATE, VERIFICATION = "certificate.json", "verification.json"
 GO_ON = "what is finished is kept, and the same command goes on from there"
 """What to do when a file cannot be written."""
 

@@ -23,8 +23,8 @@ from robustmetric.experiments.outcome import (
 from robustmetric.experiments.samplers import measure_samplers
 from robustmetric.training.checkpoint import reached
 from robustmetric.training.run import Machines, train
-from robustmetric.training.runs import load_run
 from robustmetric.training.stops import CollapsedError
+from robustmetric.training.trained import load_run
 from robustmetric.training.workers import is_first
 
 Report = Callable[[str], None]

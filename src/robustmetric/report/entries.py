@@ -84,16 +84,9 @@ def _entry(name: str, folder: Path, record: Record) -> Entry:
         no_pictures = f"no pictures were made: {AGAIN}"
     except UserError as error:
         no_pictures = f"no pictures are shown, for {error}: {AGAIN}"
-    curves: list[tuple[CurvePoint, Record]] = []
     left_out: list[str] = []
-    try:
-        for point in load_curves(folder, record):
-            curves.append(point)
-    except (OSError, UserError) as error:
-        left_out.append(str(error))
-    return Entry(
-        name, folder, record, pictures, no_pictures, tuple(curves), left_out, _trained(folder, record)
-    )
+    curves = tuple(load_curves(folder, record, left_out.append))
+    return Entry(name, folder, record, pictures, no_pictures, curves, left_out, _trained(folder, record))
 
 
 def _trained(folder: Path, record: Record) -> Trained | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustmetric.evaluation import Certificate, Record, load_record
+from robustmetric.evaluation import Certificate, Plan, Record, Verification, load_record
 from robustmetric.validate import UserError
 
 
@@ -42,21 +42,37 @@ def told_apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     ]
 
 
-def data_of(record: Record | Certificate) -> str:
+def data_of(record: Record | Certificate | Verification) -> str:
     """Return the name of the data set of a `record`, and the size of its images."""
     return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
 
 
 def eps_of(record: Record) -> str:
     """Return the ε of a `record`, in levels of 255, or as a length of the norm L2."""
-    eps = record.settings.eps
-    return f"{255 * eps:.4g}/255" if record.settings.norm == "linf" else f"{eps:.4g} (L2)"
+    return eps_of_plan(record.settings)
+
+
+def eps_of_plan(plan: Plan) -> str:
+    """Return the ε of a `plan`, in levels of 255, or as a length of the norm L2.
+
+    >>> eps_of_plan(Plan.make(eps=0.2)), eps_of_plan(Plan.make(eps=1.5, norm="l2", search="apgd"))
+    ('51/255', '1.5 (L2)')
+    """
+    return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
 
 
 def alpha_of(record: Record) -> str:
     """Return the α of a `record` as `eps_of` returns its ε."""
-    alpha = record.settings.alpha
-    return f"{255 * alpha:.4g}/255" if record.settings.norm == "linf" else f"{alpha:.4g}"
+    return alpha_of_plan(record.settings)
+
+
+def alpha_of_plan(plan: Plan) -> str:
+    """Return the α of a `plan` as `eps_of_plan` returns its ε.
+
+    >>> alpha_of_plan(Plan.make(alpha=3 / 255))
+    '3/255'
+    """
+    return f"{255 * plan.alpha:.4g}/255" if plan.norm == "linf" else f"{plan.alpha:.4g}"
 
 
 def conditions(record: Record) -> dict[str, str]:

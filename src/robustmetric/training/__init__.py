@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from robustmetric.training.checkpoint import AtomicCheckpointIO
     from robustmetric.training.module import MetricModule
     from robustmetric.training.run import Machines, train
-    from robustmetric.training.runs import Run, RunFolder, load_run
+    from robustmetric.training.runs import RunFolder
+    from robustmetric.training.trained import Run, load_run
 
 _LATER = {
     "AtomicCheckpointIO": "checkpoint",
@@ -25,9 +26,9 @@ _LATER = {
     "Machines": "run",
     "MetricModule": "module",
     "MetricsFile": "callbacks",
-    "Run": "runs",
+    "Run": "trained",
     "RunFolder": "runs",
-    "load_run": "runs",
+    "load_run": "trained",
     "train": "run",
 }
 

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, whether it can be taken, and the network that it trained."""
+"""The folder of a run: what is in it, whether it can be taken, and where its network comes from."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
-
-from torch import nn
 
 from robustmetric import data
 from robustmetric.data.cache import Pixels
@@ -50,6 +48,16 @@ class Weights(NamedTuple):
 
     file: Path
     chosen: str | None
+
+
+def name_of(recipe: Recipe) -> str:
+    """Return what a run of a `recipe` is called: the network and how it is trained.
+
+    >>> name_of(Recipe(data="digits"))
+    'c2f2 HM[S,LGA]&ICS'
+    """
+    entries = bare(recipe.model_dump())
+    return f"{entries['model']} {entries['defense']}"
 
 
 class RunFolder:
@@ -120,8 +128,7 @@ class RunFolder:
     @property
     def name(self) -> str:
         """The network and how it was trained, with the user's files by their names alone."""
-        entries = bare(self.recipe().model_dump())
-        return f"{entries['model']} {entries['defense']}"
+        return name_of(self.recipe())
 
     def check(self, recipe: Recipe, resume: bool) -> None:
         """Refuse a folder that holds another run or anything else.
@@ -356,45 +363,3 @@ class RunFolder:
         text = json.dumps({**content, "sha256": digest_of_entries(content)}, indent=1)
         with saving(self.about):
             write_atomically(self.about, lambda file: file.write(text.encode()))
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What a run trained, as `load_run` returns it.
-
-    - `network`: in evaluation mode, on the CPU.
-    - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it from a file or a Pillow image.
-    - `recipe`: that of the run.
-    - `chosen`: how the weights were chosen; None if they were given.
-    """
-
-    network: nn.Module
-    inputs: Inputs
-    recipe: Recipe
-    chosen: str | None
-
-
-def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: bool = False) -> Run:
-    """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
-
-    `folder` is that of a run. `weights` are "last", "best" or a file; by default those that
-    `RunFolder.weights` returns. A network of a file in the run is refused unless it is known to be the
-    user's own, or `trust` says so.
-
-    >>> import tempfile, robustmetric as rm
-    >>> from robustmetric.training import load_recipe, train
-    >>> from PIL import Image
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     recipe = load_recipe("digits", {"epochs": 1, "steps": 1, "batch": 512})
-    ...     _ = train(recipe, Path(folder, "run"), progress=False)
-    ...     run = rm.load_run(Path(folder, "run"))
-    >>> rm.embed(run.network, run.inputs.tensor(Image.new("RGB", (8, 8)))).shape
-    torch.Size([1, 512])
-    """
-    run = RunFolder(folder, trust=trust)
-    channels, size = run.shape()
-    network = run.source(weights).make(channels, size).eval()
-    inputs = replace(run.inputs(), channels=3 if channels == 3 else 1)
-    if inputs.resize is None and inputs.crop is None:
-        inputs = replace(inputs, resize=size)  # whatever comes is brought to the size that was trained on
-    return Run(network, inputs, run.recipe(), run.choose(weights).chosen)

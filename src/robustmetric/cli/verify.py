@@ -1,0 +1,222 @@
+"""Verify pairs of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from robustmetric.cli.app import app, stoppable
+from robustmetric.cli.options import Tested, takes
+from robustmetric.cli.progress import Decoding
+from robustmetric.cli.request import Request
+from robustmetric.cli.show import Watch
+from robustmetric.cli.terminal import Terminal, styled, wide
+from robustmetric.data.inputs import Inputs, relative_files
+from robustmetric.data.pair_lists import PairList, read_pairs
+from robustmetric.data.pairs import ImageArray
+from robustmetric.data.sides import Sides, by_marks
+from robustmetric.evaluation import Verification, Verifying, VerifyPlan
+from robustmetric.evaluation.record import Score
+from robustmetric.evaluation.store import VERIFICATION, Store, check_folder
+from robustmetric.evaluation.verified import FEW
+from robustmetric.evaluation.verify import KIND
+from robustmetric.evaluation.verify_pairs import Validation
+from robustmetric.evaluation.verify_plan import SHARED
+from robustmetric.files import check_writable
+from robustmetric.report.records import data_of
+from robustmetric.training.runs import RunFolder
+from robustmetric.training.sets import load_sets
+from robustmetric.validate import UserError, fraction
+
+
+@app.command()
+@takes(*SHARED)
+def verify(
+    tested: Tested,
+    settings: dict[str, object],
+    *,
+    pairs: Path | None = typer.Option(
+        None, help="Pairs to judge: lines of two files and 1 or 0, or LFW's pairs.txt; by default drawn."
+    ),
+    count: int = typer.Option(
+        VerifyPlan.model_fields["count"].default, help="Number of pairs that are drawn, half of them same."
+    ),
+    threshold: str | None = typer.Option(
+        None, help="Distance up to which a pair is same, in [0, 2]; by default chosen on pairs not judged."
+    ),
+    attack: bool = typer.Option(True, help="Attack the first image of each pair."),
+    out: Path | None = typer.Option(None, help="Folder of what is found; by default RUN/verification."),
+) -> None:
+    """Judge whether pairs of images are of one class, by a threshold, and under attack.
+
+    Ctrl-C or SIGTERM stops it; the same command goes on from there.
+    """
+    console = wide()
+    request = Request.of(tested, settings)
+    plan = VerifyPlan.make(
+        **{name: request.settings[name] for name in SHARED if name in request.settings},
+        count=count,
+        threshold=None if threshold is None else fraction(threshold),
+        attack=attack,
+    )
+    if out is None:
+        if tested.run is None:
+            raise UserError("say where the verification goes: give a folder", parameter="out")
+        out = RunFolder(tested.run).path / "verification"
+    if pairs is not None and (tested.gallery or tested.queries_from):
+        raise UserError("pairs say which images there are: leave --gallery and --queries-from out")
+    check_folder(out, {"settings": plan.model_dump(mode="json")}, KIND)
+    finished = Store(out, document=VERIFICATION).finished
+    if not finished:
+        check_writable(out)
+    listed = None if pairs is None else read_pairs(pairs, tested.root)
+    if listed is not None and pairs is not None:
+        request = replace(request, data=pairs.name, inputs=_inputs(tested, request))
+    with stoppable(console, "what is finished is kept: the same command goes on from there"):
+        gradient = attack and plan.searching.follows_gradient
+        first = None if listed is None else request.inputs.first(listed.images)
+        networks = request.networks(tried=finished, gradient=gradient, first=first)
+        if listed is None:
+            given, images = None, request.images(console)
+        else:
+            given, images = _listed(request, listed, console)
+        validation = None
+        if plan.threshold is None:
+            validation = _validation(tested, request, images[0], console)
+        if request.source.weights is None:
+            console.print("no weights were given: the network is as it is made", highlight=False)
+        with Watch(console) as watch:
+            subject = request.subject(networks, images)
+            found = Verifying.of(subject, plan, given, validation, out, watch, watch.say).run()
+    show_verification(console, found)
+    console.print(f"the verification is in {out}")
+
+
+@contextmanager
+def _decoding(request: Request, console: Terminal) -> Iterator[dict[str, Any]]:
+    """Show how far decoding is; return what a reader of images is told."""
+    bar = Decoding(console)
+    try:
+        yield {
+            "cache": request.cache,
+            "skip_broken": request.skip_broken,
+            "watch": bar,
+            "report": partial(console.print, markup=False, soft_wrap=True),
+        }
+    finally:
+        bar.bar.stop()
+
+
+def _inputs(tested: Tested, request: Request) -> Inputs:
+    """Return what the network takes of any image, also where its run resizes none: its size."""
+    inputs = request.inputs
+    if tested.run is None or inputs.resize is not None or inputs.crop is not None:
+        return inputs
+    return replace(inputs, resize=RunFolder(tested.run, trust=tested.trust).shape()[1])
+
+
+def _listed(request: Request, listed: PairList, console: Terminal) -> tuple[Tensor, tuple[Sides, list[str]]]:
+    """Decode the images of a list of pairs; return the pairs with those that could be read."""
+    with _decoding(request, console) as how:
+        pixels = request.inputs.pixels(listed.images, **how)
+    skipped = [str(file) for file in pixels.skipped]
+    for file in skipped:
+        console.print(f"left out, not readable: {file}")
+    files = relative_files(pixels, listed.images.root)
+    return listed.among(pixels.files or ()), (by_marks(pixels, request.inputs.crop, files), skipped)
+
+
+def _validation(tested: Tested, request: Request, judged: Sides, console: Terminal) -> Validation | None:
+    """Return the validation images of a run where its own test images are judged, unless they are too few."""
+    if tested.run is None or tested.split != "test":
+        return None
+    if any(given is not None for given in (tested.data, tested.root, tested.gallery, tested.queries_from)):
+        return None  # other images: what was chosen for the run's may not suit them
+    recipe = RunFolder(tested.run, trust=tested.trust).recipe()
+    if not recipe.validation:
+        return None
+    sizes = {"resize": request.inputs.resize, "crop": request.inputs.crop}
+    try:
+        with _decoding(request, console) as how:
+            sets = load_sets(recipe.model_copy(update=sizes), **how)
+    except (UserError, OSError) as error:
+        raise UserError(
+            f"the threshold is chosen on the validation images of the run, which cannot be read ({error}): "
+            "give it, or the --root of the images to judge, of which half of the classes choose it then",
+            parameter="threshold",
+        ) from None
+    source, rows = sets.score.source, sets.score.rows
+    classes, others = (len(labels.unique()) for labels in (source.labels[rows], judged.queries.labels))
+    # A threshold of two or three classes would be that of these.
+    if sets.scored != "validation images" or classes < min(FEW, others // 2):
+        return None
+    cameras = None if source.cameras is None else source.cameras[rows]
+    return ImageArray(source.pixels, request.inputs.crop, rows), source.labels[rows], cameras
+
+
+def show_verification(console: Console, found: Verification) -> None:
+    """Print what the threshold does, a line for each condition, TAR at some FAR, and what to mind."""
+    table = Table("", "TAR ↑", "FAR ↓", "accuracy ↑", "AUC ↑", "EER ↓")
+    for name, rates in found.conditions.items():
+        scores = (rates.tar, rates.far, rates.accuracy, rates.auc, rates.eer)
+        table.add_row(name, *(f"{_value(score)}\n{_interval(score)}" for score in scores))
+    console.print(table)
+    attacked = found.both is not None
+    headings = ["FAR ≤", "distance", "TAR ↑", "95 %"]
+    points = Table(*headings, *(["TAR evaded ↑", "FAR impersonated ↓"] if attacked else []))
+    for point in found.points:
+        cells = [f"{100 * point.far:g} %", "-", "-", "-"]
+        if point.tar is not None:
+            cells[1:] = [f"{point.threshold:.4f}", _value(point.tar), _interval(point.tar)]
+        if attacked:
+            cells += ["-" if v is None else f"{v:.1f}" for v in (point.evaded, point.impersonated)]
+        points.add_row(*cells)
+    console.print(points)
+    for line in _told(found):
+        console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+    if found.network.weights == "chosen on test images":
+        careful = " these images chose the weights, so the scores are better than on others"
+        console.print(styled(("careful:", "yellow"), careful))
+
+
+def _told(found: Verification) -> Iterator[str]:
+    """Say what was verified, by which threshold, and what to mind."""
+    pairs, threshold, settings = found.pairs, found.threshold, found.settings
+    chose = "as given"
+    if threshold.source != "given":
+        chose = (
+            f"chosen on {threshold.same:,} same and {threshold.different:,} different pairs of "
+            f"{threshold.classes:,} classes, {threshold.source}, with an accuracy of {threshold.accuracy:.1f}"
+        )
+    yield (
+        f"{found.network.name}: {pairs.same:,} same and {pairs.different:,} different pairs of "
+        f"{pairs.images:,} images of {pairs.classes:,} classes, {pairs.source}; {data_of(found)}"
+    )
+    cosine = 1 - threshold.value**2 / 2
+    yield f"same up to a distance of {threshold.value:.4f}, a cosine of {cosine:.4f}, {chose}"
+    if found.both is not None:
+        yield (
+            f"attacked with ε = {255 * settings.eps:.4g}/255, α = {255 * settings.alpha:.3g}/255, "
+            f"η = {settings.steps}, {settings.search}"
+        )
+    yield from (point.why for point in found.points if point.why)
+    yield from found.notes
+
+
+def _value(score: Score) -> str:
+    return "-" if score.value is None else f"{score.value:.1f}"
+
+
+def _interval(score: Score) -> str:
+    """Show an interval in nine letters at most."""
+    ends = ("-" if end is None else f"{end:.1f}" for end in (score.low, score.high))
+    return "–".join(end.replace("100.0", "100") for end in ends)

@@ -1,0 +1,345 @@
+"""The document of a verification: what a threshold does to pairs, before and after an attack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from robustmetric.evaluation.document import Arrays, Format
+from robustmetric.evaluation.ers import Values
+from robustmetric.evaluation.identity import versions
+from robustmetric.evaluation.record import Data, Network, Score, described
+from robustmetric.evaluation.schema import Number, Part
+from robustmetric.evaluation.store import VERIFICATION
+from robustmetric.evaluation.verify_pieces import VerifyMaterials
+from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.verification import FARS, Roc, exact_interval, roc, unresolved
+
+SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
+CONDITIONS = ("clean", "evasion", "impersonation", "both")
+"""The images as they are, same pairs driven apart, different pairs driven together, and both."""
+
+FEW = 10
+"""Classes that a threshold should be chosen on at least."""
+
+_RESAMPLES = 1000
+_BETTER = {"tar": "higher", "far": "lower", "accuracy": "higher", "auc": "higher", "eer": "lower"}
+
+
+class PairCounts(Part):
+    """The pairs that were judged."""
+
+    same: int
+    different: int
+    images: int = Field(description="images in them")
+    classes: int = Field(description="classes of those images")
+    source: Literal["drawn", "given"]
+    left_out: int = Field(description="given pairs of a class that is judged with one that chose")
+    sha256: str = Field(description="of the positions of both images and of what they are, in order")
+
+
+class Threshold(Part):
+    """The distance up to which a pair is accepted as same, and the pairs that chose it."""
+
+    value: float
+    source: Literal["validation images", "other classes", "given"]
+    same: int | None = Field(None, description="same pairs that chose it")
+    different: int | None = Field(None, description="different pairs that chose it")
+    classes: int | None = Field(None, description="classes of those pairs")
+    accuracy: Number = Field(None, description="of those pairs, in %: the highest of all thresholds")
+    sha256: str | None = Field(None, description="of their images, labels and positions")
+
+
+class Rates(Part):
+    """What the threshold does to the pairs, and how well any would do, in %."""
+
+    tar: Score = Field(description="same pairs that are accepted")
+    far: Score = Field(description="different pairs that are accepted")
+    accuracy: Score = Field(description="the mean of TAR and 100 − FAR")
+    auc: Score = Field(description="same pairs that are nearer than different ones; as near counts half")
+    eer: Score = Field(description="the FAR of the threshold at which as many same pairs are refused")
+
+
+class Point(Part):
+    """TAR at the largest threshold with a FAR of at most `far`, read off the clean pairs that are judged."""
+
+    far: float
+    threshold: Number = None
+    tar: Score | None = Field(None, description="null where the pairs do not resolve the FAR")
+    evaded: Number = Field(None, description="TAR at this threshold under evasion, in %")
+    impersonated: Number = Field(None, description="FAR at this threshold under impersonation, in %")
+    why: str = Field("", description="why there is no TAR")
+
+
+class Verification(Part):
+    """How well a network tells same pairs from different ones, and what is left of that under attack.
+
+    `schema` names the format. `network` and `data` say what was verified, `settings` how. `pairs` counts the
+    pairs that were judged, none of which chose the `threshold`. `clean` is what became of them as they are,
+    `evasion` with same pairs driven apart, `impersonation` with different pairs driven together, `both` with
+    both; these are null without an attack. `points` have TAR at some FAR. `notes` say in sentences what to
+    mind, `versions` what computed it, and `arrays` names the file of the distances. `sha256` is the digest of
+    all the rest.
+
+    >>> Verification.model_fields["schema_"].default
+    'robustmetric/verification/1'
+    """
+
+    schema_: Literal["robustmetric/verification/1"] = Field(SCHEMA, alias="schema")
+    network: Network
+    data: Data
+    settings: VerifyPlan
+    pairs: PairCounts
+    threshold: Threshold
+    clean: Rates
+    evasion: Rates | None
+    impersonation: Rates | None
+    both: Rates | None
+    points: list[Point]
+    notes: list[str]
+    versions: dict[str, str]
+    arrays: Arrays
+    sha256: str | None = None
+
+    @property
+    def conditions(self) -> dict[str, Rates]:
+        """The rates by condition, as far as they were measured."""
+        found = {name: getattr(self, name) for name in CONDITIONS}
+        return {name: rates for name, rates in found.items() if rates is not None}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name}: TAR {_text(rates.tar)}  FAR {_text(rates.far)}  accuracy {_text(rates.accuracy)}  "
+            f"AUC {_text(rates.auc)}  EER {_text(rates.eer)}"
+            for name, rates in self.conditions.items()
+        ]
+        return "\n".join([*lines, *self.notes])
+
+
+def _text(score: Score) -> str:
+    return "-" if score.value is None else f"{score.value:.1f}"
+
+
+FORMAT = Format(Verification, "verification", SCHEMA, VERIFICATION, "verification")
+"""How verifications are written and read."""
+
+
+def load_verification(path: str | Path) -> Verification:
+    """Read a verification from `path`: its JSON file or the folder that it is in; a damaged one is refused.
+
+    >>> load_verification("nowhere")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: there is no verification nowhere; give a verification.json, or a folder that holds one
+    """
+    return FORMAT.read(path)
+
+
+def build_verification(materials: VerifyMaterials) -> Verification:
+    """Put the document together from finished pieces, and in a folder write it and remove the pieces."""
+    plan, split, subject = materials.plan, materials.split, materials.subject
+    judged, same = split.judged, split.judged.same
+    arrays = {
+        "first": torch.from_numpy(judged.first),
+        "second": torch.from_numpy(judged.second),
+        "same": torch.from_numpy(same),
+        "distance": materials.clean,
+    }
+    threshold, chose = _threshold(materials)
+    arrays |= chose
+    clean = materials.clean.numpy()
+    tables = {"clean": clean}
+    if plan.attack:
+        arrays["attacked"] = materials.attacked
+        moved = materials.attacked.numpy()
+        tables |= {
+            "evasion": np.where(same, moved, clean),
+            "impersonation": np.where(same, clean, moved),
+            "both": moved,
+        }
+    counts = {name: Counts(distances, same) for name, distances in tables.items()}
+    drawn, tars = _drawn(counts, threshold["value"], plan.seed)
+    found = _rates(counts, threshold["value"], drawn)
+    used = np.unique(np.concatenate([judged.first, judged.second]))
+    labels = subject.labels.cpu()
+    if subject.gallery is not None:
+        labels = torch.cat([labels, subject.gallery[1].cpu()])
+    made: dict[str, Any] = {
+        **described(subject),
+        "settings": plan,
+        "pairs": {
+            "same": int(same.sum()),
+            "different": int((~same).sum()),
+            "images": len(used),
+            "classes": len(labels[torch.from_numpy(used)].unique()),
+            "source": "given" if split.given else "drawn",
+            "left_out": split.left_out,
+            "sha256": judged.digest,
+        },
+        "threshold": threshold,
+        **{name: found.get(name) for name in CONDITIONS},
+        "points": _points(counts, tars),
+        "notes": list(_notes(materials, threshold)),
+        "versions": versions(),
+    }
+    document = FORMAT.write(materials.store.folder, made, arrays)
+    materials.store.tidy()
+    return document
+
+
+def _threshold(materials: VerifyMaterials) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Take the threshold that is given, or choose it; return with it the distances that chose."""
+    given, choose = materials.plan.threshold, materials.split.choose
+    if given is not None or choose is None:
+        return {"value": given, "source": "given"}, {}
+    distance = materials.distances(choose.pairs, len(materials.sources) - 1)
+    same = torch.from_numpy(choose.pairs.same)
+    curve = roc(distance, same)
+    best = curve.best()
+    told = {
+        "value": best,
+        "source": choose.source,
+        "same": int(same.sum()),
+        "different": int((~same).sum()),
+        "classes": choose.classes,
+        "accuracy": round(100 * curve.at(best).accuracy, 9),
+        "sha256": choose.sha256,
+    }
+    return told, {"choose/distance": distance, "choose/same": same}
+
+
+class Counts:
+    """Pairs with `distances` (P,), counted by distance, each as often as is asked.
+
+    `same` (P,) says what they are.
+    """
+
+    def __init__(self, distances: Values, same: NDArray[np.bool_]) -> None:
+        self.levels, self.place = np.unique(distances, return_inverse=True)
+        self.same = same
+
+    def roc(self, often: Values | None = None) -> Roc:
+        """Return the ROC of the pairs, each `often` (P,) so many times; once by default."""
+        counts = []
+        for kind in (self.same, ~self.same):
+            times = None if often is None else often[kind]
+            counts.append(np.bincount(self.place[kind], times, len(self.levels)).astype(np.int64))
+        return Roc(self.levels, *counts)
+
+
+def _drawn(counts: Mapping[str, Counts], threshold: float, seed: int) -> tuple[dict[str, Values], Values]:
+    """Draw pairs with replacement, as many of each kind as there are, the same ones for all conditions.
+
+    Return what was measured of each condition (R, 5), and TAR at each FAR (R, F), NaN where it is unresolved.
+    """
+    generator = np.random.default_rng(seed)
+    same = counts["clean"].same
+    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in counts}
+    points = []
+    for _ in range(_RESAMPLES):
+        often = np.zeros(len(same))
+        for kind in (same, ~same):
+            count = int(kind.sum())
+            often[kind] = np.bincount(generator.integers(0, count, count), minlength=count)
+        curves = {name: counted.roc(often) for name, counted in counts.items()}
+        for name, curve in curves.items():
+            measured[name].append(_measured(curve, threshold))
+        found = (curves["clean"].at_far(far) for far in FARS)
+        points.append([np.nan if at is None else at.tar for at in found])
+    return {name: np.array(rows) for name, rows in measured.items()}, np.array(points)
+
+
+def _rates(
+    counts: Mapping[str, Counts], threshold: float, drawn: Mapping[str, Values]
+) -> dict[str, dict[str, Any]]:
+    """Return the rates of each condition, with intervals by what was `drawn` of it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, counted in counts.items():
+        curve = counted.roc()
+        exact, found[name] = _exact(curve, threshold), {}
+        for k, (key, value) in enumerate(zip(_BETTER, _measured(curve, threshold), strict=True)):
+            found[name][key] = _score(value, exact.get(key) or _ends(drawn[name][:, k]), key)
+            if name != "clean":
+                found[name][key]["before"] = found["clean"][key]["value"]
+    return found
+
+
+def _exact(curve: Roc, threshold: float) -> dict[str, tuple[float, float]]:
+    """Return the intervals of what is counted at a threshold: of none, or all, no resample would differ.
+
+    That of the accuracy holds if those of TAR and FAR do, each with half of the probability to fail.
+    """
+    at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
+    (tar, far), (tars, fars) = (
+        [
+            exact_interval(round(at.tar * same), same, level),
+            exact_interval(round(at.far * different), different, level),
+        ]
+        for level in (0.95, 0.975)
+    )
+    return {"tar": tar, "far": far, "accuracy": ((tars[0] + 1 - fars[1]) / 2, (tars[1] + 1 - fars[0]) / 2)}
+
+
+def _measured(curve: Roc, threshold: float) -> tuple[float, ...]:
+    at = curve.at(threshold)
+    return at.tar, at.far, at.accuracy, curve.auc, curve.eer
+
+
+def _ends(drawn: Values) -> tuple[float, float]:
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _score(value: float, ends: tuple[float, float], key: str) -> dict[str, Any]:
+    """Describe a share as a score in %; an interval holds its value."""
+    shown = {"value": value, "low": min(ends[0], value), "high": max(ends[1], value)}
+    return {
+        **{name: round(100 * share, 9) for name, share in shown.items()},
+        "better": _BETTER[key],
+        "unit": "%",
+    }
+
+
+def _points(counts: Mapping[str, Counts], drawn: Values) -> list[dict[str, Any]]:
+    """Return TAR at each FAR, with intervals by what was `drawn`, and what an attack leaves there."""
+    clean, points = counts["clean"].roc(), []
+    for k, far in enumerate(FARS):
+        at = clean.at_far(far)
+        if at is None:
+            points.append({"far": far, "why": unresolved(far, int(clean.mistaken[-1]))})
+            continue
+        point: dict[str, Any] = {
+            "far": far,
+            "threshold": at.threshold,
+            "tar": _score(at.tar, _ends(drawn[:, k]), "tar"),
+        }
+        if "both" in counts:
+            moved = counts["both"].roc().at(at.threshold)
+            point |= {"evaded": round(100 * moved.tar, 9), "impersonated": round(100 * moved.far, 9)}
+        points.append(point)
+    return points
+
+
+def _notes(materials: VerifyMaterials, threshold: Mapping[str, Any]) -> Iterator[str]:
+    """Say what a reader has to mind."""
+    plan, split = materials.plan, materials.split
+    same, different = int(split.judged.same.sum()), int((~split.judged.same).sum())
+    if not split.given and same + different < plan.count:
+        yield f"there are {same:,} same and {different:,} different pairs to judge, not {plan.count:,} in all"
+    if split.left_out:
+        yield (
+            f"{split.left_out:,} given pairs are of a class that is judged with one that chose the threshold "
+            "and are left out: give validation images, or the threshold, to judge all"
+        )
+    if (classes := threshold.get("classes")) is not None and classes < FEW:
+        yield f"the threshold was chosen on {classes} classes: another few may choose another one"
+    distances = materials.clean
+    if bool((distances == distances[0]).all()):
+        yield "all pairs are equally far apart: the network tells nothing apart, it has collapsed"

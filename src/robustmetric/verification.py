@@ -1,0 +1,267 @@
+"""Verification: whether two images are of one class, by a threshold of their distance, and how often right.
+
+A pair is accepted as same if its distance is at most the threshold. TAR, the true accept rate, is the share
+of same pairs that are accepted; FAR, the false accept rate, that of different ones. Every score is of counts
+of pairs and exact: distances are compared in double precision, and pairs that are equally far are accepted
+together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.validate import UserError, is_number
+
+FARS = (1e-1, 1e-2, 1e-3, 1e-4)
+"""The FAR at which TAR is usually given."""
+
+_HALVINGS = 60
+
+
+class Rates(NamedTuple):
+    """What a `threshold` does: the shares of same (`tar`) and of different pairs (`far`) that it accepts.
+
+    >>> Rates(0.7, tar=1.0, far=0.5).accuracy
+    0.75
+    """
+
+    threshold: float
+    tar: float
+    far: float
+
+    @property
+    def accuracy(self) -> float:
+        """The mean of TAR and 1 − FAR: how often it is right on as many same pairs as different ones."""
+        return (self.tar + (1 - self.far)) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """How many pairs there are at each distance, and what every threshold would accept.
+
+    `distance` (K,) are the distances that occur, ascending; `same` and `different` (K,) count the pairs of
+    each kind that are that far apart.
+
+    >>> curve = roc(torch.tensor([0.25, 0.5, 0.5, 0.75]), torch.tensor([True, True, False, False]))
+    >>> curve.tar.tolist(), curve.far.tolist()
+    ([0.5, 1.0, 1.0], [0.0, 0.5, 1.0])
+    >>> curve.auc, curve.eer, curve.best()
+    (0.875, 0.25, 0.375)
+    """
+
+    distance: NDArray[np.float64]
+    same: NDArray[np.int64]
+    different: NDArray[np.int64]
+
+    @cached_property
+    def accepted(self) -> NDArray[np.int64]:
+        """Same pairs (K,) that are at most as far apart as each distance."""
+        return self.same.cumsum()
+
+    @cached_property
+    def mistaken(self) -> NDArray[np.int64]:
+        """Different pairs (K,) that are at most as far apart as each distance."""
+        return self.different.cumsum()
+
+    @property
+    def tar(self) -> NDArray[np.float64]:
+        """The TAR (K,) of each distance as a threshold."""
+        rates: NDArray[np.float64] = self.accepted / self.accepted[-1]
+        return rates
+
+    @property
+    def far(self) -> NDArray[np.float64]:
+        """The FAR (K,) of each distance as a threshold."""
+        rates: NDArray[np.float64] = self.mistaken / self.mistaken[-1]
+        return rates
+
+    @property
+    def auc(self) -> float:
+        """The probability that a same pair is nearer than a different one; one that is as near counts half.
+
+        It is the area under the ROC.
+        """
+        before = self.accepted - self.same
+        twice = int((self.different * (2 * before + self.same)).sum())
+        return twice / (2 * int(self.accepted[-1]) * int(self.mistaken[-1]))
+
+    @property
+    def eer(self) -> float:
+        """The FAR where it is as high as the share of same pairs that are refused, 1 − TAR.
+
+        Between two distances the ROC is a straight line, as for the area under it.
+        """
+        refused, far = np.append(1.0, 1 - self.tar), np.append(0.0, self.far)
+        k = int(np.argmax(far >= refused))
+        gap, rise = refused[k - 1] - far[k - 1], far[k] - far[k - 1]
+        return float(far[k - 1] + gap / (rise + refused[k - 1] - refused[k]) * rise)
+
+    def at(self, threshold: float) -> Rates:
+        """Return what a `threshold` accepts."""
+        k = int(np.searchsorted(self.distance, threshold, side="right"))
+        return (
+            Rates(threshold, float(self.tar[k - 1]), float(self.far[k - 1]))
+            if k
+            else Rates(threshold, 0.0, 0.0)
+        )
+
+    def at_far(self, far: float) -> Rates | None:
+        """Return the largest distance as a threshold whose FAR is at most `far`.
+
+        If it is higher at every distance, nothing is accepted. If the pairs do not resolve it, as
+        `unresolved` says, it is None.
+        """
+        if unresolved(far, int(self.mistaken[-1])) is not None:
+            return None
+        k = int((self.far <= far).sum())
+        return (
+            self.at(float(self.distance[k - 1]))
+            if k
+            else Rates(float(np.nextafter(self.distance[0], -1)), 0.0, 0.0)
+        )
+
+    def best(self) -> float:
+        """Return the threshold with the highest accuracy; of several that of the lowest distance.
+
+        It lies in the middle between that distance and the next one.
+        """
+        lead = self.accepted * int(self.mistaken[-1]) - self.mistaken * int(self.accepted[-1])
+        k = int(np.argmax(lead))
+        if k + 1 == len(self.distance):
+            return float(self.distance[k])
+        middle = float(self.distance[k] + (self.distance[k + 1] - self.distance[k]) / 2)
+        return middle if middle < self.distance[k + 1] else float(self.distance[k])
+
+
+def roc(distances: Tensor, same: Tensor) -> Roc:
+    """Return what every threshold does to pairs with `distances` (P,), of which `same` (P,) are of one class.
+
+    >>> curve = roc(torch.tensor([0.1, 0.3, 0.4, 1.2]), torch.tensor([True, True, False, False]))
+    >>> curve.at(0.35).tar, curve.at(0.35).far, curve.auc
+    (1.0, 0.0, 1.0)
+    """
+    values, flags = check_pairs(distances, same)
+    levels, place = np.unique(values, return_inverse=True)
+    counts = (np.bincount(place[kind], minlength=len(levels)) for kind in (flags, ~flags))
+    return Roc(levels, *counts)
+
+
+def verification_scores(
+    distances: Tensor, same: Tensor, *, fars: Sequence[float] = FARS
+) -> dict[str, float | None]:
+    """Return AUC, EER and TAR at each FAR of `fars`, in %, of pairs with `distances` (P,).
+
+    `same` (P,) says which are of one class. TAR is None at a FAR that so few different pairs do not resolve.
+
+    >>> same = torch.tensor([True, True, False, False])
+    >>> verification_scores(torch.tensor([0.1, 0.5, 0.4, 1.2]), same, fars=[0.5, 0.1])
+    {'AUC': 75.0, 'EER': 50.0, 'TAR@FAR=0.5': 100.0, 'TAR@FAR=0.1': None}
+    """
+    curve = roc(distances, same)
+    scores: dict[str, float | None] = {"AUC": 100 * curve.auc, "EER": 100 * curve.eer}
+    for far in fars:
+        found = curve.at_far(check_far(far))
+        scores[f"TAR@FAR={far:g}"] = None if found is None else 100 * found.tar
+    return scores
+
+
+def unresolved(far: float, different: int) -> str | None:
+    """Return why so many `different` pairs do not tell a `far` from 0; None if they do.
+
+    >>> unresolved(1e-3, 200)
+    'a FAR of 0.001 takes at least 1,000 different pairs, and there are 200'
+    >>> unresolved(1e-2, 200) is None
+    True
+    """
+    if 1 / different <= far:
+        return None
+    least = math.ceil(1 / far - 1e-9)
+    return f"a FAR of {far:g} takes at least {least:,} different pairs, and there are {different:,}"
+
+
+def exact_interval(count: int, of: int, level: float = 0.95) -> tuple[float, float]:
+    """Return between which shares that lies of which `count` `of` so many were seen, by Clopper and Pearson.
+
+    Each side is wrong with a probability of at most (1 − `level`)/2, whatever the share.
+
+    >>> [round(end, 4) for end in exact_interval(0, 100)]
+    [0.0, 0.0362]
+    """
+    k = torch.arange(of + 1, dtype=torch.float64)
+    ways = math.lgamma(of + 1) - torch.lgamma(k + 1) - torch.lgamma(of - k + 1)
+
+    def bound(seen: slice, upward: bool) -> float:
+        """Find the share at which what was seen, or what is farther off, has the probability of a side."""
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            share = torch.tensor((low + high) / 2, dtype=torch.float64)
+            logs = ways[seen] + torch.xlogy(k[seen], share) + torch.xlogy(of - k[seen], 1 - share)
+            enough = float(logs.logsumexp(0).exp()) > (1 - level) / 2
+            low, high = ((low + high) / 2, high) if enough == upward else (low, (low + high) / 2)
+        return (low + high) / 2
+
+    least = 0.0 if count == 0 else bound(slice(count, None), upward=False)
+    most = 1.0 if count == of else bound(slice(0, count + 1), upward=True)
+    return least, most
+
+
+def check_far(far: object) -> float:
+    """Return a `far` that is a share; refuse any other.
+
+    >>> check_far(10)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: a FAR must be in (0, 1), not 10: it is the share of different pairs that are ...
+    """
+    if not is_number(far) or not 0 < far < 1:  # type: ignore[operator]
+        raise UserError(
+            f"a FAR must be in (0, 1), not {far!r}: it is the share of different pairs that are accepted"
+        )
+    return float(far)  # type: ignore[arg-type]
+
+
+def check_pairs(distances: Tensor, same: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return `distances` (P,) in double precision and `same` (P,); refuse what is no pairs of both kinds.
+
+    >>> check_pairs(torch.tensor([0.5]), torch.tensor([True]))
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: all 1 pairs are same: there is nothing to tell them from; give different pairs too
+    """
+    if not isinstance(distances, Tensor) or not distances.is_floating_point() or distances.ndim != 1:
+        found = (
+            f"{distances.dtype} of shape {tuple(distances.shape)}"
+            if isinstance(distances, Tensor)
+            else distances
+        )
+        raise UserError(f"distances must be a tensor (P,) of floats, not {found!s:.80}")
+    if not isinstance(same, Tensor) or same.dtype != torch.bool or same.shape != distances.shape:
+        found = f"{same.dtype} of shape {tuple(same.shape)}" if isinstance(same, Tensor) else same
+        raise UserError(
+            f"same must be a tensor ({len(distances)},) of True and False, one for each distance, not "
+            f"{found!s:.80}: compare labels with =="
+        )
+    values, flags = distances.detach().cpu().double().numpy(), same.cpu().numpy()
+    if bad := int((~np.isfinite(values)).sum()):
+        raise BrokenEmbeddingsError(
+            f"{bad} of {len(values)} distances are NaN or infinite: the network has diverged or its weights "
+            "are damaged; go back to its last good weights"
+        )
+    if len(values) == 0:
+        raise UserError("there are no pairs: give some that are same and some that are different")
+    if flags.all() or not flags.any():
+        kind, other = ("same", "different") if flags.all() else ("different", "same")
+        raise UserError(
+            f"all {len(values)} pairs are {kind}: there is nothing to tell them from; give {other} pairs too"
+        )
+    return values, flags

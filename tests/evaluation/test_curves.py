@@ -1,0 +1,432 @@
+"""Curves: plans at other budgets, points that share what they can, and what is read of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import Transfer
+from robustmetric.evaluation import Evaluation, Plan, Record, Subject, load_record
+from robustmetric.evaluation.curves import (
+    FOLDER,
+    QUERIES,
+    CurvePoint,
+    curve_plans,
+    load_curves,
+    make_curves,
+)
+from robustmetric.evaluation.pieces import EmbedPiece, RetrievalPiece
+from robustmetric.files import digest_of_entries
+from robustmetric.locks import InUseError, locked
+from robustmetric.report.entries import gather
+from robustmetric.report.page import render
+from robustmetric.validate import UserError
+from tests.evaluation.conftest import make_network
+from tests.helpers.faults import fault
+from tests.helpers.networks import Counted
+from tests.helpers.processes import at_call
+
+FEW: dict[str, Any] = {
+    "eps": 0.1,
+    "alpha": 0.02,
+    "steps": 4,
+    "queries": 6,
+    "attacks": ["ES"],
+    "checks": "none",
+}
+POINTS = 12  # of eleven plans: four steps at ε are a point of both curves
+
+
+TRIED = 40 + 2  # a network is tried on a batch, and for gradients on two images
+
+
+def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Plan]:
+    return [plan for point, plan in plans.items() if point.axis == axis]
+
+
+# Plans
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"eps": 0.2, "steps": 8, "alpha": 0.5},
+        {"eps": 77 / 255, "steps": 5, "queries": 7, "seed": 4, "batch": 3, "checks": "full"},
+        {"eps": 0.6, "steps": 100},
+        {"eps": 1.0, "steps": 1, "alpha": 1.0},
+        {"eps": 0.0, "steps": 2},
+        {"eps": 1.5, "norm": "l2", "search": "apgd", "suite": "worst-case(trials=2)"},
+        {"protocol": "reference", "attacks": ["ES", "CA-"], "search": "nes(samples=2)"},
+    ],
+    ids=str,
+)
+def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
+    plan = Plan.make(**settings)
+    plans = curve_plans(plan, 1000)
+    radii, steps = ([getattr(each, axis) for each in along(plans, axis)] for axis in ("eps", "steps"))
+    most = 1.0 if plan.norm == "linf" else 2 * plan.eps
+    # From a quarter to twice the radius, as far as there is room, and no value twice.
+    assert radii == sorted({min(share * plan.eps, most) for share in (0.25, 0.5, 1, 1.5, 2)})
+    assert plan.eps in radii
+    assert steps == sorted({1, 2, 4, 8, 16, 32, 64, plan.steps})
+    for point, each in plans.items():
+        assert point.value == (each.eps if point.axis == "eps" else each.steps)
+        # What moves is on its axis, and the step that goes with it.
+        fixed = {"queries": min(plan.queries or QUERIES, QUERIES), "checks": "none", "suite": "none"}
+        moved = {point.axis: point.value, "alpha": each.alpha}
+        assert each.model_dump() == {**plan.model_dump(), **fixed, **moved}
+        assert plan.alpha <= each.alpha <= 1
+        assert each.alpha in (plan.alpha, 1.0) or each.alpha * each.steps == pytest.approx(1.25 * each.eps)
+        assert each.alpha == 1 or each.alpha * each.steps >= 1.25 * each.eps * (1 - 1e-12)
+    folders = {point.folder: each.digest for point, each in plans.items()}
+    assert all(folders[point.folder] == each.digest for point, each in plans.items())
+    assert len(folders) == len(plans) - 1, "where the axes cross there is one evaluation"
+
+
+def test_where_there_is_no_room_there_is_one_point() -> None:
+    assert [each.eps for each in along(curve_plans(Plan.make(eps=1.0), 9), "eps")] == [0.25, 0.5, 1.0]
+    assert [each.eps for each in along(curve_plans(Plan.make(eps=0.0), 9), "eps")] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("queries", "images", "wanted"), [(None, 40, 40), (None, 1000, 64), (9, 40, 9), (500, 1000, 64)]
+)
+def test_few_queries_are_attacked(queries: int | None, images: int, wanted: int) -> None:
+    plan = Plan.make(queries=queries)
+    for each in curve_plans(plan, images).values():
+        assert each.queries == wanted
+        assert {*each.draw(images).tolist()} <= {*plan.draw(images).tolist()}, "some of the plan's own"
+
+
+# Making them
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let curves have two points each."""
+    monkeypatch.setattr("robustmetric.evaluation.curves._SHARES", (1.0, 2.0))
+    monkeypatch.setattr("robustmetric.evaluation.curves._STEPS", (1, 4))
+
+
+def subject_of(images: Tensor, labels: Tensor, network: nn.Module | None = None) -> Subject:
+    return Subject(make_network() if network is None else network, images, labels, data="tiny")
+
+
+@pytest.fixture(scope="module")
+def made(
+    images: Tensor, labels: Tensor, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Record, Subject]:
+    """A record with its curves."""
+    out, subject = tmp_path_factory.mktemp("curves"), subject_of(images, labels)
+    record = Evaluation(subject, Plan.make(**FEW), out).run()
+    make_curves(subject, Plan.make(**FEW), out)
+    return out, record, subject
+
+
+def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject]) -> None:
+    out, record, subject = made
+    found = dict(load_curves(out, record))
+    plans = curve_plans(Plan.make(**FEW), 40)
+    assert list(found) == list(plans)
+    for point, each in plans.items():
+        assert found[point].settings == each
+    for point in [*plans][::4]:
+        assert found[point] == Evaluation(subject, plans[point]).run()
+    assert found[CurvePoint("eps", 0.1, "eps-1")] == found[CurvePoint("steps", 4, "eps-1")]
+    far = [found[point]["ES:D"] for point in plans if point.axis == "eps"]
+    assert far == sorted(far), "more room, farther away"
+
+
+def test_images_are_embedded_and_ranked_once_for_all_points(
+    images: Tensor, labels: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, calls = Counted(make_network()), []
+    for kind in (EmbedPiece, RetrievalPiece):
+        make = kind.make
+
+        def counted(self: Any, materials: Any, tick: Any = None, make: Any = make) -> Any:
+            calls.append(self.file)
+            return make(self, materials, tick)
+
+        monkeypatch.setattr(kind, "make", counted)
+    plan = Plan.make(**FEW)
+    make_curves(subject_of(images, labels, network), plan, tmp_path)
+    assert calls == ["embed-00000.safetensors", "retrieval.safetensors"]
+    different = {each.digest: each for each in curve_plans(plan, 40).values()}
+    assert len(different) == POINTS - 1
+    # A query goes through the network in each step, in the end, and rounded.
+    points = sum(TRIED + 6 * (each.steps + 2) for each in different.values())
+    assert network.forwards == 40 + points
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()
+    }
+
+
+@fault(
+    "evaluation",
+    "curves are interrupted between two points, or within one",
+    "finished points and pieces stay; the same command makes the rest, and the records have the same bytes",
+)
+def test_an_interruption_loses_nothing(
+    images: Tensor, labels: Tensor, made: tuple[Path, Record, Subject], tmp_path: Path
+) -> None:
+    plan, seen = Plan.make(**FEW), []
+    for limit in (1, 2, 9, 30, 60, 10**9):
+        network, before = make_network(), files_of(tmp_path)
+        call = at_call(limit, stop, lambda: None)
+        network.register_forward_pre_hook(lambda module, inputs, call=call: call())
+        with suppress(KeyboardInterrupt):
+            make_curves(subject_of(images, labels, network), plan, tmp_path)
+        after = files_of(tmp_path)
+        seen.append(len([name for name in after if name.endswith("record.json")]))
+        kept = {n: content for n, content in before.items() if n.endswith(("record.json", "plan.json"))}
+        assert kept.items() <= after.items()
+    assert seen == sorted(seen)
+    assert 0 < seen[-2] < seen[-1] == POINTS - 1
+    wanted = files_of(made[0] / FOLDER)
+    assert {f"{FOLDER}/{name}": content for name, content in wanted.items()} == files_of(tmp_path)
+
+
+def test_embeddings_of_an_interrupted_point_are_taken(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
+    plan = Plan.make(**FEW)
+    point, each = next(iter(curve_plans(plan, 40).items()))
+    begun = Evaluation(subject_of(images, labels), each, tmp_path / FOLDER / point.folder)
+    begun.begin()
+    with begun.subject.frozen():
+        begun.embed()
+    counted: list[int] = []
+
+    def forward(x: Tensor) -> None:
+        counted.append(len(x))
+
+    begun.subject.model.register_forward_pre_hook(lambda module, inputs: forward(*inputs))
+    make_curves(begun.subject, plan, tmp_path)
+    different = {p.digest: p for p in curve_plans(plan, 40).values()}
+    # None are embedded, and the point that had begun was tried before.
+    assert sum(counted) == sum(TRIED + 6 * (p.steps + 2) for p in different.values()) - TRIED
+
+
+def test_what_is_finished_is_not_made_again(
+    made: tuple[Path, Record, Subject], images: Tensor, labels: Tensor
+) -> None:
+    out, _, _ = made
+    before, network = files_of(out), make_network()
+    network.register_forward_pre_hook(lambda *_: pytest.fail("the network was asked"))
+    told: list[tuple[str, float, int]] = []
+    make_curves(subject_of(images, labels, network), Plan.make(**FEW), out, lambda *call: told.append(call))
+    assert files_of(out) == before
+    assert told == [("curves", place + 1, POINTS) for place in range(POINTS)]
+
+
+@pytest.mark.usefixtures("short")
+def test_progress_grows_to_the_end(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
+    told: list[tuple[str, float, int]] = []
+    plan = Plan.make(**{**FEW, "batch": 4})
+    make_curves(subject_of(images, labels), plan, tmp_path, lambda *call: told.append(call))
+    assert {(stage, total) for stage, _, total in told} == {("curves", 4)}
+    shares = [done for _, done, _ in told]
+    assert all(a <= b for a, b in pairwise(shares))
+    assert shares[-1] == 4
+    assert {1, 2, 3, 4} <= {*shares}
+    # Two blocks of queries, embeddings, ranking and a check: a point grows in parts.
+    assert len({share for share in shares if 0 < share < 1}) >= 4
+
+
+@pytest.mark.usefixtures("short")
+def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
+    """Beside another search it is the suite's, of which a point has none."""
+    other = make_network(1)
+    subject = replace(subject_of(images, labels), surrogate=other)
+    suite = "worst-case(goals='misrank', steps=1, targets=1, trials=1)"
+    few = {**FEW, "queries": 3}
+    plans = {
+        "suite": Plan.make(**few, suite=suite),
+        "named": Plan.make(**few, search="transfer"),
+        "object": Plan.make(**few, search=Transfer(surrogate=other)),
+    }
+    for name, plan in plans.items():
+        out = tmp_path / name
+        record = Evaluation(subject, plan, out).run()
+        make_curves(subject, plan, out)
+        for read in (record, load_record(out)):
+            found = list(load_curves(out, read, report=pytest.fail))
+            assert len(found) == len(curve_plans(plan, 40))
+        (surrogate,) = {each.network.surrogate for _, each in found}
+        assert surrogate == (None if name == "suite" else record.network.surrogate)
+
+
+@pytest.mark.usefixtures("short")
+def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
+    """Its file may be gone when curves are read: a record has names alone."""
+    (tmp_path / "own.py").write_text(
+        "from robustmetric.attacks.shift import EmbeddingShift\n"
+        "class Mine(EmbeddingShift):\n    name = 'mine'\n"
+    )
+    plan = Plan.make(**{**FEW, "attacks": [f"{tmp_path}/own.py:Mine"], "queries": 2})
+    subject, out = subject_of(images, labels), tmp_path / "out"
+    Evaluation(subject, plan, out).run()
+    make_curves(subject, plan, out)
+    (tmp_path / "own.py").unlink()
+    found = list(load_curves(out, load_record(out), report=pytest.fail))
+    assert len(found) == len(curve_plans(plan, 40))
+    assert {each.settings.attacks for _, each in found} == {("own.py:Mine",)}
+
+
+# Reading them
+
+
+@pytest.fixture
+def copy(made: tuple[Path, Record, Subject], tmp_path: Path) -> tuple[Path, Record]:
+    """The record and its curves, to be damaged."""
+    out, record, _ = made
+    for name, content in files_of(out).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path, record
+
+
+def read(out: Path, record: Record) -> tuple[list[CurvePoint], list[str]]:
+    told: list[str] = []
+    return [point for point, _ in load_curves(out, record, told.append)], told
+
+
+def rewritten(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a record as somebody would who knows how its digest is made."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    change(content)
+    file.write_text(json.dumps({**content, "sha256": digest_of_entries(content)}), encoding="utf-8")
+
+
+@fault(
+    "records",
+    "a point of a record's curves is damaged, or of another network",
+    "it is left out of the report with a line that says so; the others are shown",
+)
+def test_a_damaged_point_is_left_out_with_a_line(copy: tuple[Path, Record]) -> None:
+    out, record = copy
+    every, _ = read(out, record)
+    for name in ("eps-2", "steps-8", "eps-1"):
+        file = out / FOLDER / name / "record.json"
+        file.write_bytes(file.read_bytes().replace(b'"queries"', b'"queer"', 1))
+    found, told = read(out, record)
+    assert found == [point for point in every if point.folder not in ("eps-2", "steps-8", "eps-1")]
+    assert len(found) == POINTS - 4
+    assert len(told) == 3, "a point of both curves is told once"
+    for name, line in zip(("eps-1", "eps-2", "steps-8"), told, strict=True):
+        place = out / FOLDER / name
+        assert line.startswith(f"{place / 'record.json'} is not a whole record: ")
+        assert line.endswith(f"; remove {place} and evaluate with --curves again")
+
+
+def test_a_report_is_made_all_the_same(copy: tuple[Path, Record]) -> None:
+    out, _ = copy
+    (out / FOLDER / "eps-2" / "record.json").write_bytes(b"{")
+    (entry,) = gather([out])
+    assert len(entry.curves) == POINTS - 1
+    (line,) = entry.no_curves
+    assert "eps-2/record.json is not a record: it is not JSON" in line
+    page = render([entry])
+    assert "a point is left out: " in page
+    assert "eps-2/record.json is not a record" in page
+    for file in out.rglob(f"{FOLDER}/*/record.json"):
+        file.write_bytes(b"{")
+    (entry,) = gather([out])
+    assert not entry.curves
+    assert render([entry]).count("a point is left out: ") == POINTS - 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["network"].update(sha256="0" * 64),
+        lambda c: c["data"].update(sha256="0" * 64),
+        lambda c: c["settings"].update(alpha=0.03),
+        lambda c: c["settings"].update(eps=0.19),
+        lambda c: c["settings"].update(seed=1),
+        lambda c: c["settings"].update(attacks=["GTM"]),
+    ],
+)
+def test_points_of_another_evaluation_are_left_out(
+    change: Callable[[dict[str, Any]], object], copy: tuple[Path, Record]
+) -> None:
+    out, record = copy
+    place = out / FOLDER / "eps-2"
+    rewritten(place / "record.json", lambda c: None)
+    assert len(read(out, record)[0]) == POINTS
+    rewritten(place / "record.json", change)
+    found, told = read(out, record)
+    assert len(found) == POINTS - 1
+    assert told == [f"{place} is of another evaluation; remove it and evaluate with --curves again"]
+
+
+def test_curves_of_another_network_are_left_out(
+    copy: tuple[Path, Record], images: Tensor, labels: Tensor
+) -> None:
+    out, record = copy
+    other = Evaluation(subject_of(images, labels, make_network(1)), Plan.make(**FEW)).run()
+    found, told = read(out, other)
+    assert not found
+    assert len(told) == POINTS - 1
+    assert len(read(out, record)[0]) == POINTS
+
+
+def test_points_that_are_not_there(copy: tuple[Path, Record]) -> None:
+    out, record = copy
+    (out / FOLDER / "steps-8" / "record.json").unlink()
+    (out / FOLDER / "notes.txt").write_text("mine")
+    found, told = read(out, record)
+    assert len(found) == POINTS - 1
+    assert not told
+    (out / FOLDER).rename(out / "elsewhere")
+    assert read(out, record) == ([], [])
+
+
+def test_a_damaged_point_is_named_when_curves_are_made(
+    copy: tuple[Path, Record], made: tuple[Path, Record, Subject]
+) -> None:
+    out, record = copy
+    file = out / FOLDER / "steps-8" / "record.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9])
+    with pytest.raises(
+        UserError, match=r"steps-8/record.json and run the same command again: it is made anew"
+    ):
+        make_curves(made[2], record.settings, out)
+    file.unlink()
+    make_curves(made[2], record.settings, out)
+    assert file.read_bytes() == whole
+
+
+def test_two_make_curves_in_one_folder(made: tuple[Path, Record, Subject], tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / FOLDER / "eps-0.25", "an evaluation"),
+        pytest.raises(InUseError, match=r"eps-0.25 is in use: an evaluation by process"),
+    ):
+        make_curves(made[2], Plan.make(**FEW), tmp_path)
+    assert not list(tmp_path.rglob("record.json"))
+
+
+@pytest.mark.usefixtures("short")
+def test_a_network_in_training_comes_back_as_it_was(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
+    network = make_network().train()
+    make_curves(subject_of(images, labels, network), Plan.make(**{**FEW, "queries": 1}), tmp_path)
+    assert network.training
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    assert torch.is_grad_enabled()

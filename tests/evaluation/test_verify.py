@@ -1,0 +1,510 @@
+"""Verification: against a network whose distances are known, under interruption, and in all messages."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.attacks import PGD
+from robustmetric.evaluation import (
+    Subject,
+    Verification,
+    Verifying,
+    VerifyPlan,
+    load_verification,
+    verify_pieces,
+)
+from robustmetric.evaluation.store import PARTS
+from robustmetric.evaluation.verified import FORMAT
+from robustmetric.files import DamagedError
+from robustmetric.validate import UserError
+from robustmetric.verification import exact_interval, roc
+from tests.evaluation.conftest import make_network
+from tests.helpers.faults import fault
+
+FILES = {"plan.json", "queries.safetensors", "verification.json"}
+
+
+class Circle(nn.Module):
+    """Embeds an image on half of a circle, by the mean of its pixels: distances are known."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        angle = math.pi * images.mean((1, 2, 3))
+        return torch.stack([angle.cos(), angle.sin()], dim=1)
+
+
+def at(levels: list[float] | Tensor) -> Tensor:
+    """Images (N, 1, 2, 2) of one level each."""
+    return torch.as_tensor(levels, dtype=torch.float32)[:, None, None, None].expand(-1, 1, 2, 2).contiguous()
+
+
+def chord(apart: np.ndarray | float) -> Any:
+    """The distance of two images whose levels are so far apart."""
+    return 2 * np.sin(np.pi * np.asarray(apart) / 2)
+
+
+LEVELS = torch.tensor([0.40, 0.42, 0.47, 0.50, 0.52, 0.60, 0.61, 0.61, 0.10, 0.17])
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3, 3])
+EVERY = torch.tensor([[i, j] for i in range(10) for j in range(10) if i != j])
+# Of sums of four pixels, a cosine and a difference, on a sphere: some units of single precision.
+ROUNDING = 1e-6
+
+
+def on_circle(**changes: Any) -> Verification:
+    usual: dict[str, Any] = {"pairs": EVERY, "threshold": 0.12, "eps": 0.03, "alpha": 0.01, "steps": 5}
+    return rm.verify(Circle(), at(LEVELS), LABELS, **{**usual, **changes})
+
+
+def arrays_of(out: Path) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in FORMAT.read_arrays(out).items()}
+
+
+def by_hand(distances: np.ndarray, same: np.ndarray, threshold: float) -> tuple[float, float]:
+    """TAR and FAR in %, by a loop."""
+    shares = []
+    for kind in (True, False):
+        those = [d for d, s in zip(distances, same, strict=True) if s == kind]
+        shares.append(100 * sum(d <= threshold for d in those) / len(those))
+    return shares[0], shares[1]
+
+
+def test_distances_before_and_after_an_attack_are_those_of_the_circle(tmp_path: Path) -> None:
+    found = on_circle(out=tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    arrays = arrays_of(tmp_path / "out")
+    first, second = EVERY.numpy().T
+    same = LABELS.numpy()[first] == LABELS.numpy()[second]
+    apart = np.abs(LEVELS.double().numpy()[first] - LEVELS.double().numpy()[second])
+    assert (arrays["first"] == first).all()
+    assert (arrays["second"] == second).all()
+    assert (arrays["same"] == same).all()
+    clean, moved = chord(apart), np.where(same, chord(apart + 0.03), chord(np.maximum(apart - 0.03, 0)))
+    assert arrays["distance"] == pytest.approx(clean, abs=ROUNDING)
+    # A pair that has met cannot stay together by steps of a fixed size, but for one of them.
+    met = ~same & (apart < 0.03)
+    assert arrays["attacked"][~met] == pytest.approx(moved[~met], abs=ROUNDING)
+    assert (arrays["attacked"][met] <= clean[met] + ROUNDING).all()
+    assert (arrays["attacked"][met] < chord(0.01) + ROUNDING).all()
+    # Two copies are driven apart too, though the distance has no gradient there.
+    copies = same & (apart == 0)
+    assert copies.sum() == 2
+    assert arrays["attacked"][copies] == pytest.approx(chord(0.03), abs=ROUNDING)
+
+    assert (found.threshold.value, found.threshold.source) == (0.12, "given")
+    tables = {
+        "clean": arrays["distance"],
+        "evasion": np.where(same, arrays["attacked"], arrays["distance"]),
+        "impersonation": np.where(same, arrays["distance"], arrays["attacked"]),
+        "both": arrays["attacked"],
+    }
+    for name, distances in tables.items():
+        rates, (tar, far) = found.conditions[name], by_hand(distances, same, 0.12)
+        curve = roc(torch.from_numpy(distances), torch.from_numpy(same))
+        wanted = {"tar": tar, "far": far, "accuracy": (tar + 100 - far) / 2}
+        wanted |= {"auc": 100 * curve.auc, "eer": 100 * curve.eer}
+        for key, value in wanted.items():
+            score = getattr(rates, key)
+            assert score.value == pytest.approx(value, abs=1e-8)
+            assert score.low <= score.value <= score.high
+            before = None if name == "clean" else getattr(found.clean, key).value
+            assert score.before == before
+        count, wrong = round(tar / 100 * same.sum()), round(far / 100 * (~same).sum())
+        ends = [exact_interval(count, int(same.sum())), exact_interval(wrong, int((~same).sum()))]
+        for score, (low, high) in zip((rates.tar, rates.far), ends, strict=True):
+            assert [score.low, score.high] == pytest.approx([100 * low, 100 * high], abs=1e-8)
+        (low, high), (least, most) = (
+            exact_interval(count, int(same.sum()), 0.975),
+            exact_interval(wrong, int((~same).sum()), 0.975),
+        )
+        wide = [50 * (low + 1 - most), 50 * (high + 1 - least)]
+        assert [rates.accuracy.low, rates.accuracy.high] == pytest.approx(wide, abs=1e-8)
+    # What each attack can do, and what it leaves alone.
+    assert found.evasion is not None
+    assert found.impersonation is not None
+    assert found.both is not None
+    assert found.evasion.far.value == found.clean.far.value
+    assert found.impersonation.tar.value == found.clean.tar.value
+    assert found.both.tar.value == found.evasion.tar.value
+    assert found.both.far.value == found.impersonation.far.value
+    assert found.evasion.tar.value < found.clean.tar.value  # type: ignore[operator]
+    assert found.impersonation.far.value > found.clean.far.value  # type: ignore[operator]
+
+
+def test_tar_at_a_far_and_what_an_attack_leaves_of_it(tmp_path: Path) -> None:
+    found = on_circle(out=tmp_path / "out")
+    arrays = arrays_of(tmp_path / "out")
+    same, clean, moved = (arrays[name] for name in ("same", "distance", "attacked"))
+    far = [point.far for point in found.points]
+    assert far == [0.1, 0.01, 0.001, 0.0001]
+    best = max(by_hand(clean, same, t)[0] for t in clean if by_hand(clean, same, t)[1] <= 10)
+    point = found.points[0]
+    assert point.tar is not None
+    assert point.threshold is not None
+    assert point.tar.value == pytest.approx(best)
+    tar, wrong = by_hand(clean, same, point.threshold)
+    assert tar == best
+    assert wrong <= 10
+    wanted = by_hand(moved, same, point.threshold)
+    assert (point.evaded, point.impersonated) == pytest.approx(wanted, abs=1e-8)
+    assert wanted[0] < best
+    assert wanted[1] > 10
+    different = int((~same).sum())
+    assert [p.why for p in found.points[1:]] == [
+        f"a FAR of {f:g} takes at least {round(1 / f):,} different pairs, and there are {different}"
+        for f in far[1:]
+    ]
+    assert all(p.tar is None and p.threshold is None for p in found.points[1:])
+
+
+def test_the_threshold_is_not_chosen_on_pairs_that_are_judged(tmp_path: Path) -> None:
+    """Planted: the judged pairs are told apart by 0.2 to 0.3, the validation pairs by 0.02 to 0.06."""
+    judged = at([0.0, 0.05, 0.2, 0.25, 0.4, 0.45])
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    validation = (at([0.10, 0.11, 0.14, 0.15, 0.18, 0.19]), labels)
+    found = rm.verify(
+        Circle(), judged, labels, validation=validation, count=1000, attack=False, out=tmp_path / "out"
+    )
+    arrays = arrays_of(tmp_path / "out")
+    best = roc(*(torch.from_numpy(arrays[name]) for name in ("distance", "same"))).best()
+    assert (
+        roc(*(torch.from_numpy(arrays[n]) for n in ("choose/distance", "choose/same"))).best()
+        == found.threshold.value
+    )
+    assert chord(0.01) < found.threshold.value < chord(0.03)
+    assert chord(0.05) < best < chord(0.15)
+    # Perfect with its own best threshold, and at the one that was chosen nothing is accepted.
+    assert (found.clean.auc.value, found.clean.eer.value) == (100, 0)
+    assert (found.clean.tar.value, found.clean.far.value, found.clean.accuracy.value) == (0, 0, 50)
+    assert found.threshold.model_dump(exclude={"value", "sha256"}) == {
+        "source": "validation images", "same": 3, "different": 12, "classes": 3, "accuracy": 100,
+    }  # fmt: skip
+    assert "the threshold was chosen on 3 classes: another few may choose another one" in found.notes
+    # With the threshold that suits these images it is right.
+    given = rm.verify(Circle(), judged, labels, threshold=best, count=1000, attack=False)
+    assert (given.clean.tar.value, given.clean.far.value) == (100, 0)
+
+
+def test_without_validation_images_half_of_the_classes_choose(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(60) % 12
+    images = at((labels / 12 + 0.02 * torch.rand(60, generator=generator)).clamp(0, 1))
+    found = rm.verify(Circle(), images, labels, count=100, attack=False, out=tmp_path / "out")
+    assert (found.threshold.source, found.threshold.classes, found.pairs.classes) == ("other classes", 6, 6)
+    arrays = arrays_of(tmp_path / "out")
+    chose = roc(*(torch.from_numpy(arrays[n]) for n in ("choose/distance", "choose/same")))
+    assert found.threshold.value == chose.best()
+    assert found.pairs.source == "drawn"
+    assert (found.pairs.same, found.pairs.different) == (50, 50)
+
+
+def trained() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small network that has learned its images a little."""
+    generator = torch.Generator().manual_seed(0)
+    middle = torch.rand(6, 1, 6, 6, generator=generator)
+    labels = torch.arange(60) % 6
+    images = (middle[labels] + 0.15 * torch.randn(60, 1, 6, 6, generator=generator)).clamp(0, 1)
+    network = make_network().train()
+    defense = rm.defense("N/A[R]", seed=0)
+    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(30):
+        optimiser.zero_grad()
+        defense(network, images, labels).loss.backward()
+        optimiser.step()
+    return network.eval(), images, labels
+
+
+def test_an_attack_leaves_less_of_a_trained_network() -> None:
+    network, images, labels = trained()
+    found = rm.verify(network, images, labels, count=200, eps=0.1, alpha=0.02, steps=8)
+    for weak, strong in (
+        ("clean", "evasion"),
+        ("clean", "impersonation"),
+        ("evasion", "both"),
+        ("impersonation", "both"),
+    ):
+        before, after = found.conditions[weak], found.conditions[strong]
+        assert after.auc.value <= before.auc.value  # type: ignore[operator]
+        assert after.tar.value <= before.tar.value  # type: ignore[operator]
+        assert after.far.value >= before.far.value  # type: ignore[operator]
+        assert after.accuracy.value <= before.accuracy.value  # type: ignore[operator]
+    assert found.clean.auc.value > 90  # type: ignore[operator]
+    assert found.both.auc.value < found.clean.auc.value - 10  # type: ignore[union-attr, operator]
+
+
+def test_a_perturbation_that_does_not_help_is_not_used(tmp_path: Path) -> None:
+    """One long step overshoots where levels are nearer than half of it: the image is left as it is."""
+    on_circle(eps=0.3, alpha=0.3, steps=1, out=tmp_path / "out")
+    arrays = arrays_of(tmp_path / "out")
+    clean, moved, same = arrays["distance"], arrays["attacked"], arrays["same"]
+    near = ~same & (clean < chord(0.15))
+    assert near.sum() > 10
+    assert (moved[near] == clean[near]).all()
+    assert (moved[~same] <= clean[~same]).all()
+    assert (moved[same] >= clean[same]).all()
+
+
+def test_nothing_moves_without_a_budget() -> None:
+    found = on_circle(eps=0.0)
+    for name in ("evasion", "impersonation", "both"):
+        # Beyond rounding: an image that is embedded again may be a last digit away.
+        assert found.conditions[name].tar.value == found.clean.tar.value
+        assert found.conditions[name].far.value == found.clean.far.value
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_batch_and_order_change_nothing_but_rounding(batch: int, tmp_path: Path) -> None:
+    network, images, labels = trained()
+    pairs = torch.randint(60, (50, 2), generator=torch.Generator().manual_seed(2))
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(3))
+    how: dict[str, Any] = {"threshold": 0.5, "eps": 0.1, "alpha": 0.02, "steps": 6}
+    rm.verify(network, images, labels, pairs=pairs, out=tmp_path / "a", **how)
+    rm.verify(network, images, labels, pairs=pairs[order], batch=batch, out=tmp_path / "b", **how)
+    one, other = arrays_of(tmp_path / "a"), arrays_of(tmp_path / "b")
+    for name in ("distance", "attacked"):
+        # Signs of gradients would differ at a pixel whose gradient is rounding; this network has none.
+        assert other[name] == pytest.approx(one[name][order.numpy()], abs=1e-5)
+
+
+def test_cameras_and_a_gallery(tmp_path: Path) -> None:
+    labels, cameras = torch.arange(24) % 4, torch.arange(24) // 12
+    levels = labels / 4 + torch.linspace(0, 0.05, 24)
+    found = rm.verify(
+        Circle(),
+        at(levels[:8]),
+        labels[:8],
+        gallery=(at(levels[8:]), labels[8:]),
+        cameras=cameras[:8],
+        gallery_cameras=cameras[8:],
+        threshold=0.3,
+        count=1000,
+        attack=False,
+        out=tmp_path / "out",
+    )
+    arrays = arrays_of(tmp_path / "out")
+    first, second = arrays["first"], arrays["second"]
+    assert first.max() < 8 <= second.min()
+    same = arrays["same"]
+    assert (cameras.numpy()[first[same]] != cameras.numpy()[second[same]]).all()
+    assert (labels.numpy()[first] == labels.numpy()[second]).tolist() == same.tolist()
+    assert arrays["distance"] == pytest.approx(
+        chord(np.abs(levels.numpy()[first] - levels.numpy()[second])), abs=ROUNDING
+    )
+    assert found.data.cameras
+    assert found.data.gallery == 16
+    assert found.pairs.images == len({*first.tolist(), *second.tolist()})
+
+
+def test_a_network_that_tells_nothing_apart() -> None:
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([torch.ones(len(x), 1), 0 * x.flatten(1)[:, :1]], dim=1)
+
+    found = rm.verify(Same(), at(LEVELS), LABELS, pairs=EVERY, threshold=0.5, steps=2)
+    assert found.clean.auc.value == found.clean.eer.value == found.clean.accuracy.value == 50
+    assert "all pairs are equally far apart: the network tells nothing apart, it has collapsed" in found.notes
+
+
+# Going on after an interruption
+
+
+class StopError(Exception):
+    pass
+
+
+@fault(
+    "verification",
+    "a verification is interrupted, and the same call is made again",
+    "it goes on from the last finished block of pairs, to the same scores",
+)
+def test_an_interrupted_verification_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, images, labels = trained()
+    how: dict[str, Any] = {"count": 60, "steps": 2, "batch": 16}
+    whole = rm.verify(network, images, labels, name="net", **how)
+
+    def stop(stage: str, done: float, total: int) -> None:
+        if stage == "attack" and done == 2:
+            raise StopError
+
+    out = tmp_path / "out"
+    with pytest.raises(StopError):
+        rm.verify(network, images, labels, name="net", out=out, progress=stop, **how)
+    assert len(list((out / PARTS).glob("attack-*"))) == 2
+    told: dict[str, list[float]] = {}
+    subject = Subject(network, images, labels, name="net")
+    again = Verifying.of(
+        subject, VerifyPlan.make(**how), out=out, progress=lambda s, d, t: told.setdefault(s, []).append(d)
+    )
+    found = again.run()
+    assert told["attack"][0] == 2
+    assert told["attack"][-1] == 4
+    same = found.model_dump(exclude={"arrays", "sha256"})
+    assert same == whole.model_dump(exclude={"arrays", "sha256"})
+    assert {path.name for path in out.iterdir()} == FILES
+    # What is finished is read, and nothing is computed.
+    for piece in (verify_pieces.EmbedPiece, verify_pieces.AttackPiece):
+        monkeypatch.setattr(piece, "make", lambda *_: pytest.fail("it was computed again"))
+    assert rm.verify(network, images, labels, name="net", out=out, **how) == found
+    assert load_verification(out) == found
+    with pytest.raises(
+        UserError, match=r"holds another verification: steps was 2, is 3; give another folder"
+    ):
+        rm.verify(network, images, labels, name="net", out=out, **{**how, "steps": 3})
+    with pytest.raises(UserError, match=r"holds another verification: .*network was"):
+        rm.verify(make_network(7), images, labels, name="net", out=out, **how)
+
+
+@fault(
+    "verification",
+    "a kept block of pairs, or the finished file, is damaged",
+    "the block is named and made anew; the file is refused with what to do",
+)
+def test_what_is_damaged(tmp_path: Path) -> None:
+    network, images, labels = trained()
+    how: dict[str, Any] = {"count": 40, "steps": 1, "batch": 16}
+    out = tmp_path / "out"
+
+    def stop(stage: str, done: float, total: int) -> None:
+        if stage == "attack" and done == 1:
+            raise StopError
+
+    with pytest.raises(StopError):
+        rm.verify(network, images, labels, out=out, progress=stop, **how)
+    (piece,) = (out / PARTS).glob("attack-*")
+    content = bytearray(piece.read_bytes())
+    content[60] ^= 1
+    piece.write_bytes(content)
+    said: list[str] = []
+    found = rm.verify(network, images, labels, out=out, report=said.append, **how)
+    assert len(said) == 1
+    assert "attack-00000.safetensors is damaged" in said[0]
+    assert found.clean == rm.verify(network, images, labels, **how).clean
+    text = (out / "verification.json").read_text(encoding="utf-8")
+    (out / "verification.json").write_text(text.replace('"same": 20', '"same": 21'), encoding="utf-8")
+    with pytest.raises(DamagedError, match="is damaged, or was changed by hand: its digest does not match"):
+        load_verification(out)
+    with pytest.raises(UserError, match=r"remove .*verification\.json and run the same command again"):
+        rm.verify(network, images, labels, out=out, **how)
+
+
+# The document
+
+
+def test_the_schema_of_verifications_is_published() -> None:
+    schema = Verification.model_json_schema(by_alias=True, mode="serialization")
+    file = Path(__file__).parents[2] / "docs" / "verification.schema.json"
+    assert file.read_text(encoding="utf-8") == json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_the_file_is_what_was_returned(tmp_path: Path) -> None:
+    found = on_circle(out=tmp_path / "out", name="circle", data="levels")
+    content = json.loads((tmp_path / "out" / "verification.json").read_text(encoding="utf-8"))
+    assert content["schema"] == "robustmetric/verification/1"
+    assert content["network"]["name"] == "circle"
+    assert content["data"]["name"] == "levels"
+    assert content["pairs"]["source"] == "given"
+    assert set(content["versions"]) >= {"robustmetric", "torch", "numpy"}
+    assert load_verification(tmp_path / "out") == found
+    assert str(found).startswith(f"clean: TAR {found.clean.tar.value:.1f}  FAR {found.clean.far.value:.1f}  ")
+    assert str(found).count("\n") == 3 + len(found.notes)
+    quiet = on_circle(attack=False)
+    assert quiet.evasion is quiet.impersonation is quiet.both is None
+    assert list(quiet.conditions) == ["clean"]
+    assert quiet.points[0].evaded is None
+
+
+# What cannot be
+
+
+class Broken(Circle):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).where(images.mean((1, 2, 3))[:, None] < 0.5, torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"count": 1}, "count must be a whole number of at least 2, not 1: half of the pairs are same"),
+        ({"count": 2.5}, r"count must be a whole number of at least 2, not 2\.5"),
+        ({"threshold": 2.5}, r"threshold must be in \[0, 2\], not 2\.5: it is a distance on the unit sphere"),
+        ({"threshold": math.nan}, r"threshold must be in \[0, 2\], not nan"),
+        ({"threshold": "0.1"}, r"threshold must be in \[0, 2\], not '0\.1'"),
+        ({"attack": 1}, "attack must be True or False, not 1"),
+        ({"eps": 8}, r"eps must be in \[0, 1\], not 8"),
+        ({"steps": 0}, "steps must be a whole number of at least 1"),
+        ({"search": "pdg"}, r"unknown search 'pdg' \(did you mean 'pgd'\?\)"),
+        ({"search": "transfer"}, r"search 'transfer\(pgd\)' perturbs another network: give one of pgd"),
+        ({"seed": -1}, "seed must be"),
+        ({"batch": 0}, "batch must be"),
+        ({"labels": torch.zeros(10).long()}, "all 10 images are of class 0; no ranking can be wrong"),
+        ({"labels": torch.arange(10)}, "no two of the 10 images share a class"),
+        ({"model": Broken()}, "embeddings hold NaN or infinity: the network has diverged"),
+        ({"images": 255 * at(LEVELS)}, r"pixels are in \[.*\]; they must be in \[0, 1\]"),
+        ({"model": nn.Conv2d(1, 1, 1)}, r"returned a tensor of shape \(10, 1, 2, 2\) for 10 images"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_verified(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+    usual: dict[str, Any] = {
+        "model": Circle(),
+        "images": at(LEVELS),
+        "labels": LABELS,
+        "pairs": EVERY,
+        "threshold": 0.1,
+    }
+    with pytest.raises(UserError, match=told):
+        rm.verify(**{**usual, **changes}, out=tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("verification.json"))
+
+
+def test_an_unknown_setting() -> None:
+    with pytest.raises(
+        UserError, match=r"unknown setting 'epsilon' \(did you mean 'eps'\?\); known: alpha, attack,"
+    ):
+        VerifyPlan.make(epsilon=0.1)
+
+
+def test_a_search_that_leaves_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def far(self: PGD, images: Tensor, *_: Any, **__: Any) -> Tensor:
+        return (images + 0.2).clamp(0, 1)
+
+    monkeypatch.setattr(PGD, "__call__", far)
+    with pytest.raises(
+        UserError, match=r"search 'pgd' changed a pixel by 0\.2, to within .*; eps is 0\.03, and"
+    ):
+        on_circle()
+
+
+OWN = """
+from dataclasses import dataclass
+from robustmetric.attacks import Search
+
+@dataclass(frozen=True, kw_only=True)
+class Up(Search):
+    by: float = 0.01
+    follows_gradient = False
+    def __call__(self, images, objective, budget, *, draws, start=None):
+        return (images + self.by).clamp(0, 1)
+"""
+
+
+def test_a_search_of_one_s_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    found = on_circle(search=f"{tmp_path}/mine.py:Up(by=0.02)", out=tmp_path / "out")
+    assert found.settings.search == "mine.py:Up(by=0.02)"
+    arrays = arrays_of(tmp_path / "out")
+    first, second = EVERY.numpy().T
+    levels = LEVELS.double().numpy()
+    moved, clean = (
+        chord(np.abs(levels[first] + 0.02 - levels[second])),
+        chord(np.abs(levels[first] - levels[second])),
+    )
+    wanted = np.where(arrays["same"], np.maximum(moved, clean), np.minimum(moved, clean))
+    assert arrays["attacked"] == pytest.approx(wanted, abs=ROUNDING)

@@ -1,0 +1,240 @@
+"""Pairs: all that there are, drawn evenly and none twice, and those that choose apart from those judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robustmetric.evaluation import Subject
+from robustmetric.evaluation.verify_pairs import (
+    CHOOSE,
+    JUDGED,
+    Pairs,
+    Side,
+    Split,
+    draw,
+    split_pairs,
+    stretches,
+)
+from robustmetric.validate import UserError
+
+
+def every_pair(asks: Side, others: Side | None, same: bool) -> Counter[tuple[int, int]]:
+    """All pairs by two loops: ordered with a gallery, else each once."""
+    found: Counter[tuple[int, int]] = Counter()
+    ranked = asks if others is None else others
+    for i, a in enumerate(asks.places.tolist()):
+        for j, b in enumerate(ranked.places.tolist()):
+            if a == b or (asks.labels[i] == ranked.labels[j]) != same:
+                continue
+            if same and asks.cameras is not None and asks.cameras[i] == ranked.cameras[j]:  # type: ignore[index]
+                continue
+            found[(a, b) if others is not None else (min(a, b), max(a, b))] += 1
+    return found if others is not None else Counter(dict.fromkeys(found, 1))
+
+
+@st.composite
+def sides(made: Any) -> tuple[Side, Side | None]:
+    """Images of few classes and cameras, with or without a gallery that some of them are in."""
+    few = st.integers(-1, 3)
+
+    def some(count: int) -> Tensor:
+        return torch.tensor(made(st.lists(few, min_size=count, max_size=count)), dtype=torch.long)
+
+    count, seen = made(st.integers(1, 9)), made(st.booleans())
+    asks = Side.of(some(count), some(count) if seen else None)
+    if not made(st.booleans()):
+        return asks, None
+    size = made(st.integers(1, 9))
+    others = Side.of(some(size), some(size) if seen else None, count)
+    for k in range(min(count, size)):
+        if made(st.booleans()):  # it is on both sides
+            others.places[k], others.labels[k] = asks.places[k], asks.labels[k]
+            if seen:
+                others.cameras[k] = asks.cameras[k]  # type: ignore[index]
+    return asks, others
+
+
+@given(sides())
+def test_the_numbered_pairs_are_all_that_there_are(both: tuple[Side, Side | None]) -> None:
+    asks, others = both
+    for same, found in zip((True, False), stretches(asks, others), strict=True):
+        first, second = found.pairs(np.arange(found.count))
+        pairs = Counter(zip(first.tolist(), second.tolist(), strict=True))
+        if others is None:
+            pairs = Counter((min(a, b), max(a, b)) for a, b in pairs.elements())
+        assert pairs == every_pair(asks, others, same)
+
+
+def test_draws_are_even_and_none_is_drawn_twice() -> None:
+    """Of 45 pairs, 10 in each of 900 draws: each is drawn 200 times, give or take five deviations."""
+    side = Side.of(torch.arange(10), None)
+    count: Counter[tuple[int, int]] = Counter()
+    firsts: Counter[int] = Counter()
+    for seed in range(900):
+        found = draw(side, None, 20, seed, JUDGED)
+        pairs = [
+            (min(a, b), max(a, b)) for a, b in zip(found.first.tolist(), found.second.tolist(), strict=True)
+        ]
+        assert len(set(pairs)) == 10  # there are no same ones
+        count.update(pairs)
+        firsts.update(found.first.tolist())
+    assert len(count) == 45
+    assert max(abs(n - 200) for n in count.values()) < 5 * (900 * 10 / 45 * 35 / 45) ** 0.5
+    # Either image may be the first one, which is perturbed.
+    assert max(abs(n - 900) for n in firsts.values()) < 5 * 900**0.5
+
+
+def test_draws_depend_on_the_seed_and_the_purpose_alone() -> None:
+    side = Side.of(torch.arange(40) % 4, None)
+    first, again = (draw(side, None, 30, 3, JUDGED) for _ in range(2))
+    assert first.digest == again.digest
+    assert first.digest != draw(side, None, 30, 4, JUDGED).digest
+    assert first.digest != draw(side, None, 30, 3, CHOOSE).digest
+    assert first.same.sum() == 15
+    odd = draw(side, None, 31, 3, JUDGED)
+    assert (int(odd.same.sum()), len(odd)) == (15, 31)
+
+
+def test_fewer_pairs_than_asked_for_are_all() -> None:
+    found = draw(Side.of(torch.tensor([0, 0, 1]), None), None, 100, 0, JUDGED)
+    assert (int(found.same.sum()), len(found)) == (1, 3)
+
+
+def subject_of(labels: Tensor, **more: Any) -> Subject:
+    images = torch.rand(len(labels), 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    return Subject(nn.Flatten(), images, labels, **more)
+
+
+def split(subject: Subject, **changes: Any) -> Split:
+    usual: dict[str, Any] = {"pairs": None, "validation": None, "chosen": True, "count": 60, "seed": 0}
+    return split_pairs(subject, **{**usual, **changes})
+
+
+def classes_of(pairs: Pairs, labels: Tensor) -> set[int]:
+    places = np.concatenate([pairs.first, pairs.second])
+    return set(labels[torch.from_numpy(places)].tolist())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_class_chooses_and_is_judged(seed: int) -> None:
+    labels = torch.arange(60) % 12
+    found = split(subject_of(labels), seed=seed)
+    assert found.choose is not None
+    judged, choose = classes_of(found.judged, labels), classes_of(found.choose.pairs, labels)
+    assert not judged & choose
+    assert (len(judged), found.choose.classes, found.choose.source) == (6, 6, "other classes")
+    assert len(found.judged) == len(found.choose.pairs) == 60
+
+
+def test_classes_that_make_no_same_pairs_are_shared_out_as_well() -> None:
+    """Ten classes of one image and four of three: each half has two of those."""
+    labels = torch.cat([torch.arange(10), torch.arange(10, 14).repeat(3)])
+    for seed in range(5):
+        found = split(subject_of(labels), seed=seed, count=10)
+        assert found.choose is not None
+        assert found.choose.pairs.same.sum() > 0
+        assert found.judged.same.sum() > 0
+
+
+def test_with_a_gallery_pairs_are_of_a_query_and_an_image_that_is_ranked() -> None:
+    labels, ranked = torch.arange(8) % 4, torch.arange(12) % 4
+    gallery = (torch.rand(12, 1, 2, 2), ranked)
+    own = torch.tensor([0, 1, 2, 3, -1, -1, -1, -1])
+    subject = subject_of(labels, gallery=gallery, own=own)
+    found = split(subject, count=1000)
+    both = [found.judged, found.choose.pairs] if found.choose else []
+    assert len(both) == 2
+    for pairs in both:
+        assert pairs.first.max() < 8
+        # An image that is on both sides stands where it queries, and makes no pair with itself.
+        assert set(pairs.second.tolist()) <= {0, 1, 2, 3, *range(12, 20)}
+        assert (pairs.first != pairs.second).all()
+    total = sum(len(pairs) for pairs in both)
+    # Two halves of two classes, each of 4 queries and 6 images: 24 pairs less the 2 of an image with itself.
+    assert total == 2 * (24 - 2)
+
+
+def test_images_of_one_class_and_camera_make_no_pair() -> None:
+    labels, cameras = torch.arange(24) % 4, torch.arange(24) // 12
+    found = split(subject_of(labels, cameras=cameras), count=1000, chosen=False)
+    same = found.judged.same
+    first, second = found.judged.first, found.judged.second
+    assert same.sum() == 4 * 3 * 3
+    assert (cameras.numpy()[first[same]] != cameras.numpy()[second[same]]).all()
+    assert (~same).sum() == 6 * 36
+
+
+def test_given_pairs_keep_their_order_and_are_parted_by_class() -> None:
+    labels = torch.arange(12) % 4
+    subject = subject_of(labels)
+    pairs = torch.tensor([[i, j] for i in range(12) for j in range(12) if i != j])
+    whole = split(subject, pairs=pairs, chosen=False)
+    assert np.stack([whole.judged.first, whole.judged.second], 1).tolist() == pairs.tolist()
+    assert (whole.judged.same == (labels[pairs[:, 0]] == labels[pairs[:, 1]]).numpy()).all()
+    assert (whole.given, whole.left_out, whole.choose) == (True, 0, None)
+    parted = split(subject, pairs=pairs)
+    assert parted.choose is not None
+    judged, choose = classes_of(parted.judged, labels), classes_of(parted.choose.pairs, labels)
+    assert len(judged) == len(choose) == 2
+    assert not judged & choose
+    assert len(parted.judged) == len(parted.choose.pairs) == 6 * 5
+    assert parted.left_out == len(pairs) - 60
+
+
+def test_validation_images_choose_and_all_classes_are_judged() -> None:
+    labels = torch.arange(24) % 4
+    images = torch.rand(9, 1, 2, 2)
+    found = split(subject_of(labels), validation=(images, torch.arange(9) % 3), count=1000)
+    assert found.choose is not None
+    assert found.choose.images is images
+    assert (found.choose.source, found.choose.classes) == ("validation images", 3)
+    assert (int(found.choose.pairs.same.sum()), len(found.choose.pairs)) == (9, 36)
+    assert classes_of(found.judged, labels) == {0, 1, 2, 3}
+    # By their cameras as well: of each class, one of three is from another camera than the others.
+    seen = (images, torch.arange(9) % 3, (torch.arange(9) < 3).long())
+    by_camera = split(subject_of(labels), validation=seen, count=1000)
+    assert by_camera.choose is not None
+    assert by_camera.choose.pairs.same.sum() == 6
+
+
+TWO = torch.arange(8) % 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "changes", "told"),
+    [
+        (TWO, {}, r"none of the \d+ judged pairs is different \(6 same, 0 different\): give images"),
+        (torch.tensor([0, 0, 1, 2, 3]), {}, r"none of the \d+ (judged|choosing) pairs is same"),
+        (TWO, {"pairs": torch.tensor([[0, 2], [1, 3]]), "chosen": False}, "the 2 judged pairs is different"),
+        (TWO, {"pairs": torch.zeros(0, 2).long(), "chosen": False}, r"none of the 0 judged pairs is same"),
+        (TWO, {"pairs": [[0, 1]]}, r"pairs must be a tensor \(P, 2\) of positions, .*, not list"),
+        (TWO, {"pairs": torch.rand(3, 2)}, r"not torch\.float32 of shape \(3, 2\)"),
+        (TWO, {"pairs": torch.tensor([[0, 8]])}, "hold the position 8, and there are 8 images, counted"),
+        (TWO, {"pairs": torch.tensor([[-1, 3]])}, "pairs hold the position -1, and there are 8 images"),
+        (TWO, {"pairs": torch.tensor([[0, 1], [3, 3]])}, "pair 1 is an image with itself, which tells"),
+        (TWO, {"validation": torch.rand(3, 1, 2, 2)}, "validation is a pair of images and their labels"),
+        (TWO, {"validation": (torch.rand(3, 1, 2, 2), TWO)}, r"labels have shape \(8,\) for 3 images"),
+        (
+            TWO,
+            {"validation": (torch.rand(8, 1, 3, 3), TWO)},
+            r"validation images have shape \(1, 3, 3\) and those that are judged \(1, 2, 2\): bring them to",
+        ),
+        (
+            TWO,
+            {"validation": (torch.rand(8, 1, 2, 2), torch.zeros(8).long())},
+            r"none of the 28 choosing pairs is different \(28 same, 0 different\): give more classes, "
+            "validation images, or the threshold itself",
+        ),
+    ],
+)  # fmt: skip
+def test_pairs_that_are_none(labels: Tensor, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        split(subject_of(labels), **changes)

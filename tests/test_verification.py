@@ -1,0 +1,223 @@
+"""Scores of pairs against plain loops, scikit-learn and scipy, and pairs that are none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from sklearn.metrics import roc_auc_score, roc_curve
+from torch import Tensor
+
+from robustmetric.validate import UserError
+from robustmetric.verification import (
+    FARS,
+    Roc,
+    exact_interval,
+    roc,
+    unresolved,
+    verification_scores,
+)
+
+
+def auc_by_pairs(distances: list[float], same: list[bool]) -> float:
+    ours = [d for d, s in zip(distances, same, strict=True) if s]
+    theirs = [d for d, s in zip(distances, same, strict=True) if not s]
+    won = sum(Fraction(1) if a < b else Fraction(1, 2) if a == b else 0 for a in ours for b in theirs)
+    return float(Fraction(won) / (len(ours) * len(theirs)))
+
+
+def rates_by_hand(distances: list[float], same: list[bool], threshold: float) -> tuple[float, float]:
+    def share(kind: bool) -> float:
+        those = [d for d, s in zip(distances, same, strict=True) if s == kind]
+        return sum(d <= threshold for d in those) / len(those)
+
+    return share(True), share(False)
+
+
+def tar_by_hand(distances: list[float], same: list[bool], far: float) -> float | None:
+    """The highest TAR of all thresholds that accept at most this share; None if one of all is more."""
+    if far * same.count(False) < 1 - 1e-12:
+        return None
+    found = [rates_by_hand(distances, same, t) for t in [-1.0, *distances]]
+    return max(tar for tar, wrong in found if wrong <= far)
+
+
+def tensors(distances: list[float], same: list[bool]) -> tuple[Tensor, Tensor]:
+    return torch.tensor(distances, dtype=torch.float64), torch.tensor(same)
+
+
+# Few different distances, so that many are equal.
+PAIRS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5000000001, 1.0, 2.0]), st.booleans()),
+    min_size=2,
+    max_size=40,
+).filter(lambda rows: len({kind for _, kind in rows}) == 2)
+
+
+@given(PAIRS)
+def test_every_score_is_that_of_a_plain_loop(rows: list[tuple[float, bool]]) -> None:
+    distances, same = [d for d, _ in rows], [s for _, s in rows]
+    curve = roc(*tensors(distances, same))
+    assert curve.distance.tolist() == sorted(set(distances))
+    assert curve.auc == auc_by_pairs(distances, same)
+    for threshold in (-0.1, *set(distances), 0.3, 3.0):
+        at = curve.at(threshold)
+        assert (at.tar, at.far) == rates_by_hand(distances, same, threshold)
+        assert at.accuracy == pytest.approx((at.tar + 1 - at.far) / 2, abs=1e-15)
+    for far in (0.5, 0.2, 0.1, 0.01):
+        found = curve.at_far(far)
+        assert (None if found is None else found.tar) == tar_by_hand(distances, same, far)
+        if found is not None:
+            assert found.far <= far
+            assert (found.tar, found.far) == rates_by_hand(distances, same, found.threshold)
+    accuracies = {t: curve.at(t).accuracy for t in sorted(set(distances))}
+    best = curve.best()
+    assert curve.at(best).accuracy == max(accuracies.values())
+    # The lowest of the best, and nothing is between it and the threshold.
+    lowest = min(t for t, value in accuracies.items() if value > max(accuracies.values()) - 1e-12)
+    assert curve.at(best).tar == curve.at(lowest).tar
+    assert lowest <= best
+
+
+@given(PAIRS)
+def test_scikit_learn_agrees(rows: list[tuple[float, bool]]) -> None:
+    distances, same = [d for d, _ in rows], [s for _, s in rows]
+    curve = roc(*tensors(distances, same))
+    nearness = [-d for d in distances]
+    assert curve.auc == pytest.approx(roc_auc_score(same, nearness), abs=1e-12)
+    far, tar, _ = roc_curve(same, nearness, drop_intermediate=False)
+    assert np.append(0, curve.far) == pytest.approx(far, abs=1e-15)
+    assert np.append(0, curve.tar) == pytest.approx(tar, abs=1e-15)
+
+
+@given(PAIRS)
+def test_the_eer_is_on_the_curve(rows: list[tuple[float, bool]]) -> None:
+    """By a walk along the sides of the polygon, in fractions."""
+    distances, same = [d for d, _ in rows], [s for _, s in rows]
+    count = {kind: same.count(kind) for kind in (True, False)}
+    at = [(Fraction(0), Fraction(1))]  # FAR and the share that is refused
+    for t in sorted(set(distances)):
+        hits = {k: sum(d <= t for d, s in rows if s == k) for k in (True, False)}
+        at.append((Fraction(hits[False], count[False]), 1 - Fraction(hits[True], count[True])))
+    for (f0, r0), (f1, r1) in itertools.pairwise(at):
+        if f1 >= r1:
+            part = (r0 - f0) / ((f1 - f0) + (r0 - r1))
+            assert roc(*tensors(distances, same)).eer == pytest.approx(
+                float(f0 + part * (f1 - f0)), abs=1e-12
+            )
+            break
+
+
+def test_all_distances_equal_tell_nothing() -> None:
+    curve = roc(torch.full((6,), 0.7), torch.tensor([True] * 2 + [False] * 4))
+    assert (curve.auc, curve.eer) == (0.5, 0.5)
+    assert curve.best() == pytest.approx(0.7)
+    assert (curve.at(0.8).tar, curve.at(0.8).far) == (1, 1)
+    assert curve.at_far(0.25) is not None
+    assert curve.at_far(0.25).tar == 0  # type: ignore[union-attr]
+
+
+def test_pairs_that_are_told_apart_and_those_the_wrong_way_round() -> None:
+    same = torch.tensor([True, True, False, False])
+    right, wrong = torch.tensor([0.1, 0.2, 0.5, 0.6]), torch.tensor([0.5, 0.6, 0.1, 0.2])
+    assert verification_scores(right, same, fars=[0.5]) == {"AUC": 100, "EER": 0, "TAR@FAR=0.5": 100}
+    assert verification_scores(wrong, same, fars=[0.5]) == {"AUC": 0, "EER": 100, "TAR@FAR=0.5": 0}
+    assert roc(right, same).best() == pytest.approx(0.35)
+    assert roc(wrong, same).at(roc(wrong, same).best()).accuracy == 0.5
+
+
+def test_a_threshold_between_two_neighbouring_floats_is_the_lower_one() -> None:
+    low = 0.5
+    high = math.nextafter(low, 1)
+    assert roc(*tensors([low, high], [True, False])).best() == low
+
+
+def test_distances_are_compared_in_double_precision() -> None:
+    near = torch.tensor([0.5, 0.5 + 1e-12], dtype=torch.float64)
+    assert roc(near, torch.tensor([True, False])).auc == 1
+    assert roc(near.float(), torch.tensor([True, False])).auc == 0.5
+
+
+@pytest.mark.parametrize(
+    ("far", "different", "resolved"),
+    [
+        (0.1, 10, True),
+        (0.1, 9, False),
+        (1e-3, 1000, True),
+        (1e-3, 999, False),
+        (1e-4, 10_000, True),
+        (0.3, 4, True),
+    ],
+)
+def test_a_far_takes_as_many_pairs_as_tell_it_from_none(far: float, different: int, resolved: bool) -> None:
+    assert (unresolved(far, different) is None) == resolved
+    distances = torch.rand(different + 5, generator=torch.Generator().manual_seed(0))
+    same = torch.arange(different + 5) < 5
+    assert (roc(distances, same).at_far(far) is not None) == resolved
+
+
+def test_why_a_far_is_not_resolved() -> None:
+    told = "a FAR of 0.0001 takes at least 10,000 different pairs, and there are 2,500"
+    assert unresolved(1e-4, 2500) == told
+    scores = verification_scores(torch.rand(40), torch.arange(40) < 20)
+    assert list(scores) == ["AUC", "EER", *(f"TAR@FAR={far:g}" for far in FARS)]
+    assert [scores[f"TAR@FAR={far:g}"] is None for far in FARS] == [False, True, True, True]
+
+
+@given(st.integers(1, 3000).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))))
+def test_intervals_of_counts_are_exact(case: tuple[int, int]) -> None:
+    count, of = case
+    wanted = binomtest(count, of).proportion_ci(0.95, method="exact")
+    low, high = exact_interval(count, of)
+    # Sums of up to 3,000 probabilities from logarithms of up to 2e4, each off by 2e-16 of it.
+    assert low == pytest.approx(wanted.low, abs=1e-9)
+    assert high == pytest.approx(wanted.high, abs=1e-9)
+
+
+def test_pairs_counted_several_times() -> None:
+    """As a resample does: the curve is that of pairs that are there as often."""
+    once = Roc(np.array([0.1, 0.5]), np.array([2, 1]), np.array([1, 3]))
+    again = roc(
+        torch.tensor([0.1, 0.1, 0.5, 0.1, 0.5, 0.5, 0.5], dtype=torch.float64),
+        torch.tensor([True, True, True, False, False, False, False]),
+    )
+    assert (once.auc, once.eer, once.best()) == (again.auc, again.eer, again.best())
+
+
+YES_NO = torch.tensor([True, False])
+
+
+@pytest.mark.parametrize(
+    ("distances", "same", "told"),
+    [
+        ([0.1, 0.2], YES_NO, r"distances must be a tensor \(P,\) of floats, not \[0\.1, 0\.2\]"),
+        (torch.tensor([1, 2]), YES_NO, r"not torch\.int64 of shape \(2,\)"),
+        (torch.rand(2, 1), YES_NO, r"not torch\.float32 of shape \(2, 1\)"),
+        (torch.rand(2), torch.tensor([1, 0]), r"same must be a tensor \(2,\) of True and False.*int64"),
+        (torch.rand(3), YES_NO, r"same must be a tensor \(3,\) .*shape \(2,\): compare labels"),
+        (torch.rand(2), [True, False], r"same must be a tensor \(2,\)"),
+        (torch.tensor([0.1, torch.nan]), YES_NO, "1 of 2 distances are NaN or infinite: the network"),
+        (torch.tensor([0.1, torch.inf]), YES_NO, "1 of 2 distances are NaN or infinite"),
+        (torch.rand(0), torch.zeros(0, dtype=torch.bool), "there are no pairs: give some that are same"),
+        (torch.rand(2), YES_NO | True, "all 2 pairs are same: there .*; give different pairs too"),
+        (torch.rand(2), YES_NO & False, "all 2 pairs are different: .*; give same pairs too"),
+    ],
+)  # fmt: skip
+def test_what_is_no_pairs(distances: Tensor, same: Tensor, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        roc(distances, same)
+
+
+@pytest.mark.parametrize("far", [0, 1, -0.1, 10, True, "0.1", math.nan])
+def test_what_is_no_far(far: float) -> None:
+    with pytest.raises(
+        UserError, match=r"a FAR must be in \(0, 1\), not .*: it is the share of different pairs"
+    ):
+        verification_scores(torch.rand(4), torch.tensor([True, True, False, False]), fars=[far])

@@ -1,0 +1,197 @@
+"""What a run trained, as a product uses it: vectors of files, Pillow images and tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import robustmetric as rm
+from robustmetric.data.inputs import Inputs
+from robustmetric.distance import ROUNDING
+from robustmetric.evaluation.identity import digest_of
+from robustmetric.training import Run, load_recipe
+from robustmetric.training.runs import RunFolder
+from robustmetric.validate import UserError
+from tests.helpers.runs import make_pictures, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rm.load_run(make_run(tmp_path_factory.mktemp("trained") / "run", "last"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return sorted(make_pictures(tmp_path_factory.mktemp("pictures") / "all", 4).rglob("*.png"))
+
+
+def one_by_one(run: Run, files: list[Path]) -> torch.Tensor:
+    """The vectors as a plain loop has them."""
+    with torch.no_grad():
+        z = torch.cat([run.network(run.inputs.tensor(file)) for file in files])
+    return z / z.square().sum(1, keepdim=True).sqrt()
+
+
+def opened(files: list[Path]) -> list[Image.Image]:
+    return [Image.open(file) for file in files]
+
+
+def far(x: torch.Tensor, y: torch.Tensor) -> float:
+    return float((x - y).norm(dim=1).max())
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda run, files: files,
+        lambda run, files: [str(file) for file in files],
+        lambda run, files: (file for file in files),
+        lambda run, files: opened(files),
+        lambda run, files: torch.cat([run.inputs.tensor(file) for file in files]),
+        lambda run, files: torch.cat([run.inputs.tensor(file) for file in files]).double(),
+    ],
+    ids=["paths", "texts", "generator", "pillow", "tensor", "double"],
+)
+def test_vectors_are_those_of_each_image_alone(
+    given: Callable[[Run, list[Path]], Any], batch: int, run: Run, files: list[Path]
+) -> None:
+    z = run.embed(given(run, files), batch=batch)
+    assert z.shape == (len(files), 16)
+    assert (z.dtype, z.device.type, z.requires_grad) == (torch.float32, "cpu", False)
+    # A batch of another size rounds otherwise, by less than this everywhere in the project.
+    assert far(z, one_by_one(run, files)) < ROUNDING
+
+
+@pytest.mark.parametrize("as_what", [Path, str, Image.open])
+def test_one_image_needs_no_list(as_what: Callable[[Path], Any], run: Run, files: list[Path]) -> None:
+    assert far(run.embed(as_what(files[3])), one_by_one(run, files[3:4])) < ROUNDING
+
+
+def test_the_same_image_has_the_same_vector_in_every_shape(run: Run, tmp_path: Path) -> None:
+    """What training does with images of other sizes and modes is done here too."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    grey = Image.fromarray(pixels)
+    grey.save(tmp_path / "grey.png")
+    grey.convert("RGB").save(tmp_path / "colour.png")
+    exif = Image.Exif()
+    exif[0x0112] = 3  # it lies on its head
+    grey.rotate(180).save(tmp_path / "turned.png", exif=exif)
+    z = run.embed(sorted(tmp_path.glob("*.png")))
+    assert far(z, z[:1].expand(3, -1)) < ROUNDING
+
+
+def test_the_network_comes_back_as_it_was() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Flatten()).train()
+    network[0].weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    run = Run(network, Inputs(resize=8, channels=1), load_recipe("digits"), None)
+    images = torch.rand(6, 1, 8, 8)
+    assert torch.equal(run.embed(images), run.embed(images)), "dropout was not switched off"
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(module.training for module in network.modules())
+    assert [p.requires_grad for p in network[0].parameters()] == [False, True]
+
+
+def test_a_run_knows_its_name_and_the_digest_of_its_network(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "last", defense="N/A[S]")
+    run = rm.load_run(folder)
+    assert run.name == RunFolder(folder).name == "c2f2 N/A[S]"
+    assert run.digest == digest_of(run.network)
+    next(run.network.parameters()).data.flatten()[0] += 1
+    assert run.digest != rm.load_run(folder).digest
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (torch.rand(2, 3, 8, 8), "images have 3 channels, and the network takes 1: give (N, 1, H, W), or"),
+        (torch.full((1, 1, 8, 8), 255.0), "pixels are in [255, 255]; they must be in [0, 1]: divide 8-bit"),
+        (torch.full((1, 1, 8, 8), -0.5), "pixels are in [-0.5, -0.5]; they must be in [0, 1]"),
+        (torch.full((1, 1, 8, 8), torch.nan), "pixels hold NaN"),
+        (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "must be a floating-point tensor, not torch.uint8"),
+        (torch.rand(1, 8, 8), "images have shape (1, 8, 8); they must have shape (N, C, H, W)"),
+        (torch.rand(0, 1, 8, 8), "there is nothing in them"),
+        (
+            np.zeros((1, 1, 8, 8)),
+            "must be a floating-point tensor, not ndarray: use torch.from_numpy(images)",
+        ),
+        ([], "there are no images to embed: give at least one"),
+        (3, "image is a int; give a file or a Pillow image"),
+        ([torch.rand(1, 8, 8)], "image is a Tensor; give a file or a Pillow image"),
+        ("nowhere.png", "nowhere.png cannot be read: No such file or directory; give an image file"),
+        (torch.rand(1, 1, 9, 9), "images have shape (1, 1, 9, 9); this C2F2 takes (B, 1, 8, 8): resize the"),
+    ],
+)
+def test_what_is_no_image_is_refused(given: Any, said: str, run: Run) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        run.embed(given)
+
+
+def test_images_that_the_network_fails_on_are_told() -> None:
+    run = Run(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 4)),
+        Inputs(resize=8, channels=1),
+        load_recipe("digits"),
+        None,
+    )
+    told = (
+        r"the network failed on images of shape \(1, 1, 9, 9\) and type float32 \(RuntimeError: mat1 and mat2"
+    )
+    with pytest.raises(UserError, match=told):
+        run.embed(torch.rand(3, 1, 9, 9))
+
+
+def test_a_file_that_is_no_image_is_named(run: Run, files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "notes.png").write_text("no image")
+    (tmp_path / "cut.png").write_bytes(files[0].read_bytes()[:60])
+    for name in ("notes.png", "cut.png"):
+        with pytest.raises(UserError, match=rf"{name} cannot be read: .*; give an image file"):
+            run.embed([files[0], tmp_path / name, files[1]], batch=2)
+    with pytest.raises(UserError, match="cannot be read: Is a directory; give an image file"):
+        run.embed(tmp_path)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.5, True, "8"])
+def test_a_batch_is_a_number_of_images(batch: Any, run: Run, files: list[Path]) -> None:
+    with pytest.raises(UserError, match="batch must be a whole number of at least 1"):
+        run.embed(files, batch=batch)
+
+
+def test_images_of_different_sizes_need_a_size(files: list[Path], tmp_path: Path) -> None:
+    Image.new("L", (5, 7)).save(tmp_path / "small.png")
+    run = Run(nn.Flatten(), Inputs(channels=1), load_recipe("digits"), None)
+    with pytest.raises(UserError, match=r"different sizes \(10 x 10, 7 x 5, height x width\), and nothing"):
+        run.embed([files[0], tmp_path / "small.png"])
+    cropped = Run(nn.Flatten(), Inputs(crop=4, channels=1), load_recipe("digits"), None)
+    assert cropped.embed([files[0], files[1]]).shape == (2, 16)
+
+
+def test_the_files_of_a_generator_are_not_held_all_at_once(run: Run, files: list[Path]) -> None:
+    """No more are taken than a batch and as many ahead."""
+    taken = 0
+    passed: list[int] = []
+
+    def counted() -> Any:
+        nonlocal taken
+        for file in files * 4:
+            taken += 1
+            yield file
+
+    handle = run.network.register_forward_hook(lambda *_: passed.append(taken))
+    try:
+        run.embed(counted(), batch=4)
+    finally:
+        handle.remove()
+    assert passed == [min(len(files) * 4, 4 * (k + 1) + 4) for k in range(len(files))]
