@@ -20,7 +20,7 @@ TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
 AXE := .venv/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: setup browser chromium demo quick test kernels lint bench mutants fuzz docs wheel clean
+.PHONY: setup browser chromium demo screenshot quick test kernels lint bench mutants fuzz docs wheel clean
 
 setup: .venv/.ready-dev
 
@@ -49,6 +49,10 @@ $(AXE): | .venv/.ready-dev
 
 demo: .venv/.ready
 	$(BIN)/robustmetric demo
+
+# The pictures of the README, from the demo's report.
+screenshot: demo setup chromium
+	$(BIN)/python -m tests.browser.screenshot runs/demo/report.html docs/images
 
 lint: setup
 	$(BIN)/ruff check .

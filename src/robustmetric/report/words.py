@@ -14,22 +14,22 @@ from robustmetric.report.verdict import with_interval
 from robustmetric.usercode import file_of, split_options, without_folder
 
 COLUMN_MEANINGS: Mapping[str, str] = {
-    "CA+": "the attacker brings an image to the front of a random query's ranking; its rank, 0 is first",
-    "CA-": "the attacker drives an image out of the ranking of a query near to it; its rank",
-    "QA+": "the attacker makes a query rank a random image first; that image's rank, 0 is first",
-    "QA-": "the attacker makes a query rank an image near to it last; that image's rank",
-    "TMA": "the attacker makes an image look like a random other one; the cosine of the two",
-    "ES:D": "the attacker moves an embedding away from where it was; the distance, 2 at most",
+    "CA+": "rank of an image that shall come first for a random query",
+    "CA-": "rank of an image that shall come last for a query near to it",
+    "QA+": "rank of a random image that a query shall rank first",
+    "QA-": "rank of an image near to a query that it shall rank last",
+    "TMA": "cosine of an image and a random other one that it shall look like",
+    "ES:D": "how far embeddings were moved away from where they were; 2 at most",
     "ES:R": "R@1 of queries whose embedding was moved away from where it was",
     "LTM": "R@1 of queries whose nearest images shall be of other classes",
-    "GTM": "R@1 of queries that the nearest image of another class shall come before",
+    "GTM": "R@1 of queries that shall find the nearest image of another class first",
     "GTT": "how often the first image stays among the first four",
     "R@1": "how often the first image is of the query's class",
     "R@2": "how often one of the first two images is of the query's class",
     "mAP": "how far in front the images of the query's class stand, on average",
     "NMI": "how well clusters of the embeddings agree with the classes",
     "mAP@R": "the same as mAP, counted among as many images as the class has",
-    "ERS": "the Empirical Robustness Score: the mean of the ten terms, 100 where no attack moves anything",
+    "ERS": "the mean of the ten as points: 100 where no attack moves anything",
 }
 """What each score is, in a line."""
 
