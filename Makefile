@@ -7,7 +7,8 @@ BIN := .venv/bin
 # start processes with settings of their own.
 NUMERIC := tests/attacks tests/models $(addprefix tests/, \
 	defenses/test_defenses.py defenses/test_hardness.py evaluation/test_same_as_before.py \
-	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_record.py \
+	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_plane.py \
+	evaluation/test_record.py evaluation/test_shots.py evaluation/test_verify.py test_verification.py \
 	test_destination.py test_distance.py test_losses.py test_perturb.py test_places.py test_retrieval.py \
 	test_squares.py test_triplets.py training/test_module.py) \
 	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \
@@ -69,6 +70,7 @@ bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/retrieval.py
+	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python -m benchmarks.suite
 	$(BIN)/python -m benchmarks.planted

@@ -19,7 +19,7 @@ import robustmetric
 PACKAGES = ("attacks", "data", "defenses", "evaluation", "exports", "models", "training", "vectors")
 MODULES = (
     "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
-    "triplets", "validate",
+    "triplets", "validate", "verification",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them
 

@@ -332,7 +332,7 @@ def test_a_damaged_point_is_left_out_with_a_line(copy: tuple[Path, Record]) -> N
     for name, line in zip(("eps-1", "eps-2", "steps-8"), told, strict=True):
         place = out / FOLDER / name
         assert line.startswith(f"{place / 'record.json'} is not a whole record: ")
-        assert line.endswith(f"; remove {place} and make the curves again")
+        assert line.endswith(f"; remove {place} and evaluate with --curves again")
 
 
 def test_a_report_is_made_all_the_same(copy: tuple[Path, Record]) -> None:
@@ -373,7 +373,7 @@ def test_points_of_another_evaluation_are_left_out(
     rewritten(place / "record.json", change)
     found, told = read(out, record)
     assert len(found) == POINTS - 1
-    assert told == [f"{place} is of another evaluation; remove it and make the curves again"]
+    assert told == [f"{place} is of another evaluation; remove it and evaluate with --curves again"]
 
 
 def test_curves_of_another_network_are_left_out(

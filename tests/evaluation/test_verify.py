@@ -116,10 +116,16 @@ def test_distances_before_and_after_an_attack_are_those_of_the_circle(tmp_path: 
             assert score.low <= score.value <= score.high
             before = None if name == "clean" else getattr(found.clean, key).value
             assert score.before == before
-        count = round(tar / 100 * same.sum())
-        assert [rates.tar.low, rates.tar.high] == pytest.approx(
-            [100 * end for end in exact_interval(count, int(same.sum()))], abs=1e-8
+        count, wrong = round(tar / 100 * same.sum()), round(far / 100 * (~same).sum())
+        ends = [exact_interval(count, int(same.sum())), exact_interval(wrong, int((~same).sum()))]
+        for score, (low, high) in zip((rates.tar, rates.far), ends, strict=True):
+            assert [score.low, score.high] == pytest.approx([100 * low, 100 * high], abs=1e-8)
+        (low, high), (least, most) = (
+            exact_interval(count, int(same.sum()), 0.975),
+            exact_interval(wrong, int((~same).sum()), 0.975),
         )
+        wide = [50 * (low + 1 - most), 50 * (high + 1 - least)]
+        assert [rates.accuracy.low, rates.accuracy.high] == pytest.approx(wide, abs=1e-8)
     # What each attack can do, and what it leaves alone.
     assert found.evasion is not None
     assert found.impersonation is not None
@@ -233,12 +239,16 @@ def test_an_attack_leaves_less_of_a_trained_network() -> None:
     assert found.both.auc.value < found.clean.auc.value - 10  # type: ignore[union-attr, operator]
 
 
-def test_a_perturbation_that_does_not_help_is_not_used() -> None:
-    """One long step overshoots: whoever attacks leaves the image as it is."""
-    found = on_circle(eps=0.3, alpha=0.3, steps=1, threshold=0.01)
-    assert found.impersonation is not None
-    assert found.impersonation.far.value >= found.clean.far.value  # type: ignore[operator]
-    assert found.impersonation.auc.value <= found.clean.auc.value  # type: ignore[operator]
+def test_a_perturbation_that_does_not_help_is_not_used(tmp_path: Path) -> None:
+    """One long step overshoots where levels are nearer than half of it: the image is left as it is."""
+    on_circle(eps=0.3, alpha=0.3, steps=1, out=tmp_path / "out")
+    arrays = arrays_of(tmp_path / "out")
+    clean, moved, same = arrays["distance"], arrays["attacked"], arrays["same"]
+    near = ~same & (clean < chord(0.15))
+    assert near.sum() > 10
+    assert (moved[near] == clean[near]).all()
+    assert (moved[~same] <= clean[~same]).all()
+    assert (moved[same] >= clean[same]).all()
 
 
 def test_nothing_moves_without_a_budget() -> None:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import cached
 from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
-from robustmetric.evaluation import certify, load_certificate
+from robustmetric.data.pair_lists import read_pairs
+from robustmetric.evaluation import certify, load_certificate, load_verification, verify
 from robustmetric.evaluation.pictures import load_pictures
 from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
@@ -39,6 +41,7 @@ from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import checkpoint_step
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import kept_rows
+from robustmetric.vectors import About, Vectors, open_index, save_vectors
 
 RECORDS = Path(__file__).parents[1] / "golden" / "records"
 
@@ -196,6 +199,25 @@ def _pictured() -> bytes:
     return json.dumps(whole).encode()
 
 
+def _verification(folder: Path, content: bytes) -> object:
+    found = load_verification(_put(folder / "verification.json", content))
+    return str(found), found.conditions, found.model_dump_json()
+
+
+def _verified() -> bytes:
+    """A verification of six images, as it is written."""
+    images, labels = torch.linspace(0, 1, 24).view(6, 1, 2, 2), torch.arange(6) // 2
+    made = verify(nn.Flatten(), images, labels, threshold=0.5, count=8, steps=1)
+    return made.model_dump_json(by_alias=True).encode()
+
+
+def _pairs(folder: Path, content: bytes) -> object:
+    for name in ("1.png", "2.png", "3.png", "Ann/Ann_0001.jpg", "Ann/Ann_0002.jpg", "Bo/Bo_0001.jpg"):
+        _put(folder / name, b"")
+    found = read_pairs(_put(folder / "pairs.csv", content))
+    return found.pairs, found.images.labels
+
+
 def _arrays(folder: Path, content: bytes) -> object:
     record = json.loads((RECORDS / "strict" / "record.json").read_text(encoding="utf-8"))
     record["arrays"]["sha256"] = hashlib.sha256(content).hexdigest()
@@ -319,6 +341,63 @@ def _cache_files() -> dict[str, bytes]:
         return {file.suffix: file.read_bytes() for file in Path(name, "cache").iterdir()}
 
 
+# Vectors and indexes
+
+
+def _stored(path: Path) -> Path:
+    z = nn.functional.normalize(torch.arange(1.0, 13).view(4, 3).sin())
+    about = About("c2f2 N/A[S]", "0" * 64, Inputs(resize=8, channels=1), "pictures")
+    save_vectors(Vectors(z, ["a.png", "b/c.png", "ü.png", ""], about), path)
+    return path
+
+
+def _vectors(folder: Path, content: bytes, name: str) -> object:
+    """Change one file; what is read is what was written, or nothing."""
+    path = _stored(folder / name.removesuffix(".json"))
+    whole = rm.load_vectors(path).sha256
+    _put(folder / name, content)
+    found = rm.load_vectors(path)
+    assert found.sha256 == whole, "other vectors were taken"
+    return list(found.files), found.search(found.z[:1], 9)
+
+
+def _index(folder: Path, content: bytes, suffix: str) -> object:
+    """Change a file of an index: it is built anew, whatever is in it."""
+    vectors = rm.load_vectors(_stored(folder / "v.npy"))
+    open_index(vectors)
+    _put(folder / f"v.npy.hnsw.{suffix}", content)
+    return open_index(vectors, report=lambda _: None).search(vectors.z[:1], 2)
+
+
+def _stored_files() -> dict[str, bytes]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        for suffix in ("safetensors", "npy", "parquet"):
+            _stored(Path(name, f"v.{suffix}"))
+        open_index(rm.load_vectors(Path(name, "v.npy")))
+        return {file.name: file.read_bytes() for file in Path(name).iterdir()}
+
+
+def _of_vectors() -> list[Reader]:
+    files = _stored_files()
+    names = ("v.safetensors", "v.npy", "v.npy.json", "v.parquet")
+    listed = [
+        Reader(
+            f"vectors-{name.partition('.')[2].replace('.', '-')}",
+            partial(_vectors, name=name),
+            (files[name],),
+            "json" if name.endswith("json") else None,
+        )
+        for name in names
+    ]
+    for suffix in ("faiss", "json"):
+        seed = files[f"v.npy.hnsw.{suffix}"]
+        grammar = "json" if suffix == "json" else None
+        listed.append(Reader(f"index-{suffix}", partial(_index, suffix=suffix), (seed,), grammar))
+    return listed
+
+
 def readers() -> dict[str, Reader]:
     """Return all readers by name."""
     cache = _cache_files()
@@ -368,6 +447,17 @@ def readers() -> dict[str, Reader]:
         Reader("record", _record, (record,), "json"),
         Reader("certificate", _certificate, (_certified(),), "json"),
         Reader("pictures", _picture_list, (_pictured(),), "json"),
+        Reader("verification", _verification, (_verified(),), "json"),
+        Reader(
+            "pairs",
+            _pairs,
+            (
+                b"first,second,same\n1.png,2.png,1\n1.png,3.png,0\n",
+                b"1.png;2.png;0\n",
+                b"1\t1\nAnn\t1\t2\nAnn\t1\tBo\t1\n",
+            ),
+            "csv",
+        ),
         Reader("arrays", _arrays, (save(tensors),)),
         Reader("plan", _plan, (json.dumps(plan).encode(),), "json"),
         Reader("piece", _piece, (save(tensors),)),
@@ -385,5 +475,6 @@ def readers() -> dict[str, Reader]:
         Reader(
             "cache-json", lambda folder, content: _cache(folder, content, ".json"), (cache[".json"],), "json"
         ),
+        *_of_vectors(),
     ]
     return {reader.name: reader for reader in listed}

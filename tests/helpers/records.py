@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from robustmetric.evaluation import COLUMNS, Check, Plan, Record, ers, terms
 from robustmetric.evaluation.record import make_record
@@ -54,3 +57,22 @@ def a_record(
         },
         b"",
     )
+
+
+def altered(record: Record, **entries: Any) -> Record:
+    """Return a record with some entries changed, those of objects one by one, and the digests that fit."""
+    content = _merged(record.model_dump(mode="json", by_alias=True), entries)
+    return make_record({k: v for k, v in content.items() if k not in ("arrays", "sha256")}, b"")
+
+
+def _merged(before: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    both = {k for k, v in changes.items() if isinstance(v, dict) and isinstance(before.get(k), dict)}
+    return {**before, **changes, **{k: _merged(before[k], changes[k]) for k in both}}
+
+
+def written(record: Record, folder: Path) -> Path:
+    """Write a record into a folder of its own, and return that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record.model_dump(mode="json", by_alias=True))
+    (folder / "record.json").write_text(text, encoding="utf-8")
+    return folder

@@ -173,11 +173,12 @@ def test_a_damaged_block_is_made_anew(change: str, counted: Run, pictures: Path,
 
 @fault("vectors", "images change, come or go before embed goes on", "their blocks are made anew")
 def test_blocks_of_changed_images_are_made_anew(counted: Run, pictures: Path, tmp_path: Path) -> None:
-    out = tmp_path / "v.npy"
+    out, files = tmp_path / "v.npy", sorted(pictures.rglob("*.png"))
+    for file in (files[5], files[9]):
+        file.write_bytes(file.read_bytes().ljust(1000, b"\0"))  # what is behind a PNG is not looked at
     with pytest.raises(Stop):
         embed_folder(counted, pictures, out, batch=4, progress=stop_at(29), report=quiet)
-    files = sorted(pictures.rglob("*.png"))
-    shutil.copy(files[9], files[5])  # in the second block
+    shutil.copy(files[9], files[5])  # in the second block, and as long as before
     os.utime(files[5], ns=(1, 1))
     files[29].unlink()  # in the last, which was not finished
     before = passed(counted)

@@ -248,6 +248,6 @@ def test_a_full_disk_is_told(vectors: Vectors, monkeypatch: pytest.MonkeyPatch) 
 def test_own_vectors_are_left_out() -> None:
     """The query itself goes, or where copies push it out of what was found, the last."""
     position = np.array([[4, 2, 9], [5, 6, 7], [3, 8, -1]])
-    square = np.array([[0, 1, 2], [0, 0, 0], [1, 2, np.inf]], np.float32)
+    square = np.array([[0, 1, 2], [0, 0.5, 4], [1, 2, np.inf]], np.float32)
     others = index._others(np.array([4, 1, 8]), position, square)
-    assert others.tolist() == [[1, 2], [0, 0], [1, np.inf]]
+    assert others.tolist() == [[1, 2], [0, 0.5], [1, np.inf]]

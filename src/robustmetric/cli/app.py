@@ -51,7 +51,10 @@ COMMANDS = {
     "verify": Place(
         "verify", "Judge whether pairs of images are of one class, by a threshold, and under attack."
     ),
-    "attack": Place("attack", "Run one attack, and write the images before and after with their ranks."),
+    "attack": Place(
+        "attack",
+        "Run one attack, and write the images before and after, their ranks, and a sheet of pictures.",
+    ),
     "app": Place(
         "try_out",
         "Try an attack by hand on a page in the browser, and watch the ranking change step by step.",

@@ -31,7 +31,7 @@ from robustmetric.evaluation.staged import Progress, Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
-from robustmetric.report.records import eps_of_plan
+from robustmetric.report.records import alpha_of_plan, eps_of_plan
 from robustmetric.report.sheet import ROWS, Album, draw_sheet, left_out
 from robustmetric.validate import UserError, one_line, printable, shortened, spreadsheet_text
 
@@ -55,7 +55,7 @@ def attack(
     name: str = typer.Option(..., "--attack", help=f"{', '.join(ATTACKS)} {OWN}."),
     out: Path = typer.Option(..., help="Folder for the images."),
 ) -> None:
-    """Run one attack, and write the images before and after with their ranks, and a sheet of pictures."""
+    """Run one attack, and write the images before and after, their ranks, and a sheet of pictures."""
     console = wide()
     if len(split_names(name)) > 1:
         raise UserError(f"one attack is run, not {name!r}: evaluate takes several", parameter="name")
@@ -162,7 +162,7 @@ def _title(evaluation: Evaluation) -> str:
     """Say what was done to which network and images."""
     plan, subject = evaluation.plan, evaluation.subject
     steps = "1 step" if plan.steps == 1 else f"{plan.steps} steps"
-    how = f"ε = {eps_of_plan(plan)}, α = {255 * plan.alpha:.3g}/255, {steps}, {plan.search}"
+    how = f"ε = {eps_of_plan(plan)}, α = {alpha_of_plan(plan)}, {steps}, {plan.search}"
     return f"{plan.attacks[0]} on {subject.title}, {subject.data}: {how}, {plan.protocol} protocol"
 
 

@@ -27,6 +27,7 @@ from robustmetric.data.sides import Sides, by_marks
 from robustmetric.evaluation import Verification, Verifying, VerifyPlan
 from robustmetric.evaluation.record import Score
 from robustmetric.evaluation.store import VERIFICATION, Store, check_folder
+from robustmetric.evaluation.verified import FEW
 from robustmetric.evaluation.verify import KIND
 from robustmetric.evaluation.verify_pairs import Validation
 from robustmetric.evaluation.verify_plan import SHARED
@@ -84,11 +85,13 @@ def verify(
         gradient = attack and plan.searching.follows_gradient
         first = None if listed is None else request.inputs.first(listed.images)
         networks = request.networks(tried=finished, gradient=gradient, first=first)
-        validation = None if plan.threshold is not None else _validation(tested, request, console)
         if listed is None:
             given, images = None, request.images(console)
         else:
             given, images = _listed(request, listed, console)
+        validation = None
+        if plan.threshold is None:
+            validation = _validation(tested, request, images[0], console)
         if request.source.weights is None:
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
@@ -132,8 +135,8 @@ def _listed(request: Request, listed: PairList, console: Terminal) -> tuple[Tens
     return listed.among(pixels.files or ()), (by_marks(pixels, request.inputs.crop, files), skipped)
 
 
-def _validation(tested: Tested, request: Request, console: Terminal) -> Validation | None:
-    """Return the validation images of a run, where its own test images are judged."""
+def _validation(tested: Tested, request: Request, judged: Sides, console: Terminal) -> Validation | None:
+    """Return the validation images of a run where its own test images are judged, unless they are too few."""
     if tested.run is None or tested.split != "test":
         return None
     if any(given is not None for given in (tested.data, tested.root, tested.gallery, tested.queries_from)):
@@ -151,9 +154,11 @@ def _validation(tested: Tested, request: Request, console: Terminal) -> Validati
             "give it, or the --root of the images to judge, of which half of the classes choose it then",
             parameter="threshold",
         ) from None
-    if sets.scored != "validation images":
-        return None
     source, rows = sets.score.source, sets.score.rows
+    classes, others = (len(labels.unique()) for labels in (source.labels[rows], judged.queries.labels))
+    # A threshold of two or three classes would be that of these.
+    if sets.scored != "validation images" or classes < min(FEW, others // 2):
+        return None
     cameras = None if source.cameras is None else source.cameras[rows]
     return ImageArray(source.pixels, request.inputs.crop, rows), source.labels[rows], cameras
 
@@ -212,4 +217,6 @@ def _value(score: Score) -> str:
 
 
 def _interval(score: Score) -> str:
-    return "–".join("-" if v is None else f"{v:.1f}" for v in (score.low, score.high))
+    """Show an interval in nine letters at most."""
+    ends = ("-" if end is None else f"{end:.1f}" for end in (score.low, score.high))
+    return "–".join(end.replace("100.0", "100") for end in ends)

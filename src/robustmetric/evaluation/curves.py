@@ -104,11 +104,11 @@ def _read(place: Path, wanted: dict[str, Any], report: Callable[[str], None]) ->
     except FileNotFoundError:
         return None
     except (OSError, UserError) as error:
-        report(f"{error}; remove {place} and make the curves again")
+        report(f"{error}; remove {place} and evaluate with --curves again")
         return None
     if _of(found) == wanted:
         return found
-    report(f"{place} is of another evaluation; remove it and make the curves again")
+    report(f"{place} is of another evaluation; remove it and evaluate with --curves again")
     return None
 
 

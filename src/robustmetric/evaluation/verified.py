@@ -26,6 +26,9 @@ SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
 CONDITIONS = ("clean", "evasion", "impersonation", "both")
 """The images as they are, same pairs driven apart, different pairs driven together, and both."""
 
+FEW = 10
+"""Classes that a threshold should be chosen on at least."""
+
 _RESAMPLES = 1000
 _BETTER = {"tar": "higher", "far": "lower", "accuracy": "higher", "auc": "higher", "eer": "lower"}
 
@@ -260,18 +263,28 @@ def _rates(
     found: dict[str, dict[str, Any]] = {}
     for name, counted in counts.items():
         curve = counted.roc()
-        at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
-        # Exact where a rate is a count: of none, or all, no resample differs.
-        exact = {
-            "tar": exact_interval(round(at.tar * same), same),
-            "far": exact_interval(round(at.far * different), different),
-        }
-        found[name] = {}
+        exact, found[name] = _exact(curve, threshold), {}
         for k, (key, value) in enumerate(zip(_BETTER, _measured(curve, threshold), strict=True)):
             found[name][key] = _score(value, exact.get(key) or _ends(drawn[name][:, k]), key)
             if name != "clean":
                 found[name][key]["before"] = found["clean"][key]["value"]
     return found
+
+
+def _exact(curve: Roc, threshold: float) -> dict[str, tuple[float, float]]:
+    """Return the intervals of what is counted at a threshold: of none, or all, no resample would differ.
+
+    That of the accuracy holds if those of TAR and FAR do, each with half of the probability to fail.
+    """
+    at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
+    (tar, far), (tars, fars) = (
+        [
+            exact_interval(round(at.tar * same), same, level),
+            exact_interval(round(at.far * different), different, level),
+        ]
+        for level in (0.95, 0.975)
+    )
+    return {"tar": tar, "far": far, "accuracy": ((tars[0] + 1 - fars[1]) / 2, (tars[1] + 1 - fars[0]) / 2)}
 
 
 def _measured(curve: Roc, threshold: float) -> tuple[float, ...]:
@@ -325,7 +338,7 @@ def _notes(materials: VerifyMaterials, threshold: Mapping[str, Any]) -> Iterator
             f"{split.left_out:,} given pairs are of a class that is judged with one that chose the threshold "
             "and are left out: give validation images, or the threshold, to judge all"
         )
-    if (classes := threshold.get("classes")) is not None and classes < 10:
+    if (classes := threshold.get("classes")) is not None and classes < FEW:
         yield f"the threshold was chosen on {classes} classes: another few may choose another one"
     distances = materials.clean
     if bool((distances == distances[0]).all()):

@@ -252,7 +252,7 @@ def split_pairs(
         ours, theirs = (np.isin(label[places], apart) for places in (given.first, given.second))
         judged, choose = given.take(~ours & ~theirs), given.take(ours & theirs)
         left_out = len(given) - len(judged) - len(choose)
-    judged, choose = _both(judged, "judged"), _both(choose, "choosing")
+    judged, choose = _both(judged, "judged", apart=True), _both(choose, "choosing")
     sha256 = hashlib.sha256(f"{subject.fingerprint.sha256}/{choose.digest}".encode()).hexdigest()
     made = Choosing(subject.every, choose, "other classes", len(apart), sha256)
     return Split(judged, made, given is not None, left_out)
@@ -290,8 +290,8 @@ def _given(pairs: Tensor, asks: Side, others: Side | None) -> Pairs:
     return Pairs(first, partner, same)
 
 
-def _both(pairs: Pairs, what: str) -> Pairs:
-    """Refuse pairs that are all same, or all different."""
+def _both(pairs: Pairs, what: str, *, apart: bool = False) -> Pairs:
+    """Refuse pairs that are all same, or all different; some classes may be set apart from those judged."""
     same, different = int(pairs.same.sum()), int((~pairs.same).sum())
     if same and different:
         return pairs
@@ -300,6 +300,10 @@ def _both(pairs: Pairs, what: str) -> Pairs:
         "judged": f"give images, or pairs, of which some are {missing}",
         "choosing": "give more classes, validation images, or the threshold itself",
     }[what]
+    if apart:
+        advice += (
+            "; or give validation images or the threshold, so that no classes are set apart to choose it"
+        )
     raise UserError(
         f"none of the {len(pairs)} {what} pairs is {missing} ({_counted(pairs)}): {advice}",
         parameter="pairs" if what == "judged" else "threshold",

@@ -37,7 +37,7 @@ class Entry:
     """A `record` with what stands beside it in its `folder`, and its `name` on the page.
 
     `pictures` are None where there are none, and `no_pictures` says why. `curves` are records at other
-    budgets, and `no_curves` says what is missing of them. `run` is the run that the folder is in.
+    budgets, and `no_curves` says which were left out. `run` is the run that the folder is in.
     """
 
     name: str
@@ -57,7 +57,8 @@ def gather(paths: Sequence[Path]) -> list[Entry]:
     []
     """
     records = load_records(paths)
-    names = _numbered(told_apart([record.network.name for record in records], paths))
+    known = [record.network.name if record.network.name.strip() else "network" for record in records]
+    names = _numbered(told_apart(known, paths))
     return [
         _entry(name, FORMAT.find(path).parent, record)
         for name, path, record in zip(names, paths, records, strict=True)

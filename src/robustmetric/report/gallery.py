@@ -56,13 +56,14 @@ def fill(entries: Sequence[Entry], room: int, draw: Callable[[Shown], Markup]) -
     Gallery(cards=(), attacks=(), unreadable=(), left_out=0)
     """
     wanted = list(_ordered(entries))
+    known: dict[Path, str] = {}  # images of which cards have several
     cards: list[Markup] = []
     attacks: dict[str, None] = {}
     unreadable: list[str] = []
     for count, (place, picture) in enumerate(wanted):
         entry = entries[place]
         try:
-            images = images_of(picture, entry.folder)
+            images = images_of(picture, entry.folder, known)
         except UserError as error:
             unreadable.append(str(error))
             continue
@@ -91,19 +92,28 @@ def _ordered(entries: Sequence[Entry]) -> Iterator[tuple[int, Picture]]:
         yield place, picture
 
 
-def images_of(picture: Picture, folder: Path) -> dict[str, str]:
-    """Return the images that a `picture` in the `folder` of a record shows, as addresses by their files."""
+def images_of(picture: Picture, folder: Path, known: dict[Path, str] | None = None) -> dict[str, str]:
+    """Return the images that a `picture` in the `folder` of a record shows, as addresses by their files.
+
+    Those that were read are taken from `known`, and added to it. A `UserError` names one that is missing or
+    damaged.
+    """
+    known = {} if known is None else known
     items = [picture.query, *picture.targets, *picture.before, *picture.after]
     items += [] if picture.asker is None else [picture.asker]
-    files = (picture.perturbed, picture.difference, *(item.image for item in items))
-    return {file: _encoded(folder, file) for file in dict.fromkeys(files)}
+    found = {}
+    for file in dict.fromkeys((picture.perturbed, picture.difference, *(item.image for item in items))):
+        path = folder / FOLDER / file
+        if path not in known:
+            if Path(file).name != file:
+                raise UserError(f"{path} is no picture of this record")
+            known[path] = _encoded(path)
+        found[file] = known[path]
+    return found
 
 
-def _encoded(folder: Path, file: str) -> str:
-    """Return a picture's file as the address of an image."""
-    path = folder / FOLDER / file
-    if Path(file).name != file:
-        raise UserError(f"{path} is no picture of this record")
+def _encoded(path: Path) -> str:
+    """Return the file of an image as an address."""
     try:
         content = path.read_bytes() if path.stat().st_size <= _LARGEST else b""
     except OSError:

@@ -34,7 +34,7 @@ def told_apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     """
     parts = [path.parts for path in paths]
     common = 0
-    while all(len(part) > common + 1 and part[common] == parts[0][common] for part in parts):
+    while parts and all(len(part) > common + 1 and part[common] == parts[0][common] for part in parts):
         common += 1
     return [
         name if names.count(name) == 1 else f"{name} ({Path(*part[common:])})"
@@ -55,7 +55,7 @@ def eps_of(record: Record) -> str:
 def eps_of_plan(plan: Plan) -> str:
     """Return the ε of a `plan`, in levels of 255, or as a length of the norm L2.
 
-    >>> eps_of_plan(Plan.make(eps=0.2)), eps_of_plan(Plan.make(eps=1.5, norm="l2"))
+    >>> eps_of_plan(Plan.make(eps=0.2)), eps_of_plan(Plan.make(eps=1.5, norm="l2", search="apgd"))
     ('51/255', '1.5 (L2)')
     """
     return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
@@ -63,8 +63,16 @@ def eps_of_plan(plan: Plan) -> str:
 
 def alpha_of(record: Record) -> str:
     """Return the α of a `record` as `eps_of` returns its ε."""
-    alpha = record.settings.alpha
-    return f"{255 * alpha:.4g}/255" if record.settings.norm == "linf" else f"{alpha:.4g}"
+    return alpha_of_plan(record.settings)
+
+
+def alpha_of_plan(plan: Plan) -> str:
+    """Return the α of a `plan` as `eps_of_plan` returns its ε.
+
+    >>> alpha_of_plan(Plan.make(alpha=3 / 255))
+    '3/255'
+    """
+    return f"{255 * plan.alpha:.4g}/255" if plan.norm == "linf" else f"{plan.alpha:.4g}"
 
 
 def conditions(record: Record) -> dict[str, str]:

@@ -166,7 +166,7 @@ def command(record: Record, run: str | None = None, data: str | None = None) -> 
     for field in usual:
         value = getattr(how, field)
         if field == "eps" or value != usual[field].default:
-            words += [f"--{field}", _written(value, levels=field == "alpha" or how.norm == "linf")]
+            words += [f"--{field}", _written(value, levels=how.norm == "linf")]
     return shlex.join(words)
 
 

@@ -241,7 +241,12 @@ def _read_npy(path: Path) -> Read:
         raise ValueError(f"{beside.name} lists no files")
     if not all(isinstance(name, str) for name in files):
         raise ValueError(f"{beside.name} has names that are no texts")
-    z = np.lib.format.open_memmap(path, "c")  # which takes no pickles
+    try:
+        z = np.lib.format.open_memmap(path, "c")  # which takes no pickles
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged header makes numpy raise nearly anything
+        raise ValueError(f"it is no array, or damaged ({type(error).__name__}: {error})") from None
     if z.dtype != np.dtype("<f4") or not z.flags.c_contiguous:
         raise ValueError("it is no array of float32 by rows")
     if z.offset + z.nbytes != path.stat().st_size:

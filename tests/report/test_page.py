@@ -1,0 +1,511 @@
+"""The page of a report: what it says is what the records say, and it says what is missing."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import robustmetric as rm
+from robustmetric import UserError
+from robustmetric.attacks import Column
+from robustmetric.evaluation import COLUMNS, Record, load_record
+from robustmetric.report.page import write_report
+from robustmetric.validate import spreadsheet_text
+from tests.conftest import GOLDEN
+from tests.helpers.faults import fault
+from tests.helpers.pages import Element, parsed
+from tests.helpers.pictured import pictured
+from tests.helpers.records import a_record, altered, written
+from tests.report.conftest import Show
+
+RECORDS = sorted(path.name for path in (GOLDEN / "records").iterdir())
+HEADS = ("R@1", "R@2", "mAP", "NMI", "mAP@R")
+
+SUITE: dict[str, Any] = {
+    "goals": {
+        "misrank": {
+            "value": 7.4, "low": 4.3, "high": 10.6, "before": 98.4, "alone": 7.9, "better": "higher",
+            "unit": "%", "queries": 9, "forward": 90, "backward": 80, "undropped": 900,
+            "attacks": [
+                {"attack": "before", "broke": 1.6},
+                {"attack": "misrank", "search": "apgd", "broke": 80.25, "forward": 90, "backward": 80},
+                {"attack": "misrank", "search": "square", "broke": 0.0, "forward": 9},
+                {"attack": "LTM", "broke": 0.5},
+            ],
+        },
+        "shift": {
+            "value": 0.7321, "low": None, "high": None, "before": 0.0, "alone": 0.7, "better": "lower",
+            "unit": "distance", "queries": 9, "attacks": [], "forward": 9, "backward": 9, "undropped": 9,
+        },
+    }
+}  # fmt: skip
+
+
+def shown(column: Column, value: float | None) -> str:
+    return "-" if value is None else f"{value:.{column.unit.digits}f}"
+
+
+def cell(column: Column, found: Any, before: float | None = None) -> str:
+    """What a cell of the table of scores must say."""
+    text = shown(column, found.value)
+    if found.low is not None and found.high is not None:
+        text += f" {shown(column, found.low)} to {shown(column, found.high)}"
+    return text if before is None else f"{text} before {shown(column, before)}"
+
+
+def expected(record: Record) -> dict[str, str]:
+    """What the table of scores must say of a record, by its heads."""
+    found: dict[str, str] = {}
+    for name in HEADS:
+        if name in record.retrieval:
+            found[f"{name} ↑"] = cell(Column(name, "higher"), record.retrieval[name])
+    for name in [
+        *(n for n in COLUMNS if n in record.scores),
+        *(n for n in record.scores if n not in COLUMNS),
+    ]:
+        column = record.column(name)
+        found[column.heading] = cell(column, record.scores[name], record.scores[name].before)
+    if record.ers is not None:
+        text = cell(Column("ERS", "higher"), record.ers)
+        value, _, rest = text.partition(" ")
+        found["ERS ↑"] = text if record.ers.valid else f"{value} not valid {rest}".rstrip()
+    return found
+
+
+def scores(page: Element, place: int = 0) -> dict[str, str]:
+    rows = page.by_id("scores").rows()[1:]
+    return {row[0].text: row[1 + place].text for row in rows}
+
+
+def facts(page: Element, place: int = 0) -> dict[str, str]:
+    rows = page.by_id("tested").all("tbody")[0].rows()
+    return {row[0].text: row[1 + place].text for row in rows}
+
+
+def checks(page: Element) -> list[list[str]]:
+    tables = page.by_id("checks").one("details").all("tbody")
+    return [[one.text for one in row] for row in tables[0].rows()] if tables else []
+
+
+def downloaded(page: Element, name: str) -> str:
+    (link,) = [one for one in page.all("a") if one.attributes.get("download") == name]
+    head, _, content = link["href"].partition(";base64,")
+    assert head == f"data:{'text/csv' if name.endswith('csv') else 'application/json'};charset=utf-8"
+    return base64.b64decode(content, validate=True).decode()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_values_are_those_of_the_record(name: str, show: Show) -> None:
+    record = load_record(GOLDEN / "records" / name)
+    page = show(GOLDEN / "records" / name)
+    assert list(scores(page).items()) == list(expected(record).items())
+    for row in page.by_id("scores").rows()[1:]:
+        number = record[row[0].text.split()[0].replace("−", "-")]
+        assert float(row[1]["data-value"]) == number, "what it is sorted by"
+    head = page.one("section", "head")
+    assert head.one("h2").text == record.network.name
+    firsts = [record.show("R@1"), *([record.show("ERS")] if record.ers else [])]
+    assert [one.all("dd")[0].text for one in head.all("div")] == firsts
+    assert page.one("head").one("title").text == page.one("h1").text == f"Robustness of {record.network.name}"
+    assert not page.has("worst")
+    assert not page.all("section", "careful")
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_checks_facts_and_citation_are_those_of_the_record(name: str, show: Show) -> None:
+    record = load_record(GOLDEN / "records" / name)
+    page = show(GOLDEN / "records" / name)
+    signs = {"pass": "✓", "warn": "!", "fail": "✗", "not run": "–"}
+    for row, check in zip(checks(page), record.checks, strict=True):
+        figure = "" if check.figure is None else f" {check.figure:.3g}"
+        assert row[:2] == [check.name, f"{signs[check.status]} {check.status}{figure}"]
+        assert row[2].startswith(f"{check.says} allowed: {check.limit}")
+    told = facts(page)
+    network, data, how = record.network, record.data, record.settings
+    assert told["network"] == f"{network.name}, {network.parameters:,} parameters"
+    assert told["network SHA-256"] == network.sha256
+    assert told.get("surrogate SHA-256") == network.surrogate
+    assert told["data"] == f"fashion 28×28, {data.images} images of {data.classes} classes"
+    assert told["data SHA-256"] == data.sha256
+    assert told.get("gallery") == (None if data.gallery is None else f"{data.gallery} images of its own")
+    assert ("cameras" in told) == data.cameras
+    assert told["protocol"] == how.protocol
+    assert told["budget"] == f"ε = 16/255, α = 3/255, {how.steps} steps"
+    assert told["attacks"] == ", ".join(how.attacks)
+    assert told["checks"] == how.checks
+    assert (
+        told["queries"] == f"{record.queries.count} of {data.images} images, drawn from the seed {how.seed}"
+    )
+    for package, version in record.versions.items():
+        assert f"{package} {version}" in told["versions"]
+    cited = page.by_id("cite").one("p", "citation").text
+    for part in (
+        f"{network.name} on fashion 28×28: R@1 {record.show('R@1')}", network.sha256, data.sha256,
+        f"seed {how.seed}", f"{how.protocol} protocol", "ε = 16/255", f"{how.steps} steps", how.search,
+    ):  # fmt: skip
+        assert part in cited
+    if record.ers is not None:
+        assert record.ers.low is not None
+        assert f"ERS {record['ERS']:.1f} ({record.ers.low:.1f} to " in cited
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_downloads_hold_the_numbers_of_the_record_exactly(name: str, show: Show) -> None:
+    record = load_record(GOLDEN / "records" / name)
+    page = show(GOLDEN / "records" / name)
+    assert json.loads(downloaded(page, "records.json")) == [record.model_dump(mode="json", by_alias=True)]
+    rows = list(csv.DictReader(io.StringIO(downloaded(page, "scores.csv"))))
+    numbers = {
+        row["score"]: [float(row[key]) if row[key] else None for key in ("value", "low", "high", "before")]
+        for row in rows
+    }
+    wanted = {n: [s.value, s.low, s.high, s.before] for n, s in (record.retrieval | record.scores).items()}
+    if record.ers is not None:
+        wanted["ERS"] = [record.ers.value, record.ers.low, record.ers.high, None]
+    assert numbers == wanted
+    assert {row["network"] for row in rows} == {record.network.name}
+    for row in rows:
+        column = record.column(row["score"])
+        assert (row["better"] or None, row["unit"]) == (column.better, column.unit.name)
+
+
+def test_records_keep_their_order_side_by_side(show: Show) -> None:
+    names = ["third", "first", "second"]
+    made = [a_record({"R@1": 10.0 * k}, name=name) for k, name in enumerate(names, 1)]
+    page = show(*made)
+    for name in ("scores", "tested"):
+        heads = [one.text for one in page.by_id(name).all("thead")[0].all("th")]
+        assert [head for head in heads if head in names] == names
+    assert [one.one("h2").text for one in page.all("section", "head")] == names
+    for place, record in enumerate(made):
+        assert scores(page, place) == expected(record)
+        assert facts(page, place)["network"].startswith(names[place])
+    assert [one.text.split()[0] for one in page.all("p", "citation")] == names
+    assert page.one("head").one("title").text == "Robustness of third, first and second"
+    assert not page.all("section", "careful")
+    rows = list(csv.reader(io.StringIO(downloaded(page, "scores.csv"))))
+    assert list(dict.fromkeys(row[0] for row in rows[1:])) == names
+    assert [one["network"]["name"] for one in json.loads(downloaded(page, "records.json"))] == names
+    colours = [one["class"].split()[1] for one in page.all("section", "head")]
+    assert colours == ["s0", "s1", "s2"]
+    legend = page.by_id("scores").one("figure").one("g", "legend")
+    marks = [one["class"].split()[-1] for one in legend.every() if "mark" in one.attributes.get("class", "")]
+    assert list(zip((one.text for one in legend.all("text")), marks, strict=True)) == list(
+        zip(names, colours, strict=True)
+    )
+
+
+def test_other_conditions_are_told(show: Show) -> None:
+    one = a_record(name="one")
+    other = altered(a_record(name="other"), settings={"steps": 8, "seed": 3}, data={"sha256": "1" * 64})
+    careful = show(one, other).one("section", "careful")
+    assert careful.one("p").text == "Careful: these records were not made under the same conditions."
+    told = [line.text for line in careful.all("li")]
+    assert told == [
+        "data: one: digits 8×8, 9 images of 3 classes, SHA-256 000000000000, "
+        "other: digits 8×8, 9 images of 3 classes, SHA-256 111111111111",
+        "η: one: 32, other: 8",
+        "queries: one: 9 of 9, seed 0, other: 9 of 9, seed 3",
+    ]
+
+
+def test_records_of_the_same_name_are_told_apart(show: Show, tmp_path: Path) -> None:
+    paths = [written(a_record(), tmp_path / name) for name in ("a", "b")]
+    page = show(*paths, paths[0])
+    heads = [one.one("h2").text for one in page.all("section", "head")]
+    name = "c2f2 HM[S,LGA]&ICS"
+    assert heads == [f"{name} (a)", f"{name} (b)", f"{name} (a) #2"]
+    assert all(len(row) == 5 for row in page.by_id("scores").rows())
+
+
+# Records that lack something
+
+
+def test_without_the_ers(show: Show) -> None:
+    record = a_record(attacks=False)
+    page = show(record)
+    assert scores(page) == expected(record)
+    assert "ERS" not in page.one("section", "head").text
+    assert "ERS" not in page.by_id("verdict").text
+    assert not page.has("terms-title"), "no plot of terms without any"
+    assert "ERS" not in page.one("p", "citation").text
+
+
+def test_without_checks(show: Show) -> None:
+    page = show(a_record())
+    assert "no checks were run, but whether the network has collapsed" in page.by_id("checks").text
+    assert "No check warns" not in page.by_id("checks").text
+    assert page.by_id("checks").one("summary").text == "All checks (1)"
+    bare = show(altered(a_record(), checks=[]))
+    assert not bare.by_id("checks").all("table")
+    passed = {"name": "repeat", "status": "pass", "figure": 0.0, "limit": "none", "says": "the same"}
+    assert "No check warns." in show(altered(a_record(), checks=[passed])).by_id("checks").text
+
+
+def test_an_ers_that_is_not_valid(show: Show) -> None:
+    record = a_record(why="collapsed, or near it")
+    page = show(record)
+    assert scores(page)["ERS ↑"] == "33.5 not valid 32.5 to 34.5"
+    assert page.one("section", "head").all("dd", "note")[0].text == "not valid"
+    assert page.by_id("verdict").text.endswith(f"The ERS of {record.network.name} is not valid: collapsed, or near it.")  # fmt: skip  # noqa: E501
+    assert "(not valid)" in page.one("p", "citation").text
+
+
+@pytest.mark.parametrize("unknown", [None, float("nan")])
+def test_values_and_intervals_that_are_not_known(unknown: float | None, show: Show) -> None:
+    record = altered(
+        a_record(),
+        scores={"TMA": {"low": unknown}, "LTM": {"value": unknown, "low": unknown, "high": unknown}},
+        retrieval={"R@1": {"high": unknown}},
+        ers={"low": unknown, "high": unknown},
+    )
+    page = show(record)
+    assert scores(page) == expected(record)
+    assert (scores(page)["R@1 ↑"], scores(page)["TMA ↓"], scores(page)["LTM ↑"]) == ("37.2", "0.806", "-")
+    (row,) = [row for row in page.by_id("scores").rows() if row[0].text == "LTM ↑"]
+    assert row[1]["data-value"] == ""
+    said = f"{page.one('header').text} {page.one('main').text}"
+    assert not re.search(r"\b(nan|NaN|None)\b", said)
+    assert "ERS 33.5 of 100." in page.by_id("verdict").text
+
+
+def test_a_budget_of_l2(show: Show) -> None:
+    page = show(altered(a_record(), settings={"norm": "l2", "eps": 1.5, "alpha": 0.25}))
+    assert facts(page)["budget"] == "ε = 1.5 (L2), α = 0.25, 32 steps"
+    assert "may change an image by a length of up to 1.5:" in page.by_id("verdict").text
+    assert "ε = 1.5 (L2), α = 0.25" in page.one("p", "citation").text
+
+
+def test_a_suite(show: Show) -> None:
+    record = altered(
+        a_record(name="one"), suite=SUITE, settings={"suite": "worst-case(goals='misrank,shift')"}
+    )
+    page = show(record, a_record(name="other"))
+    rows = [[one.text for one in row] for row in page.by_id("worst").all("tbody")[0].rows()]
+    assert [row[:3] for row in rows] == [
+        ["misrank ↑", "7.4 4.3 to 10.6 before 98.4", "-"],
+        ["shift ↓", "0.732 before 0.000", "-"],
+    ]
+    assert rows[0][3].startswith("R@1 that is left")
+    first, other = page.all("section", "head")
+    assert [one.text for one in first.all("dt")] == ["R@1", "ERS", "R@1, worst case"]
+    assert first.all("dd")[-2].text == "7.4"
+    assert [one.text for one in other.all("dt")] == ["R@1", "ERS"]
+    broke = page.by_id("worst").one("details").all("tbody")[0].rows()
+    assert [[one.text for one in row] for row in broke] == [
+        ["one", "misrank", "before", "1.6 %"],
+        ["one", "misrank", "misrank by apgd", "80.2 %"],
+        ["one", "misrank", "LTM", "0.5 %"],
+    ]
+    rows = list(csv.DictReader(io.StringIO(downloaded(page, "scores.csv"))))  # type: ignore[arg-type]
+    (worst,) = [row for row in rows if row["score"] == "worst case misrank"]  # type: ignore[call-overload]
+    assert [worst[key] for key in ("value", "low", "high", "before")] == ["7.4", "4.3", "10.6", "98.4"]  # type: ignore[call-overload]
+    assert facts(page)["suite"] == "worst-case(goals='misrank,shift')"
+    assert "worst-case(goals='misrank,shift')" in page.all("p", "citation")[0].text
+
+
+def test_an_attack_of_the_user_s_own(show: Show) -> None:
+    own = {"value": 12.345, "low": 11.0, "high": 13.0, "before": 1.0, "better": None, "unit": "=cmd()"}
+    record = altered(
+        a_record(), scores={"mine": own}, settings={"attacks": ["mine.py:Mine(k=2)", "ES"]}
+    )  # fmt: skip
+    page = show(record)
+    assert scores(page) == expected(record)
+    assert scores(page)["mine"] == "12.345 11.000 to 13.000 before 1.000"
+    assert [*scores(page)][-2:] == ["mine", "ERS ↑"], "behind the paper's, before the ERS"
+    assert "attacks mine.py:Mine(k=2), ES" in page.one("p", "citation").text
+    rows = list(csv.DictReader(io.StringIO(downloaded(page, "scores.csv"))))
+    (row,) = [row for row in rows if row["score"] == "mine"]
+    assert row["unit"] == spreadsheet_text("=cmd()") == "'=cmd()"
+
+
+def test_queries_without_an_answer_and_files_left_out(show: Show) -> None:
+    record = altered(a_record(), queries={"left_out": 2}, data={"skipped": ["a.png", "b.png", "c.png"]})
+    told = facts(show(record))
+    assert told["without an answer"] == "2 queries, which are not in R@1, R@2 and mAP"
+    assert told["left out"] == "3 files that cannot be read"
+    assert told["queries"] == "all 9 images, seed 0"
+
+
+def test_weights_that_test_images_chose(show: Show) -> None:
+    page = show(altered(a_record(), network={"weights": "chosen on test images"}))
+    assert "these images chose the weights" in page.by_id("checks").one("p", "careful").text
+
+
+def test_checks_that_warn_or_fail_stand_first(show: Show) -> None:
+    def check(name: str, status: str) -> dict[str, Any]:
+        return {"name": name, "status": status, "figure": 0.3051, "limit": "1 %", "says": f"{name} says"}
+
+    found = [check("repeat", "pass"), check("last", "warn"), check("gradient", "fail"), check("own", "warn")]
+    page = show(altered(a_record(), checks=[*found, check("eps-1", "not run")]))
+    first = page.by_id("checks").all("tbody")[0].rows()
+    assert [row[0].text for row in first] == ["gradient", "last", "own"]
+    assert first[0][1].text == "✗ fail 0.305"
+    assert first[0][2].text.startswith("gradient says allowed: 1 % The network hides its gradient")
+    assert first[2][2].text == "own says allowed: 1 %", "nobody knows what it means"
+    assert [row[0] for row in checks(page)] == ["repeat", "last", "gradient", "own", "eps-1"]
+
+
+# The page itself
+
+
+def test_the_same_records_make_the_same_page(tmp_path: Path) -> None:
+    folder = written(a_record(), tmp_path / "a")
+    pictured(folder, a_record(), ["ES", "GTM"])
+    pages = [write_report([folder], tmp_path / name).read_bytes() for name in ("1.html", "2.html")]
+    assert pages[0] == pages[1]
+
+
+def test_a_page_loads_nothing(show: Show, tmp_path: Path) -> None:
+    record = a_record(name="https://a.example/b.png", data="http://a.example")
+    pictured(tmp_path / "records" / "0", record)
+    page = show(record)
+    for one in page.every():
+        assert one.tag not in ("iframe", "object", "embed", "base", "video", "audio", "source")
+        for name, value in one.attributes.items():
+            if name in ("src", "href", "srcset", "action", "data", "poster", "formaction", "xlink:href"):
+                assert value.startswith(("data:", "#")), (one.tag, name, value[:80])
+            assert name != "style"
+            assert not name.startswith("on")
+    style, script = page.one("style").raw, page.one("script").raw
+    assert "url(" not in style
+    assert "@import" not in style
+    for word in ("http", "fetch", "XMLHttpRequest", "import(", "eval", "innerHTML", "document.write"):
+        assert word not in script
+    assert page.all("img")
+
+
+def test_the_policy_lets_through_the_page_s_own_script_alone(show: Show) -> None:
+    page = show(a_record())
+    (policy,) = [one["content"] for one in page.all("meta") if one.attributes.get("http-equiv")]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules.pop("img-src") == "data:"
+    for tag in ("script", "style"):
+        digest = hashlib.sha256(page.one(tag).raw.encode()).digest()
+        assert rules.pop(f"{tag}-src") == f"'sha256-{base64.b64encode(digest).decode()}'"
+    assert rules == {"default-src": "'none'", "base-uri": "'none'", "form-action": "'none'"}
+
+
+def test_links_lead_to_what_is_there(show: Show) -> None:
+    page = show(altered(a_record(), suite=SUITE))
+    names = [one["href"][1:] for one in page.all("a") if one["href"].startswith("#")]
+    assert {"scores", "worst", "checks", "gallery", "tested", "cite", "content"} == set(names)
+    for name in names:
+        assert page.by_id(name)
+    ids = [one["id"] for one in page.every() if "id" in one.attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_version_is_told(show: Show) -> None:
+    page = show(a_record())
+    assert f"Made by robustmetric {rm.__version__} from 1 record." in page.one("footer").text
+    assert "from 2 records." in show(a_record(), a_record()).one("footer").text
+
+
+# What is refused
+
+
+def test_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^there is nothing to report: give at least one record$"):
+        write_report([], "report.html")
+
+
+@fault("records", "report: a record is damaged, of another version, empty or no JSON", "refused with the file; no page is written")  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "is not a record: it is not JSON"),
+        ("{}", "is not a record of this version: its schema is None, not 'robustmetric/record/1'"),
+        ('{"schema": "robustmetric/record/9"}', "its schema is 'robustmetric/record/9', not"),
+        ('{"schema": "robustmetric/record/1"}', "is not a whole record: network: Field required"),
+        ("[" * 9999, "is not a record: it is not JSON"),
+        (None, "is damaged, or was changed by hand: its digest does not match"),
+    ],
+)  # fmt: skip
+def test_what_is_no_record_is_refused(content: str | None, told: str, tmp_path: Path) -> None:
+    good = written(a_record(name="good"), tmp_path / "good")
+    bad = written(a_record(name="bad"), tmp_path / "bad")
+    if content is None:
+        content = (bad / "record.json").read_text().replace("37.2", "97.2")
+    (bad / "record.json").write_text(content)
+    with pytest.raises(UserError, match=re.escape(told)) as error:
+        write_report([good, bad], tmp_path / "report.html")
+    assert str(error.value).endswith(f"; evaluate again, or leave {bad} out")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_records_of_different_protocols_are_refused(tmp_path: Path) -> None:
+    paths = [written(a_record(protocol=name), tmp_path / name) for name in ("strict", "reference")]
+    with pytest.raises(UserError, match="records of different protocols are never compared"):
+        write_report(paths, tmp_path / "report.html")
+
+
+def test_a_folder_without_a_record(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        FileNotFoundError, match=f"there is no record {tmp_path / 'empty'}; give a record.json"
+    ):
+        write_report([tmp_path / "empty"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@fault("records", "report: the file of the page is there", "refused without --force, before anything is read; it stays as it is")  # fmt: skip  # noqa: E501
+def test_a_page_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    folder, out = written(a_record(), tmp_path / "a"), tmp_path / "report.html"
+    out.write_text("mine")
+    with pytest.raises(
+        UserError, match=r"report\.html is there already: give another file, or --force"
+    ) as error:
+        write_report([tmp_path / "nowhere"], out)
+    assert error.value.parameter == "out"
+    assert out.read_text() == "mine"
+    write_report([folder], out, force=True)
+    assert out.read_text().startswith("<!doctype html>")
+
+
+@fault("records", "report: the page would be a folder, or in one that cannot be made, or the record itself", "refused; the message says which, and nothing is written")  # fmt: skip  # noqa: E501
+def test_places_where_no_page_can_be(tmp_path: Path) -> None:
+    folder = written(a_record(), tmp_path / "a")
+    with pytest.raises(UserError, match=rf"is a folder: give a file, such as {tmp_path}/a/report\.html"):
+        write_report([folder], folder, force=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=r"file cannot be written to \(Not a directory\): give another folder"
+    ):
+        write_report([folder], tmp_path / "file" / "report.html")
+    before = (folder / "record.json").read_bytes()
+    with pytest.raises(UserError, match=r"record\.json is a record itself: give another file"):
+        write_report([folder], folder / "record.json", force=True)
+    assert (folder / "record.json").read_bytes() == before
+    assert not list(folder.glob(".*"))
+
+
+@fault("records", "report: the disk is full while the page is written", "one sentence names the file; a page that was there stays")  # fmt: skip  # noqa: E501
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = written(a_record(), tmp_path / "a"), tmp_path / "report.html"
+    out.write_text("mine")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    told = r"report\.html cannot be written \(No space left on device\): make room; then run the same command"
+    with pytest.raises(UserError, match=told):
+        write_report([folder], out, force=True)
+    assert out.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("a", "report.html")] == []
+
+
+def test_a_page_goes_into_a_new_folder(tmp_path: Path) -> None:
+    folder = written(a_record(), tmp_path / "a")
+    out = write_report([folder / "record.json"], str(tmp_path / "new" / "folder" / "report.html"))
+    assert out == tmp_path / "new" / "folder" / "report.html"
+    assert parsed(out.read_text(encoding="utf-8")).has("scores")

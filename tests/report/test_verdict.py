@@ -1,0 +1,210 @@
+"""The verdict of a report: two sentences that are right for any records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from robustmetric.evaluation import Record
+from robustmetric.report.verdict import verdict
+from tests.helpers.records import a_record, altered
+
+GOALS = {
+    "value": 7.4, "low": 4.3, "high": 10.6, "before": 98.4, "alone": 7.4, "better": "higher", "unit": "%",
+    "queries": 9, "attacks": [], "forward": 9, "backward": 9, "undropped": 9,
+}  # fmt: skip
+ALL_PASSED = "All 3 checks of whether to trust these scores passed."
+
+
+def check(name: str, status: str) -> dict[str, Any]:
+    return {"name": name, "status": status, "figure": 0.0, "limit": "none", "says": "said"}
+
+
+def checked(*pairs: tuple[str, str], **how: Any) -> Record:
+    """A record whose checks ended so."""
+    usual = [("collapse", "pass"), ("repeat", "pass"), ("budget", "pass")]
+    return altered(a_record(**how), checks=[check(*pair) for pair in pairs or usual])
+
+
+def of(*records: Record) -> tuple[str, str]:
+    return verdict({record.network.name: record for record in records})
+
+
+def test_one_network() -> None:
+    first, second = of(checked(name="mine"))
+    assert first == (
+        "mine finds an image of the right class first for 37.2 % of its queries, and for 13.2 % of those "
+        "attacked when an attacker may change each pixel by up to 8/255: ERS 33.5 (32.5 to 34.5) of 100."
+    )
+    assert second == ALL_PASSED
+
+
+def test_the_worst_case_counts_where_it_is_known() -> None:
+    first, _ = of(altered(a_record(name="mine"), suite={"goals": {"misrank": GOALS}}))
+    assert "and for 7.4 % of those attacked" in first
+    other = {"goals": {"translocate": {**GOALS, "value": 0.0}}}
+    assert "and for 13.2 % of those" in of(altered(a_record(name="mine"), suite=other))[0], "it is no R@1"
+
+
+def test_one_network_without_the_ers() -> None:
+    first, _ = of(a_record(name="mine", attacks=False))
+    assert first == "mine finds an image of the right class first for 37.2 % of its queries."
+    some = altered(a_record(name="mine"), ers=None)
+    assert of(some)[0].endswith("when an attacker may change each pixel by up to 8/255.")
+
+
+def test_one_network_whose_queries_have_no_answer() -> None:
+    nothing = {"value": None, "low": None, "high": None}
+    record = altered(
+        a_record(name="mine"),
+        retrieval={"R@1": nothing},
+        scores=dict.fromkeys(("ES:R", "LTM", "GTM"), nothing),
+    )
+    assert of(record)[0] == (
+        "No query of mine has an image of its class to find, with ERS 33.5 (32.5 to 34.5) of 100."
+    )
+
+
+def test_two_networks_that_are_clearly_apart() -> None:
+    first, second = of(checked(name="weak"), checked(name="strong", changes={"ERS": 51.4, "R@1": 36.0}))
+    assert first == (
+        "strong keeps its ranking better under attack than weak: ERS 51.4 (50.4 to 52.4) at R@1 36.0, "
+        "against ERS 33.5 (32.5 to 34.5) at R@1 37.2."
+    )
+    assert second == "All 6 checks of whether to trust these scores passed."
+
+
+@pytest.mark.parametrize(
+    ("ends", "apart"),
+    [((34.6, 34.5), True), ((34.5, 34.5), False), ((30.0, 34.5), False), ((0.5, 0.0), True),
+     ((None, 34.5), False), ((40.0, None), False)],
+)  # fmt: skip
+def test_intervals_decide_whether_two_are_apart(ends: tuple[float | None, float | None], apart: bool) -> None:
+    better = altered(a_record({"ERS": 35.0}, name="better"), ers={"low": ends[0]})
+    worse = altered(a_record(name="worse"), ers={"high": ends[1]})
+    first, _ = of(worse, better)
+    told = (
+        "better keeps its ranking better under attack than worse: "
+        if apart
+        else "better and worse are not told apart by the intervals of their ERS: "
+    )
+    assert first.startswith(f"{told}ERS 35.0")
+
+
+def test_three_networks() -> None:
+    records = [a_record({"ERS": value}, name=name) for name, value in (("a", 20.0), ("b", 60.0), ("c", 40.0))]
+    assert of(*records)[0].startswith(
+        "Of 3 networks b keeps its ranking best under attack, before c: ERS 60.0 (59.0 to 61.0) at R@1 37.2, "
+        "against ERS 40.0 (39.0 to 41.0)"
+    )
+
+
+def test_a_collapsed_network_is_not_called_the_best() -> None:
+    fallen = a_record({"ERS": 90.0}, name="fallen", why="all images lie in one direction.")
+    first, second = of(fallen, a_record({"ERS": 40.0}, name="a"), a_record({"ERS": 20.0}, name="b"))
+    assert first.startswith("a keeps its ranking better under attack than b: ERS 40.0")
+    assert second == "The ERS of fallen is not valid: all images lie in one direction."
+    first, second = of(fallen, altered(fallen, network={"name": "too"}))
+    assert "ERS" not in first
+    assert second == "The ERS of fallen and too is not valid: all images lie in one direction."
+
+
+@pytest.mark.parametrize("unknown", [None, float("nan")])
+def test_an_ers_that_is_not_known_is_not_ranked(unknown: float | None) -> None:
+    odd = altered(a_record(name="odd"), ers={"value": unknown, "low": unknown, "high": unknown})
+    first, _ = of(odd, a_record({"ERS": 40.0}, name="a"), a_record({"ERS": 20.0}, name="b"))
+    assert first.startswith("a keeps its ranking better under attack than b")
+    assert "ERS" not in of(odd)[0]
+
+
+def test_networks_without_the_ers() -> None:
+    records = [a_record({"R@1": r}, name=n, attacks=False) for n, r in (("a", 98.0), ("b", 97.5))]
+    assert of(*records)[0] == (
+        "Shares of queries that find an image of the right class first: a R@1 98.0; b R@1 97.5."
+    )
+    many = [a_record(name=f"n{k}", attacks=False) for k in range(9)]
+    assert of(*many)[0].endswith("n3 R@1 37.2; 5 more below.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "alike"),
+    [
+        ({"settings": {"eps": 0.1}}, False),
+        ({"settings": {"steps": 8}}, False),
+        ({"settings": {"search": "nes(samples=8)"}}, False),
+        ({"data": {"sha256": "1" * 64}}, False),
+        ({"queries": {"count": 8}}, False),
+        ({"versions": {"torch": "9"}}, True),
+        ({"settings": {"suite": "worst-case"}}, True),
+    ],
+)
+def test_networks_that_were_not_tested_alike_are_not_ranked(changes: dict[str, Any], alike: bool) -> None:
+    first, _ = of(a_record(name="a"), altered(a_record({"ERS": 60.0}, name="b"), **changes))
+    assert first.startswith("b keeps its ranking better") == alike
+    if not alike:
+        assert first == (
+            "These networks were not tested alike, so that their scores do not compare: "
+            "a R@1 37.2, 13.2 under attack, ERS 33.5 (32.5 to 34.5); "
+            "b R@1 37.2, 13.2 under attack, ERS 60.0 (59.0 to 61.0)."
+        )
+
+
+@pytest.mark.parametrize(
+    ("checks", "told"),
+    [
+        ([("collapse", "pass"), ("last", "warn")], "Read these scores with care: the check last warns."),
+        (
+            [("last", "warn"), ("classes", "warn"), ("noise", "warn")],
+            "Read these scores with care: the checks last, classes and noise warn.",
+        ),
+        ([("last", "warn"), ("gradient", "fail")], "Do not trust these scores: the check gradient failed."),
+        (
+            [("gradient", "fail"), ("budget", "fail")],
+            "Do not trust these scores: the checks gradient and budget failed.",
+        ),
+        (
+            [("collapse", "pass")],
+            "No checks were run, so that nothing says how far to trust these scores.",
+        ),
+        (
+            [("collapse", "pass"), ("eps-1", "not run")],
+            "No checks were run, so that nothing says how far to trust these scores.",
+        ),
+        (
+            [("collapse", "pass"), ("repeat", "pass"), ("eps-1", "not run")],
+            "All 2 checks of whether to trust these scores passed.",
+        ),
+    ],
+)
+def test_checks_decide_about_the_second_sentence(checks: Sequence[tuple[str, str]], told: str) -> None:
+    assert of(checked(*checks))[1] == told
+
+
+def test_no_checks_at_all() -> None:
+    assert of(altered(a_record(), checks=[]))[1].startswith("No checks were run, ")
+
+
+def test_checks_of_some_networks() -> None:
+    warns = checked(("collapse", "pass"), ("last", "warn"), name="a")
+    good, unchecked = checked(name="b"), checked(("collapse", "pass"), name="c")
+    assert of(warns, good)[1] == "Read these scores with care: the check last (of a) warns."
+    assert of(warns, altered(warns, network={"name": "d"}))[1].endswith("the check last warns.")
+    assert of(good, unchecked)[1] == (
+        "The scores of c were not checked; of the others all 3 checks of whether to trust these scores "
+        "passed."
+    )
+
+
+def test_there_are_two_sentences() -> None:
+    cases = [
+        (checked(),), (checked(name="a"), checked(name="b", changes={"ERS": 60.0})),
+        (a_record(name="a"), a_record({"ERS": 20.0}, name="b", width=30.0)),
+        (a_record(why="collapsed"),), (a_record(attacks=False),),
+    ]  # fmt: skip
+    for records in cases:
+        for sentence in of(*records):
+            assert sentence.endswith(".")
+            assert sentence[0].isupper() or sentence.startswith(tuple(r.network.name for r in records))
+            assert ". " not in sentence

@@ -1,0 +1,130 @@
+"""What a report says in words."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import robustmetric as rm
+from robustmetric.cli import options
+from robustmetric.cli.request import Request
+from robustmetric.evaluation import CHECKS, COLUMNS, Plan, load_record
+from robustmetric.evaluation.suite import GOALS
+from robustmetric.report.words import AIMS, CHECK_MEANINGS, COLUMN_MEANINGS, aim, command, goal_meaning
+from robustmetric.validate import UserError
+from tests.conftest import GOLDEN
+from tests.helpers.command import refused
+from tests.helpers.records import a_record, altered
+
+
+def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[options.Tested, Plan]:
+    """Run a command as far as its options are read, and return what they ask for."""
+    seen: list[tuple[options.Tested, Plan]] = []
+
+    def stop(tested: options.Tested, settings: Mapping[str, Any]) -> Request:
+        seen.append((tested, Plan.make(**settings)))
+        raise UserError("read")
+
+    monkeypatch.setattr(Request, "of", stop)
+    program, *words = shlex.split(line)
+    assert program == "robustmetric"
+    assert refused(*words, "--out", out) == "error: read\n"
+    return seen[0]
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "levels": {"eps": 77 / 255, "alpha": 1.5 / 255},
+    "no levels": {"eps": 0.1, "alpha": 1 / 3},
+    "tiny": {"eps": 1e-05, "alpha": 3e-07},
+    "none": {"eps": 0.0},
+    "l2": {"norm": "l2", "eps": 1.5, "alpha": 0.25, "search": "apgd"},
+    "long": {"norm": "l2", "eps": 16 / 255 * 7, "search": "apgd(restarts=3)"} ,
+    "reference": {"protocol": "reference", "queries": 12, "seed": 2**32 - 1, "batch": 7, "steps": 1},
+    "attacks": {"attacks": ["SP-QA+", "SP-QA-(m=2)", "CA+(w=3)", "GTT"], "checks": "none"},
+    "search": {"search": "nes(samples=8)", "checks": "full"},
+    "suite": {"suite": "worst-case"},
+    "goals": {"suite": "worst-case(goals=\"misrank,promote(k=2,side='candidate')\", steps=5)"},
+    "transfer": {"search": "transfer(pgd)"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_command_asks_for_the_same_plan(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan.make(**PLANS[name])
+    record = altered(a_record(), settings=plan.model_dump(mode="json"))
+    assert record.settings == plan
+    tested, found = asked(command(record, "runs/my run"), tmp_path / "out", monkeypatch)
+    assert found == plan
+    assert tested.run == Path("runs/my run")
+    assert (tested.data, tested.split, tested.surrogate) == (None, "test", None)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (GOLDEN / "records").iterdir()))
+def test_the_command_of_a_record_of_before(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = load_record(GOLDEN / "records" / name)
+    tested, plan = asked(command(record), tmp_path / "out", monkeypatch)
+    assert plan == record.settings
+    assert (tested.run, tested.data) == (Path("RUN"), "DATA"), "the record does not know them"
+    assert tested.surrogate == (None if record.network.surrogate is None else Path("SURROGATE"))
+
+
+def test_the_command_names_what_is_of_the_user_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.py"
+    own = "from robustmetric.attacks.shift import EmbeddingShift\n\nclass Mine(EmbeddingShift):\n"
+    file.write_text(f"{own}    name = 'Mine'\n")
+    monkeypatch.chdir(tmp_path)
+    plan = Plan.make(attacks=[f"{file}:Mine", "GTM"])
+    record = altered(a_record(), settings=plan.model_dump(mode="json"), data={"name": "sets.py:birds(k=2)"})
+    line = command(record)
+    assert "--data 'sets.py:birds(k=2)'" in line
+    tested, found = asked(line, tmp_path / "out", monkeypatch)
+    assert found.attacks == plan.attacks == ("mine.py:Mine", "GTM")
+    assert tested.data == "sets.py:birds(k=2)"
+
+
+@pytest.mark.parametrize(
+    ("data", "trained", "words"),
+    [
+        ("digits", "digits", []),
+        ("digits", None, []),
+        ("digits (all)", "digits", ["--split", "all"]),
+        ("mnist", "digits", ["--data", "mnist"]),
+        ("sets.py:birds", "/home/me/sets.py:birds", []),
+        ("my photos", "digits", ["--data", "DATA"]),
+    ],
+)
+def test_the_command_names_images_that_the_run_was_not_trained_on(
+    data: str, trained: str | None, words: list[str]
+) -> None:
+    record = altered(a_record(data=data), settings=Plan.make(eps=8 / 255).model_dump(mode="json"))
+    assert command(record, "runs/a", trained) == shlex.join(
+        ["robustmetric", "evaluate", "runs/a", *words, "--eps", "8/255"]
+    )
+
+
+def test_every_part_of_the_package_is_explained() -> None:
+    assert {*COLUMNS, "R@1", "R@2", "mAP", "mAP@R", "NMI", "ERS"} == COLUMN_MEANINGS.keys()
+    assert set(CHECKS) == CHECK_MEANINGS.keys()
+    for name in Plan.make().attacks:
+        assert AIMS[name]
+    for name in GOALS:
+        assert goal_meaning(name)
+
+
+def test_aims_are_found_by_name() -> None:
+    assert aim("CA+(w=5)") == aim("CA+") == AIMS["CA+"]
+    assert {name for name in AIMS if rm.attack(name).name != name} == set()
+    assert aim("mine") == goal_meaning("mine") == ""
+    assert (
+        goal_meaning("promote(side='candidate')")
+        == f"{goal_meaning('promote')}; a gallery image is perturbed"
+    )
