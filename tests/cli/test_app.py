@@ -22,8 +22,11 @@ from robustmetric.evaluation.workers import WorkerError
 from robustmetric.training import CollapsedError, Stopped
 from robustmetric.validate import UserError
 from tests.helpers.command import cells, command, refused
+from tests.helpers.pages import parsed
 
 PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
+
+MADE = ("metrics.csv", "pictures.json", "report.html")
 
 
 @pytest.mark.slow
@@ -32,11 +35,11 @@ def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
         options = ["--out", str(tmp_path), "--epochs", "2", "--queries", "12", "--seed", "1"]
         done = CliRunner().invoke(cli.app, ["demo", *options])
         assert done.exit_code == 0, (done.output, done.exception)
-        trained = {str(f): f.read_bytes() for f in tmp_path.rglob("metrics.csv")}
+        trained = {str(f): f.read_bytes() for name in MADE for f in tmp_path.rglob(name)}
         return done.output, trained | {str(f): f.stat().st_mtime_ns for f in tmp_path.rglob("record.json")}
 
     first, files = demo()
-    assert len(files) == 4
+    assert len(files) == 7
     assert "797 digits that were not trained on, 12 of them attacked; ε = 0.2, pixels are in [0, 1]" in first
     head, worst = [cells(line) for line in first.splitlines() if line.startswith("┃")]
     assert head == ["", *PAPER.split(",")]
@@ -61,6 +64,17 @@ def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
         assert left[1 + len(records) - 1].startswith(f"{record['misrank']:.1f} (")
         assert record["misrank"] <= min(record[column] for column in ("ES:R", "LTM", "GTM"))
     assert records["HM[S,LGA]&ICS"]["ERS"] > records["N/A[S]"]["ERS"]
+
+    page = parsed((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert f"pictures, plots and checks are on one page: open {tmp_path / 'report.html'}" in first
+    assert [one.one("h2").text for one in page.all("section", "head")] == [
+        f"c2f2 {name}" for name in DEFENSES
+    ]
+    shown = [one.all("dd")[0].text for head in page.all("section", "head") for one in head.all("div")]
+    assert shown == [f"{records[n][score]:.1f}" for n in DEFENSES for score in ("R@1", "ERS", "misrank")]
+    assert len(page.all("article", "shot")) == 2 * 9 * 6
+    assert all(page.has(name) for name in ("worst", "map", "training"))
+    assert page.by_id("tested").text.count("chosen on validation images") == 2
 
     second, again = demo()
     assert again == files, "something was made anew"
