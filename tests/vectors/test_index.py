@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from robustmetric.vectors import Index, Vectors, index, open_index
 from tests.helpers.faults import fault
 from tests.vectors.conftest import stored, unit
 
+faiss = index._faiss()
 every = pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 
 
