@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 import robustmetric
 
-PACKAGES = ("attacks", "data", "defenses", "evaluation", "exports", "models", "training", "vectors")
+PACKAGES = ("app", "attacks", "data", "defenses", "evaluation", "exports", "models", "training", "vectors")
 MODULES = (
     "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
     "triplets", "validate", "verification",

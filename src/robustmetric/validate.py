@@ -82,7 +82,8 @@ def fraction(value: object) -> object:
     parts = _FRACTION.fullmatch(value)
     if parts is None or (parts[2] and not float(parts[2])):
         return value
-    return float(parts[1]) / float(parts[2] or 1)
+    found = float(parts[1]) / float(parts[2] or 1)
+    return found if math.isfinite(found) else value  # too large to be a number: said as it was written
 
 
 _NUMBER = r"((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"

@@ -180,6 +180,30 @@ def test_the_ranking_changes_step_by_step(
     assert (tops[0] == tops[1]) == (size == DESKTOP), "side by side where there is room"
 
 
+def test_what_was_asked_for_last_is_shown(app: App, visit: Visit) -> None:
+    """While steps are gone through: another attack ends that, and so does who goes by hand."""
+    page = open_app(visit, app)
+    go, now = page.get_by_role("button", name="Attack", exact=True), page.locator(".rm-when").first
+    value = page.locator(".rm-scroll tbody th").first
+    choose(page, "Attack", "ES")
+    go.click()
+    expect(value).to_contain_text("ES:D")
+    choose(page, "Attack", "GTM")
+    go.click()
+    expect(page.locator("#rm-told")).to_contain_text("GTM: ", timeout=20_000)
+    expect(now).to_have_text("After step 20 of 20", timeout=20_000)
+    expect(value).to_contain_text("GTM")
+    choose(page, "Attack", "ES")
+    go.click()
+    expect(value).to_contain_text("ES:D")
+    expect(now).to_contain_text("After step ")
+    page.get_by_label("range slider for Go through the steps").focus()
+    page.keyboard.press("Home")
+    expect(now).to_have_text("Before the attack")
+    page.wait_for_timeout(1000)
+    expect(now).to_have_text("Before the attack")
+
+
 def test_an_upload_that_is_no_image_is_told(
     app: App, visit: Visit, screenshot: Callable[[Page, str], Path], tmp_path: Path
 ) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 import torch
@@ -17,6 +17,7 @@ from robustmetric.vectors import Index, Vectors, index, open_index
 from tests.helpers.faults import fault
 from tests.vectors.conftest import stored, unit
 
+faiss = index._faiss()
 every = pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 
 
@@ -62,6 +63,15 @@ def test_what_an_index_finds_is_told_as_exact_search_tells_it(kind: str, vectors
             assert far.get(place, distance) == distance, "the same numbers, measured in the same way"
     assert both > 0
     assert (found.distance.diff() >= 0).all()
+
+
+@every
+def test_faiss_that_takes_tensors_finds_the_same(kind: str, vectors: Vectors) -> None:
+    queries = unit(20, 12, seed=2)
+    before = open_index(vectors, kind, 10).search(queries, 10)
+    importlib.import_module("faiss.contrib.torch_utils")  # puts functions of its own in the place of faiss's
+    after = open_index(vectors, kind, 10).search(queries, 10)
+    assert torch.equal(after.position, before.position)
 
 
 @every

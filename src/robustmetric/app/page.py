@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,25 @@ from robustmetric.app.uploads import MEGABYTES, MEGAPIXELS
 from robustmetric.validate import UserError
 
 WAITING = 8  # requests that may wait for the one that is worked on
-PAUSE = 0.15  # seconds that a step is shown when all of them are gone through
 ANY, NONE = "any class", "not known"
 USUAL = ("misrank", "ES")  # the attack that is chosen at first, if it is offered
 HINT = "Ready."
+
+HALT = "(...asked) => { clearInterval(window.rmPlaying); return asked; }"
+PLAY = """() => {
+    const halt = () => clearInterval(window.rmPlaying);
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const step = () => {
+        const slider = document.querySelector("#rm-frame input[type=range]");
+        if (slider === null || +slider.value >= +slider.max) return halt();
+        for (const touched of ["pointerdown", "keydown"]) slider.addEventListener(touched, halt);
+        slider.value = still ? slider.max : +slider.value + 1;
+        slider.dispatchEvent(new Event("input", {bubbles: true}));
+    };
+    halt();
+    window.rmPlaying = setInterval(step, 150);
+}"""
+"""Moves the slider from the first step to the last, until it is touched or another attack is asked for."""
 
 Result = tuple[Query, tuple[Walk, ...], float]
 """What was attacked, what came of it, and ε."""
@@ -142,7 +156,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
                 with gr.Group():
                     name = gr.Dropdown(attacks, value=usual, label="Attack")
                     change = gr.Slider(
-                        0, max(64, 2 * levels), value=levels, step=1, label="ε, in levels of 255"
+                        0, min(255, max(64, 2 * levels)), value=levels, step=1, label="ε, in levels of 255"
                     )
                     count = gr.Slider(1, MOST_STEPS, value=min(steps, MOST_STEPS), step=1, label="Steps")
                     k = gr.Slider(1, MOST_K, value=5, step=1, label="k, images shown of a ranking")
@@ -154,7 +168,9 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
                 )
                 shown = gr.HTML(drawn("guide", networks=list(trial.scenes)), elem_id="rm-shown", **plain)
 
-        def attack(*asked: Any, progress: Any = gr.Progress()) -> tuple[Any, str, Any, str]:  # noqa: B008
+        bar = gr.Progress  # on the page, where nothing is markup
+
+        def attack(*asked: Any, progress: Any = bar()) -> tuple[Any, str, Any, str]:  # noqa: B008
             def tell(network: str, done: int, total: int) -> None:
                 progress((done, total), desc=network, unit="steps")
 
@@ -166,11 +182,6 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
         def first(kind: str, number: float | None) -> Any:
             found = do.first_of(kind, number)
             return gr.skip() if found is None else found
-
-        def play(found: Result | None) -> Iterator[tuple[Any, str]]:
-            for place in range(1, 0 if found is None else len(frames(found[1]))):
-                time.sleep(PAUSE)
-                yield place, do.show(found, place)
 
         private = {"api_visibility": "private"}
         asked = [number, file, known]
@@ -185,7 +196,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
                 concurrency_id="network",
                 **private,
             )
-        go.click(
+        done = go.click(
             attack,
             [*asked, name, change, count, k],
             [result, told, frame, shown],
@@ -193,9 +204,13 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
             scroll_to_output=True,
             concurrency_id="network",
             concurrency_limit=1,
+            js=HALT,
             **private,
-        ).then(play, result, [frame, shown], show_progress="hidden", **private)
-        frame.input(do.show, [result, frame], shown, show_progress="hidden", **private)
+        )
+        frame.input(
+            do.show, [result, frame], shown, show_progress="hidden", trigger_mode="always_last", **private
+        )
+        done.then(None, js=PLAY, **private)
     page.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
     return page
 

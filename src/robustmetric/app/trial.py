@@ -38,9 +38,10 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """An image (1, C, H, W) that is to be perturbed, and its `label`, −1 if that is not known.
+    """An image that is to be perturbed, as `query` returns it.
 
-    `number` is its place among the images that query; None if it is not one of them.
+    `image` (1, C, H, W) has pixels in [0, 1], and `label` is its class, −1 if that is not known. `number` is
+    its place among the images that query; None if it is not one of them.
     """
 
     image: Tensor
@@ -50,10 +51,11 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """The way that an attack on a network took: `shots` of it after some `steps`, the last one included.
+    """The way that an attack on a `network` took, as `attack` returns it.
 
-    `objective` has its value after each step, the image as it was first. `taken` is the number of steps, of
-    `asked`; fewer are taken where the attack has all it wants, and if the time was up: `late`.
+    `shots` show it after some `steps`, the last one included. `objective` has its value after each step, the
+    image as it was first. `taken` is the number of steps, of `asked`; fewer are taken where the attack has
+    all it wants, and if the time was up: `late`.
     """
 
     network: str

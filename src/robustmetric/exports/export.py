@@ -34,7 +34,7 @@ class Written:
     - `to`: its format.
     - `difference`: the largest distance of its embeddings from those of the run, over all images tried.
     - `allowed`: the distance that single precision accounts for.
-    - `about`: what stands in the file, as :func:`robustmetric.exports.describe` has it.
+    - `about`: what stands in the file, as `robustmetric.exports.describe` has it.
     """
 
     path: Path

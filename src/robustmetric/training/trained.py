@@ -42,7 +42,7 @@ def check_batch(batch: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run trained, as :func:`load_run` returns it.
+    """What a run trained, as `load_run` returns it.
 
     - `network`: in evaluation mode, on the CPU.
     - `inputs`: what the network takes; ``inputs.tensor(image)`` makes it from a file or a Pillow image.
@@ -128,7 +128,7 @@ def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: 
     """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
 
     `folder` is that of a run. `weights` are "last", "best" or a file; by default those that
-    :meth:`RunFolder.weights` returns. A network of a file in the run is refused unless it is known to be the
+    `RunFolder.weights` returns. A network of a file in the run is refused unless it is known to be the
     user's own, or `trust` says so.
 
     >>> import tempfile, robustmetric as rm

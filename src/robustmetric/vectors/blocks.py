@@ -76,7 +76,7 @@ def embed_folder(
 ) -> Embedded:
     """Embed all images below a `folder` with the network of a `run`, and write their vectors to a file `out`.
 
-    The file is .safetensors, .npy or .parquet. Images are found by :func:`robustmetric.vectors.images_below`;
+    The file is .safetensors, .npy or .parquet. Images are found by `robustmetric.vectors.images_below`;
     `batch` go through the network at a time. What is in memory does not grow with their number, but for
     their names. Images that cannot be read raise an error that lists them, when all others are embedded; with
     `skip_broken` they are left out. A file that is there is replaced only with `force`.

@@ -66,7 +66,7 @@ class About:
 
     @classmethod
     def read(cls, entries: Mapping[str, Any]) -> About:
-        """Read what :meth:`entries` returned; anything else raises a ValueError that says why.
+        """Read what `entries` returned; anything else raises a ValueError that says why.
 
         >>> About.read(About("run", "0" * 64, Inputs()).entries()).inputs
         Inputs(resize=None, crop=None, channels=None)

@@ -74,12 +74,12 @@ class Index:
 
     def _near(self, queries: Floats, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Let faiss find positions (Q, k), and measure and order them as everywhere; −1 comes last."""
-        faiss = _faiss()
+        # Not as parameters of the search, which faiss.contrib.torch_utils replaces by one without any.
         if self.kind == "hnsw":
-            how = faiss.SearchParametersHNSW(efSearch=max(self.effort, k))
+            self.engine.hnsw.efSearch = max(self.effort, k)
         else:
-            how = faiss.SearchParametersIVF(nprobe=self.effort)
-        _, found = self.engine.search(queries, k, params=how)
+            self.engine.nprobe = self.effort
+        _, found = self.engine.search(queries, k)
         position = np.sort(found, axis=1)  # so that what is not found is known again
         missing = torch.from_numpy(position < 0)
         near = torch.from_numpy(self.vectors.z.numpy()[np.maximum(position, 0)])

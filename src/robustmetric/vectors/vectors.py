@@ -52,7 +52,7 @@ class Found(NamedTuple):
 class Vectors:
     """N vectors of length 1, `z` (N, D) in float32, with the `files` that they are of.
 
-    :func:`load_vectors` returns them as they are in a file, mapped into memory and not copied; `path` is that
+    `load_vectors` returns them as they are in a file, mapped into memory and not copied; `path` is that
     file, `sha256` the digest of all that is in it, and `about` says where they come from. `off` is how far
     their squared lengths are from 1 at most; it is looked at if it is not given.
 
@@ -98,8 +98,8 @@ class Vectors:
         """Return the `k` vectors, or all if there are fewer, that are nearest to each of `z` (Q, D).
 
         They are ranked as everywhere: by distance, and by position where that is equal. `z` are vectors of
-        length 1, as :meth:`robustmetric.training.Run.embed` returns them, of the same network; see
-        :meth:`check`. A search reads all vectors once, in blocks.
+        length 1, as `robustmetric.training.Run.embed` returns them, of the same network; see
+        `check`. A search reads all vectors once, in blocks.
         """
         queries, off = self.queries(z, k)
         position, square = nearest(self.z.numpy(), self.off, queries, off, min(k, len(self)))
@@ -166,7 +166,7 @@ def load_vectors(path: Path | str) -> Vectors:
 
 
 def save_vectors(vectors: Vectors, path: Path | str, *, force: bool = False) -> None:
-    """Write `vectors` to the file `path`: .safetensors, .npy or .parquet; see :func:`load_vectors`.
+    """Write `vectors` to the file `path`: .safetensors, .npy or .parquet; see `load_vectors`.
 
     A file that is there is replaced only with `force`.
 
