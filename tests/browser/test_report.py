@@ -230,7 +230,7 @@ def test_the_map_shows_the_moves_of_the_attack_that_is_chosen(made: Made, visit:
         return list(found)
 
     both = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT", "CA+", "ES", "GTM"]
-    assert seen() == both
+    assert seen() == ["CA+", "CA+"], "one attack at first"
     choose(page, "map-attack", "ES")
     assert seen() == ["ES", "ES"]
     choose(page, "map-attack", "GTT")

@@ -423,7 +423,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "to"),
     [
-        ("räume [b] \x1b$(x) 'y'.onnx", "torchscript"),
+        ("räume [b] \x1b$(x) 'y'.bin", "torchscript"),
         ("no suffix", "torchscript"),
         (".hidden", "exported"),
         *((os.fsdecode(b"\xff\xfe"), to) for to in FORMATS),

@@ -156,7 +156,7 @@ def test_curves_stand_at_their_budgets(tmp_path: Path, show: Show) -> None:
         for text in points(found["ERS against steps"], "c2f2 N/A[S]")
     }
     assert {round(float(value), 1) for value in values} == {round(record["ERS"], 1)}
-    assert "Each point attacks 9 queries." in page.by_id("curves").text
+    assert "Each point attacks 9 queries, " in page.by_id("curves").text
 
 
 def test_curves_of_l2_have_an_axis_of_their_own(tmp_path: Path, show: Show) -> None:

@@ -106,7 +106,9 @@ class Handlers:
         if any(walk.late for walk in walks):
             limit = f"The time is up, {self.trial.seconds:g} s: what was found by then is shown."
             return (query, walks, levels / 255), drawn("told", text=limit, wrong=True)
-        took = "; ".join(f"{walk.taken} steps on {walk.network}" for walk in walks)
+        took = "; ".join(
+            f"{walk.taken} step{'' if walk.taken == 1 else 's'} on {walk.network}" for walk in walks
+        )
         text = f"{name}: {took}; {time.monotonic() - begin:.1f} s."
         return (query, walks, levels / 255), drawn("told", text=text)
 

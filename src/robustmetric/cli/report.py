@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -22,5 +23,6 @@ def report(
     Pictures are made by evaluate --report, and curves by evaluate --report --curves.
     """
     console = wide()
-    written = write_report(records, out, force=force)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    written = write_report(records, out, force=force, report=say)
     console.print(f"the report is {written}, {written.stat().st_size / 1e6:.1f} MB")

@@ -17,7 +17,7 @@ from torch import Tensor
 from robustmetric.evaluation.schema import Part
 from robustmetric.evaluation.store import ARRAYS, GO_ON
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, shorten
 
 
 class Arrays(Part):
@@ -125,6 +125,12 @@ class Format(Generic[D]):
         for file in (path / self.file, path / self.inside / self.file, path):
             if file.is_file():
                 return file
+        inside = sorted(path.glob(f"*/{self.file}")) if path.is_dir() else []
+        if inside:
+            raise FileNotFoundError(
+                f"there is no {self.what} in {path} itself; give the one that is meant: "
+                f"{shorten([file.parent for file in inside])}"
+            )
         raise FileNotFoundError(
             f"there is no {self.what} {path}; give a {self.file}, or a folder that holds one"
         )

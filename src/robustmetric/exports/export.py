@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
-from robustmetric.exports.formats import FORMATS, Program, first_line
+from robustmetric.exports.formats import FORMATS, SUFFIXES, Program, first_line
 from robustmetric.exports.product import Product, describe
 from robustmetric.files import write_atomically, writing
 from robustmetric.registry import unknown
@@ -70,6 +70,13 @@ def export(run: Run, path: str | os.PathLike[str], *, to: str = "onnx", force: b
     kind = FORMATS[to]
     place = Path(path).expanduser()
     _check_place(place, force)
+    meant = SUFFIXES.get(place.suffix.lower(), to)
+    if meant != to:
+        raise UserError(
+            f"{place.name} is a name for the format {meant}, and {to} was asked for: give --to {meant}, or "
+            "another name",
+            parameter="to",
+        )
     kind.check()
     product = Product(run.network, run.inputs).eval()
     images, wanted = _samples(run, product)

@@ -159,6 +159,9 @@ class Onnx(Format):
 FORMATS: dict[str, Format] = {"onnx": Onnx(), "torchscript": TorchScript(), "exported": Exported()}
 """All formats by name."""
 
+SUFFIXES = {".onnx": "onnx", ".pt": "torchscript", ".ts": "torchscript", ".pt2": "exported"}
+"""The formats that files of these names are taken for."""
+
 
 def followed(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     """Return the operators of a `network` for any number of images, followed along an `example` (2, C, S, S).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,17 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _FRAME = 20_000  # bytes of what stands around the pictures, if there are any: the choice of them
 
 
-def write_report(paths: Sequence[Path | str], out: Path | str, *, force: bool = False) -> Path:
+def write_report(
+    paths: Sequence[Path | str],
+    out: Path | str,
+    *,
+    force: bool = False,
+    report: Callable[[str], object] = lambda _: None,
+) -> Path:
     """Write the report of the records at `paths` as one page of HTML to `out`, and return that.
 
     A path is a record file, or a folder that holds one. A file that is there is not overwritten, unless by
-    `force`.
+    `force`. `report` is told in a line of each thing that the page has to do without.
 
     >>> write_report([], "report.html")
     Traceback (most recent call last):
@@ -43,7 +49,7 @@ def write_report(paths: Sequence[Path | str], out: Path | str, *, force: bool = 
     check_page(out, force=force)
     if out.resolve() in [FORMAT.find(path).resolve() for path in paths]:
         raise UserError(f"{out} is a record itself: give another file", parameter="out")
-    text = render(gather([Path(path) for path in paths]))
+    text = render(gather([Path(path) for path in paths]), report)
     with writing(out, "then run the same command again"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, lambda file: file.write(text.encode()))
@@ -65,8 +71,8 @@ def check_page(out: Path, *, force: bool, parameter: str = "out") -> None:
         raise UserError(str(error), parameter=parameter) from None
 
 
-def render(entries: Sequence[Entry]) -> str:
-    """Return the page of `entries` as text."""
+def render(entries: Sequence[Entry], report: Callable[[str], object] = lambda _: None) -> str:
+    """Return the page of `entries` as text; `report` is told of what is missing."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -99,7 +105,17 @@ def render(entries: Sequence[Entry]) -> str:
             f"a page of these {len(entries)} records would have {(MOST_BYTES - room) / 1e6:.1f} MB without a "
             f"picture, and {MOST_BYTES / 1e6:g} are the most: give fewer records"
         )
-    return whole(fill(entries, room, draw))
+    gallery = fill(entries, room, draw)
+    for entry in entries:
+        for line in filter(None, (entry.no_pictures, *entry.no_curves)):
+            report(f"{entry.name}: {line}")
+    if gallery.unreadable:
+        report(
+            f"{len(gallery.unreadable)} pictures are left out, the first: {gallery.unreadable[0]}; {AGAIN}"
+        )
+    if gallery.left_out:
+        report(f"{gallery.left_out} pictures are left out, to keep the page small")
+    return whole(gallery)
 
 
 def _digest(text: str) -> str:

@@ -58,12 +58,12 @@ def _beside(named: Mapping[str, Record]) -> str:
     behind = f"ERS {with_interval(other)} at R@1 {other.show('R@1')}"
     low, high = _interval(top)[0], _interval(other)[1]
     if low is None or high is None or low <= high:
-        told = f"{best} and {second} are not told apart by the intervals of their ERS"
+        told = f"{best} and {second} are not told apart by the intervals of their ERS under attacks"
     elif len(scored) == 2:
-        told = f"{best} keeps its ranking better under attack than {second}"
+        told = f"{best} keeps its ranking better than {second} under attacks"
     else:
-        told = f"Of {len(scored)} networks {best} keeps its ranking best under attack, before {second}"
-    return f"{told}: {ahead}, against {behind}."
+        told = f"Of {len(scored)} networks {best} keeps its ranking best, before {second}, under attacks"
+    return f"{told} that may change {_may_change(top)}: {ahead}, against {behind}."
 
 
 def _each(named: Mapping[str, Record]) -> str:
@@ -91,7 +91,7 @@ def _trust(named: Mapping[str, Record]) -> str:
             for check in (check for check in record.checks if check.status == status):
                 found.setdefault(check.name, []).append(name)
         told = [
-            check if len(names) == len(named) else f"{check} (of {listed(names)})"
+            f"“{check}”" if len(names) == len(named) else f"“{check}” (of {listed(names)})"
             for check, names in found.items()
         ]
         if told:

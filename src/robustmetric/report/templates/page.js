@@ -90,6 +90,7 @@
         group.setAttribute("visibility", wanted ? "visible" : "hidden");
       }
     };
+    moves.selectedIndex = 1; // all arrows at once are a tangle
     moves.addEventListener("change", update);
     update();
   }
