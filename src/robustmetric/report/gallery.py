@@ -104,11 +104,7 @@ def images_of(picture: Picture, folder: Path, known: dict[Path, str] | None = No
     found = {}
     for file in dict.fromkeys((picture.perturbed, picture.difference, *(item.image for item in items))):
         path = folder / FOLDER / file
-        if path not in known:
-            if Path(file).name != file:
-                raise UserError(f"{path} is no picture of this record")
-            known[path] = _encoded(path)
-        found[file] = known[path]
+        found[file] = known[path] = known.get(path) or _encoded(path)
     return found
 
 
