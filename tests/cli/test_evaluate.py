@@ -19,7 +19,7 @@ from robustmetric.models.c2f2 import C2F2
 from robustmetric.training import load_recipe
 from tests.cli.tables import DIGITS, ONE, OTHER, PAPER, SMALL, contents, expected, scores_in
 from tests.helpers.command import command, refused, works
-from tests.helpers.runs import make_run
+from tests.helpers.runs import make_pictures, make_run
 
 
 def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tuple[Path, str]) -> None:
@@ -274,3 +274,11 @@ def test_options_of_an_attack_are_part_of_the_evaluation(run: Path, tmp_path: Pa
     assert said.code == 1, "the record of keep=3 was given for keep=9"
     assert "holds another evaluation" in said.err
     assert contents(tmp_path / "out") == before
+
+
+def test_other_images_are_brought_to_the_size_that_was_trained_on(run: Path, tmp_path: Path) -> None:
+    root = make_pictures(tmp_path / "photos", classes=4, height=48, width=40)
+    works(
+        "evaluate", run, "--data", "folder", "--root", root, "--split", "all", *ONE, "--out", tmp_path / "out"
+    )
+    assert load_record(tmp_path / "out").data.shape == [1, 8, 8]

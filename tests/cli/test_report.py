@@ -56,7 +56,9 @@ def test_records_become_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("a", "b"):
         written(a_record(name=name), tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    assert re.fullmatch(r"the report is page\.html, 0\.\d MB\n", works("report", "a", "b", "-o", "page.html"))
+    said = works("report", "a", "b", "-o", "page.html")
+    without = "no pictures were made: run the same evaluate command again, with --report FILE"
+    assert re.fullmatch(rf"a: {without}\nb: {without}\nthe report is page\.html, 0\.\d MB\n", said)
     page = read(tmp_path / "page.html")
     assert [one.one("h2").text for one in page.all("section", "head")] == ["a", "b"]
     assert refused("report", "a", "-o", "page.html") == (

@@ -451,3 +451,13 @@ def test_the_ers_with_an_attack_of_ones_own_is_marked(evaluated: Evaluated) -> N
     assert not marked.ers.valid
     assert "ES:D, ES:R" in marked.ers.why
     assert marked.ers.value == plain.ers.value
+
+
+def test_records_in_folders_of_another_name_are_named(written: tuple[Record, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "evaluation-32").mkdir(parents=True)
+    shutil.copy(written[1] / "record.json", run / "evaluation-32")
+    with pytest.raises(
+        FileNotFoundError, match=r"no record in .*run itself; give the one that is meant: .*-32$"
+    ):
+        load_record(run)

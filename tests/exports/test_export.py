@@ -475,3 +475,12 @@ def test_warnings_of_others_are_heard() -> None:
     """What torch says of its future is left out by its words alone."""
     with formats._quiet(), pytest.warns(DeprecationWarning, match="something else"):
         warnings.warn("something else is deprecated", DeprecationWarning, stacklevel=1)
+
+
+def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
+    told = (
+        r"net\.PT2 is a name for the format exported, and onnx was asked for: give --to exported, or another"
+    )
+    with pytest.raises(UserError, match=told):
+        rm.export(a_run(), tmp_path / "net.PT2")
+    assert not any(tmp_path.iterdir())
