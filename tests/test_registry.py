@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +180,6 @@ def test_make_lets_the_part_refuse_a_value_in_its_own_words() -> None:
         (".5e+1", 5.0),
         ("1/1e2", 0.01),
         ("1e-400", 0.0),
-        ("1e400", math.inf),
     ],
 )
 def test_fraction_reads_a_number_or_two(text: str, value: float) -> None:
@@ -193,7 +191,7 @@ def test_fraction_reads_a_number_or_two(text: str, value: float) -> None:
 @pytest.mark.parametrize(
     "value",
     ["8/0", "8/0.0", "8/255/3", "1.2.3/4", "/255", "8/", "", " ", "-1", "-8/255", "much", "8 255", "nan",
-     "inf", "1e", "e5", "1e-", "1e0.5", "1 e5", "1e--5", "1/1e-400", 0.1, 1, None, True, [0.1]],
+     "inf", "1e", "e5", "1e-", "1e0.5", "1 e5", "1e--5", "1/1e-400", "1e400", 0.1, 1, None, True, [0.1]],
 )  # fmt: skip
 def test_fraction_gives_back_what_it_cannot_read(value: object) -> None:
     assert fraction(value) is value
