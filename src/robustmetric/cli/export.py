@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import typer
 
 from robustmetric.cli.app import TRUST, app, stoppable
+from robustmetric.cli.options import RUN, WEIGHTS
+from robustmetric.cli.request import loaded_run
 from robustmetric.cli.terminal import wide
 from robustmetric.exports import FORMATS, export
-from robustmetric.training import load_run
-from robustmetric.training.runs import Which
 
 
 @app.command("export")
 def export_run(
-    run: Path = typer.Argument(help="Folder of a run."),
+    run: Path = RUN,
     *,
     to: str = typer.Option("onnx", help=f"{', '.join(FORMATS)}; the last is torch.export's."),
     out: Path = typer.Option(..., "--out", "-o", help="The file to write, such as network.onnx."),
-    weights: str | None = typer.Option(
-        None,
-        help="Its weights: last, best or a file. By default its best where validation images chose them, "
-        "else its last.",
-    ),
+    weights: str | None = WEIGHTS,
     trust: bool = typer.Option(False, "--trust", help=TRUST),
     force: bool = typer.Option(False, "--force", help="Replace a file that is there already."),
 ) -> None:
@@ -34,9 +29,7 @@ def export_run(
     """
     console = wide()
     with stoppable(console, "no file was written: run the same command again"):
-        which = next((w for w in get_args(Which) if w == weights), None)
-        loaded = load_run(run, which or (None if weights is None else Path(weights)), trust=trust)
-        done = export(loaded, out, to=to, force=force)
+        done = export(loaded_run(run, weights, "cpu", trust), out, to=to, force=force)
     shape = ", ".join(str(length) for length in done.about["input"]["shape"][1:])
     for line in (
         f"{done.about['name']}, {done.about['weights'] or 'weights that were given'}: "

@@ -243,10 +243,7 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
     images = Images(tested.data or recipe.data, tested.root or recipe.root, split)
     queries, gallery = _sides(tested, images)
     same = (tested.data or recipe.data, tested.root or recipe.root) == (recipe.data, recipe.root)
-    inputs = run.inputs()
     others = gallery is not None or tested.data not in (None, recipe.data)
-    if others and inputs.resize is None and inputs.crop is None:
-        inputs = replace(inputs, resize=run.shape()[1])  # whatever comes is brought to what was trained on
     chosen = weights.chosen
     if chosen == "chosen on test images" and not (same and gallery is None and tested.queries_from is None):
         chosen = f"{chosen} of its run"
@@ -254,7 +251,7 @@ def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
         "name": run.name,
         "data": images.title,
         "source": source,
-        "inputs": replace(inputs, **_sizes(tested)),
+        "inputs": replace(run.inputs(any_size=others), **_sizes(tested)),
         "queries": queries,
         "gallery": gallery,
         "chosen": chosen,

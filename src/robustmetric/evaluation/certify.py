@@ -190,7 +190,4 @@ class Certification(Staged[CertifyMaterials, Certificate]):
 
     def read(self, folder: Path) -> Certificate:
         """Read the finished certificate from its `folder`."""
-        certificate = FORMAT.read(folder)
-        if (folder / certificate.arrays.file).exists():
-            FORMAT.read_arrays(folder)
-        return certificate
+        return FORMAT.read_whole(folder)

@@ -139,6 +139,13 @@ class Format(Generic[D]):
         """Read a document from its JSON file or the folder that it is in; a damaged one is refused."""
         return read_json(self.find(path), self.kind, self.what, self.schema)
 
+    def read_whole(self, folder: Path) -> D:
+        """Read a document from its folder, and see that its arrays, if they are there, are its own."""
+        document = self.read(folder)
+        if (folder / document.arrays.file).exists():
+            self.read_arrays(folder)
+        return document
+
     def read_arrays(self, path: str | Path) -> dict[str, Tensor]:
         """Read the per-query arrays (Q, …) beside the document at a path; a changed file is refused."""
         beside = self.find(path)

@@ -17,7 +17,7 @@ from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.pieces import Materials
 from robustmetric.evaluation.plan import Plan
-from robustmetric.evaluation.record import Record, build_record, load_arrays, load_record
+from robustmetric.evaluation.record import FORMAT, Record, build_record
 from robustmetric.evaluation.staged import Progress, Stage, Staged
 from robustmetric.evaluation.subject import Subject
 from robustmetric.validate import UserError
@@ -156,10 +156,7 @@ class Evaluation(Staged[Materials, Record]):
 
     def read(self, folder: Path) -> Record:
         """Read the finished record from its `folder`."""
-        record = load_record(folder)
-        if (folder / record.arrays.file).exists():
-            load_arrays(folder)
-        return record
+        return FORMAT.read_whole(folder)
 
     def embed(self) -> None:
         """Make the embeddings alone; call it inside `frozen`."""

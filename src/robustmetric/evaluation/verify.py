@@ -198,7 +198,4 @@ class Verifying(Staged[VerifyMaterials, Verification]):
 
     def read(self, folder: Path) -> Verification:
         """Read the finished document from its `folder`."""
-        document = FORMAT.read(folder)
-        if (folder / document.arrays.file).exists():
-            FORMAT.read_arrays(folder)
-        return document
+        return FORMAT.read_whole(folder)

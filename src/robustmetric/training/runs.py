@@ -321,9 +321,14 @@ class RunFolder:
             raise FileNotFoundError(f"there is no weights file {weights}")
         return Weights(Path(weights), None)
 
-    def inputs(self) -> Inputs:
-        """Return what the run's network takes: the sizes of its recipe, the channels that it was made for."""
+    def inputs(self, *, any_size: bool = False) -> Inputs:
+        """Return what the run's network takes: the sizes of its recipe, the channels that it was made for.
+
+        With `any_size`, images are brought to the size of training also where the recipe resizes none.
+        """
         inputs = inputs_of(self.recipe())
+        if any_size and inputs.resize is None and inputs.crop is None:
+            inputs = replace(inputs, resize=self.shape()[1])
         return replace(inputs, channels=inputs.channels or self._images().get("channels"))
 
     def shape(self) -> tuple[int, int]:

@@ -144,7 +144,5 @@ def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: 
     run = RunFolder(folder, trust=trust)
     channels, size = run.shape()
     network = run.source(weights).make(channels, size).eval()
-    inputs = replace(run.inputs(), channels=3 if channels == 3 else 1)
-    if inputs.resize is None and inputs.crop is None:
-        inputs = replace(inputs, resize=size)  # whatever comes is brought to the size that was trained on
+    inputs = replace(run.inputs(any_size=True), channels=3 if channels == 3 else 1)
     return Run(network, inputs, run.recipe(), run.choose(weights).chosen)
