@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ class C2F2(nn.Module):
         self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
         self.fc1 = nn.Linear(64 * (size // 4) ** 2, 1024)
         self.fc2 = nn.Linear(1024, dim)
+        self.to(memory_format=torch.channels_last)  # pooling takes a third of the time otherwise
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed `images` ``(B, channels, size, size)`` as ``(B, dim)``."""
@@ -43,7 +45,8 @@ class C2F2(nn.Module):
                 f" {self.size}): resize the images, or create it with their channels and size"
             )
         # The largest of a window is the same before and after ReLU; afterwards there is a quarter to do.
-        x = F.relu(F.max_pool2d(self.conv1(images), 2))
+        x = self.conv1(images).contiguous(memory_format=torch.channels_last)
+        x = F.relu(F.max_pool2d(x, 2))
         x = F.relu(F.max_pool2d(self.conv2(x), 2))
         embeddings: Tensor = self.fc2(F.relu(self.fc1(x.flatten(1))))
         return embeddings
