@@ -261,7 +261,7 @@ def _show_plan(console: Terminal, work: _Work, costs: dict[Any, Cost], count: in
 
 
 def _ending(table: Experiment, scale: Scale) -> str:
-    """Say how the names of a table's files end: those of Table 1 tell the weights that it was measured from."""
+    """Say how the names of a table's files end: those of Table 1 tell the weights that are measured."""
     digest = scale.identity(table.tasks[0])["recipe"]["weights"] if table.kind == "samplers" else None
     return "" if digest is None else f"-weights-{digest[:8]}"
 

@@ -310,7 +310,7 @@ def _sha256(file: Path) -> str:
     """Return the digest of a file of weights."""
     if file.is_dir():
         raise UserError(
-            f"{file} is a folder, not a file of weights; give a file in it, of a run {RunFolder(file).last.name}",
+            f"{file} is a folder, not a file of weights; give a file in it, as a run's last.safetensors",
             parameter="weights",
         )
     if not file.is_file():

@@ -35,12 +35,12 @@ def measure_samplers(
 ) -> dict[str, Any]:
     """Return mean, variance and histogram of the hardness that each sampler draws from `batches` batches.
 
-    The network, images and batches are those that a training with the `recipe` begins with; with a run's file
-    as the recipe's weights, the network is the trained one. Images are kept in `cache`, and with `skip_broken`
-    those that cannot be read are left out. The network computes on `device`. S is the recipe's, by
-    `reference`; `DEFINED` is S by its definition, drawn with the same random numbers: where no anchor is its
-    own positive, both draw the same. Mean and variance are taken in each batch and averaged. `report` is told
-    of what goes on.
+    The network, images and batches are those that a training with the `recipe` begins with: a trained network
+    if the recipe's weights are a run's. Images are kept in `cache`, and with `skip_broken` those that cannot
+    be read are left out. The network computes on `device`. S is as the recipe's `reference` has it, `DEFINED`
+    is S by its definition; both draw with the same random numbers, so that they differ only where an anchor
+    may be its own positive. Mean and variance are taken in each batch and averaged. `report` is told of what
+    goes on.
 
     >>> found = measure_samplers(Recipe(data="digits", validation=0, batch=250), 2, torch.device("cpu"))
     >>> found["H"]["mean"] > found["R"]["mean"], sum(found["R"]["counts"])
