@@ -337,7 +337,7 @@ def test_weights_that_cannot_be_measured_are_refused(tmp_path: Path) -> None:
         ("bad.safetensors", f"{tmp_path / 'bad.safetensors'} cannot be read as weights; it is damaged or"),
         (
             "run/last.safetensors",
-            "fc2.weight is (16, 1024), the model has (512, 1024) | create the model with the name and options",
+            "fc2.weight is (16, 1024), the model has (512, 1024) | create the model with the name",
         ),
     ):
         weights = ["--weights", tmp_path / file, "--out", tmp_path / "out"]
