@@ -51,13 +51,12 @@ def published_of(network: Network) -> Published | None:
 
 
 def missing() -> list[str]:
-    """Say what is not made yet."""
-    found: dict[str, list[str]] = {}
-    for network, kind in tasks():
-        if record_of(network, kind) is None:
-            length = "8 epochs" if network.kept else "1 epoch"
-            found.setdefault(f"{network.data}, {length}, {network.label}", []).append(kind)
-    lines = [f"{name}: {' and '.join(kinds)}" for name, kinds in found.items()]
+    """Say what is not made yet, a line for each record and measurement."""
+    lines = [
+        f"{network.data}, {'8 epochs' if network.kept else '1 epoch'}, {network.label}: {kind}"
+        for network, kind in tasks()
+        if record_of(network, kind) is None
+    ]
     return lines + [f"Table 1 on {one.data} {one.label}" for one in SAMPLERS if hardness_of(one) is None]
 
 

@@ -12,15 +12,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from robustmetric.zoo.publish import publish
+from robustmetric.zoo import publish
 
 from benchmarks.evidence.plan import NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
 from robustmetric.training.checkpoint import reached
 from robustmetric.training.recipe import dump_recipe
 from robustmetric.training.runs import RunFolder
+
+
+LICENCE = "apache-2.0"
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -45,19 +49,18 @@ def evaluated(network: Network, kind: Kind, root: str, work: Path) -> None:
     """Make a record of a network, and keep it; a network of the zoo is evaluated as it is kept."""
     if network.record(kind).is_file():
         return
-    place = RESULTS / network.name
-    if network.kept and RunFolder(place).last.is_file():
-        source = place
-    else:
-        source = trained(network, root, work)
-        publish(source, place, weights="last", half=True) if network.kept else keep(source, place)
-        source = place if network.kept else source
-    made = work / network.name / f"evaluation-{kind}"
-    run(network.evaluate(kind, root, str(source), str(made)))
-    network.record(kind).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(made / "record.json", network.record(kind))
+    place, made = RESULTS / network.name, work / network.name / f"evaluation-{kind}"
     if network.kept:
-        publish(place, place)  # the card has the record's scores now
+        if not RunFolder(place).exists:
+            publish(trained(network, root, work), place, weights="last", half=True, licence=LICENCE)
+        run(network.evaluate(kind, root, str(place), str(made)))
+        publish(place, records=[made])
+        return
+    source = trained(network, root, work)
+    run(network.evaluate(kind, root, str(source), str(made)))
+    keep(source, place)
+    network.record(kind).parent.mkdir()
+    shutil.copy(made / "record.json", network.record(kind))
 
 
 def keep(source: Path, place: Path) -> None:
@@ -92,12 +95,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     roots: Mapping[str, str] = dict(text.split("=", 1) for text in given.root)
     if unknown := roots.keys() - {network.data for network in NETWORKS}:
         parser.error(f"no network is trained on {', '.join(sorted(unknown))}")
-    for network, kind in tasks():
-        if network.data in roots:
-            evaluated(network, kind, roots[network.data], given.work)
-    for samplers in SAMPLERS:
-        if samplers.data in roots:
-            measured(samplers, roots[samplers.data], given.work)
+    jobs: list[tuple[str, Callable[[], None]]] = [
+        (f"{network.name}, {kind}", partial(evaluated, network, kind, roots[network.data], given.work))
+        for network, kind in tasks()
+        if network.data in roots
+    ]
+    jobs += [(s.name, partial(measured, s, roots[s.data], given.work)) for s in SAMPLERS if s.data in roots]
+    failed = []
+    for name, make in jobs:
+        try:
+            make()
+        except subprocess.CalledProcessError as error:
+            if error.returncode in (130, 143):  # it was stopped
+                sys.exit(error.returncode)
+            failed.append(name)
+    if failed:
+        sys.exit(f"failed: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

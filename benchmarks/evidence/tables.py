@@ -36,7 +36,7 @@ from benchmarks.evidence.plan import (
     written,
 )
 from robustmetric.report.summary import SCORES
-from robustmetric.report.tables import SAMPLERS as NAMES
+from robustmetric.report.tables import DRAWN
 from robustmetric.training.runs import RunFolder
 
 FULL, FEW = FASHION[3], FASHION[4]
@@ -244,7 +244,7 @@ def samplers() -> str:
         for one, hardness in found
         for statistic, title, digits in (("mean", "E[H]", 3), ("variance", "Var[H]", 5))
     ]
-    return table(["network", "", *(NAMES.get(letter, letter) for letter in letters)], rows, left=2)
+    return table(["network", "", *(DRAWN.get(letter, letter) for letter in letters)], rows, left=2)
 
 
 def unmeasured() -> str:
