@@ -2,6 +2,6 @@
 
 from robustmetric.zoo.entries import ZooRun
 from robustmetric.zoo.load import load_zoo, zoo_names
-from robustmetric.zoo.publish import Published, publish
+from robustmetric.zoo.publishing import Published, publish
 
 __all__ = ["Published", "ZooRun", "load_zoo", "publish", "zoo_names"]

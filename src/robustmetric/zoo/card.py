@@ -95,12 +95,12 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
     yield ""
     yield (
         "**Intended use**: research on robust retrieval, and a start for networks of your own. It is made "
-        "for images like those that it was trained on. Before you rely on it, measure it on images of your own: "
-        "`robustmetric evaluate FOLDER --data folder --root IMAGES --out scores`."
+        "for images like those that it was trained on. Before you rely on it, measure it on images of "
+        "your own: `robustmetric evaluate FOLDER --data folder --root IMAGES --out scores`."
     )
     yield ""
     yield (
-        f"**Licence**: {licence}."
+        f"**Licence**: {marked_down(licence)}."
         if licence
         else "**Licence**: none is stated; ask who gave you this folder."
     )
@@ -184,7 +184,7 @@ def _scores(run: ZooRun) -> Iterator[str]:
         yield (
             f"{marked_down(data_of(record))}, {data.images:,} images of {data.classes:,} classes"
             f"{'' if data.gallery is None else f', ranked among {data.gallery:,} others'}; "
-            f"{marked_down(conditions(record))}. SHA-256 of the images: `{one_line(data.sha256)}`."
+            f"{marked_down(conditions(record))}. SHA-256 of the images: {marked_down(data.sha256)}."
         )
         if record.ers is not None and not record.ers.valid:
             yield f"**The ERS is not valid**: {marked_down(record.ers.why)}."
@@ -270,8 +270,8 @@ def _limits(run: ZooRun) -> Iterator[str]:
         "what an attacker can do. docs/limits.md of robustmetric says what else the scores do not tell."
     )
     yield (
-        "- Attacks know the weights and the gallery, and keep to the ε above. Other changes of an image, such "
-        "as patches, rotation or another camera, were not tested."
+        "- Attacks know the weights and the gallery, and keep to the ε above. Other changes of an image, "
+        "such as patches, rotation or another camera, were not tested."
     )
     yield (
         f"- It is one training, with the seed {run.recipe.seed}. Intervals say how far scores depend on the "
@@ -292,7 +292,7 @@ def _limits(run: ZooRun) -> Iterator[str]:
     classes = min((record.data.classes for record in records.values()), default=_FEW_CLASSES)
     if classes < _FEW_CLASSES:
         chance = f"{100 / classes:.0f} %"
-        yield f"- The test images are of {classes} classes: chance alone finds the right one for some {chance}."
+        yield f"- The test images are of {classes} classes: chance finds the right one for some {chance}."
     yield ""
 
 

@@ -52,7 +52,7 @@ def front_matter(name: str, data: str, licence: str | None, records: Mapping[str
     results = [_result(folder, record) for folder, record in records.items()]
     kinds = dict.fromkeys(metric["type"] for result in results for metric in result["metrics"])
     content: dict[str, Any] = {
-        **({} if licence is None else {"license": licence}),
+        **({} if licence is None else {"license": one_line(licence)}),
         "library_name": "robustmetric",
         "pipeline_tag": TASK,
         "tags": [*TAGS],
