@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from robustmetric.triplets import Triplets
     from robustmetric.validate import UserError
     from robustmetric.vectors import Vectors, load_vectors
-    from robustmetric.zoo import Published, ZooRun, load_zoo, publish, zoo_names
+    from robustmetric.zoo import load_zoo, publish, zoo_names
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,6 @@ __all__ = [
     "Certificate",
     "Defense",
     "Plan",
-    "Published",
     "Record",
     "Smoothed",
     "Step",
@@ -57,7 +56,6 @@ __all__ = [
     "UserError",
     "Vectors",
     "Verification",
-    "ZooRun",
     "__version__",
     "attack",
     "certify",
@@ -116,7 +114,7 @@ _FROM = {
     "validate": ("UserError",),
     "vectors": ("Vectors", "load_vectors"),
     "verification": (),
-    "zoo": ("Published", "ZooRun", "load_zoo", "publish", "zoo_names"),
+    "zoo": ("load_zoo", "publish", "zoo_names"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

@@ -34,7 +34,7 @@ def publish_run(
     force: bool = typer.Option(False, "--force", help="Replace a folder that was published before."),
     trust: bool = typer.Option(False, "--trust", help=TRUST),
 ) -> None:
-    """Write what a run trained to a folder that can be given away, with its records and a model card.
+    """Write what a run trained to a folder that can be given away, with a model card.
 
     No path of this machine goes out, and no pickle. Records are left out if they are of other weights: with
     --half evaluate the new folder, and publish it again, without DIR, to bring its card up to date.
