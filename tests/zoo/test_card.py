@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +23,11 @@ from tests.zoo.conftest import about, record_of, with_record
 def published(run: Path, **how: object) -> str:
     done = rm.publish(run, run.parent / "out", **how)  # type: ignore[arg-type]
     return (done.folder / "README.md").read_text(encoding="utf-8")
+
+
+def read(card: str) -> Any:
+    """What Hugging Face reads of a card."""
+    return ModelCard(card).data
 
 
 def section(card: str, heading: str) -> str:
@@ -72,7 +78,7 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
         "evaluation-reference": with_record(run, "evaluation-reference", protocol="reference"),
         "evaluation-strict": with_record(run, "evaluation-strict"),
     }
-    data = ModelCard(published(run, licence="Apache-2.0")).data
+    data = read(published(run, licence="Apache-2.0"))
     assert (data.license, data.library_name, data.pipeline_tag) == (
         "apache-2.0", "robustmetric", "image-feature-extraction",
     )  # fmt: skip
@@ -99,13 +105,13 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
         assert found[folder, kinds["ERS"]].metric_args == {
             "low": record.ers.low, "high": record.ers.high, "interval": "95 %",
         }  # fmt: skip
-    again = ModelCard(f"---\n{data.to_yaml()}\n---\n").data
+    again = read(f"---\n{data.to_yaml()}\n---\n")
     assert again.eval_results == data.eval_results
 
 
 def test_a_card_without_records(run: Path) -> None:
     card = published(run, half=True)
-    data = ModelCard(card).data
+    data = read(card)
     assert data.license is None
     assert data.eval_results is None
     assert "**Licence**: none is stated" in card
@@ -135,7 +141,7 @@ def test_what_the_card_says_of_the_training(run: Path) -> None:
     assert "Made with python 3.11.8." in card
     assert table(section(card, "Data"))[1] == ["training images", "1,234", "40", "a" * 64, "b" * 64]
     assert "2 images could not be read and were left out." in card
-    assert "load_zoo('folder/HM[S,LGA]&ICS η=8', folder=\"ZOO\")" in card
+    assert 'load_zoo("folder/HM[S,LGA]&ICS η=8", folder="ZOO")' in card
     assert "a grey image of 8×8 pixels to a vector of 16 numbers" in card
     assert rm.load_run(run).digest in card
 
@@ -172,7 +178,7 @@ def test_text_of_files_stays_text(run: Path) -> None:
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e\u2066]", card)
     front, body = card.removeprefix("---\n").split("\n---\n", 1)
     assert yaml.safe_load(front)["model-index"][0]["results"][0]["metrics"][0]["type"] == "recall_at_1"
-    assert ModelCard(card).data.eval_results
+    assert read(card).eval_results
     outside = re.sub(r"^```.*?^```$", "", body, flags=re.MULTILINE | re.DOTALL)
     assert HOSTILE[:4] in outside
     assert not re.search(r"(?<!\\)<(?!\\)[a-z!/]", outside)
@@ -199,4 +205,4 @@ def test_the_cards_of_the_package_are_up_to_date(name: str, tmp_path: Path) -> N
     assert (done.folder / "README.md").read_text(encoding="utf-8") == loaded.card, "publish it again"
     assert (done.folder / "run.json").read_bytes() == (loaded.folder / "run.json").read_bytes()
     assert done.digest == loaded.digest
-    assert ModelCard(loaded.card).data.library_name == "robustmetric"
+    assert read(loaded.card).library_name == "robustmetric"

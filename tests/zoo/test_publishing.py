@@ -252,7 +252,8 @@ def test_what_is_no_run_or_has_no_weights(run: Path, tmp_path: Path) -> None:
         FileNotFoundError, match=r"nowhere is no run, it has no recipe\.yaml: give the folder"
     ):
         rm.publish(tmp_path / "nowhere", tmp_path / "out")
-    (run / "last.safetensors").unlink(), (run / "best.safetensors").unlink()
+    for name in ("last", "best"):
+        (run / f"{name}.safetensors").unlink()
     with pytest.raises(
         FileNotFoundError, match=r"there are no weights .*: the run has not been validated yet"
     ):

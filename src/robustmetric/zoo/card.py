@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -114,7 +115,7 @@ def _use(run: ZooRun) -> Iterator[str]:
     yield f"With robustmetric {__version__} or later; `FOLDER` is the one that holds this file."
     yield from ("```python", "import robustmetric as rm", "", f'run = rm.load_run("FOLDER"{trust})')
     yield 'vectors = run.embed(["a.png", "b.png"])  # (2, D), of length 1'
-    name = one_line(repr(str(label_of(run.recipe))))
+    name = one_line(json.dumps(str(label_of(run.recipe)), ensure_ascii=False))
     yield f'run = rm.load_zoo({name}, folder="ZOO"{trust})  # if FOLDER is ZOO/*/*'
     yield "```"
     if own:
