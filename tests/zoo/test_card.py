@@ -162,11 +162,24 @@ def test_checks_that_warn_are_explained(run: Path) -> None:
     assert rows[0][4].startswith("Random noise does as much as the attack")
 
 
+def test_a_check_that_failed_stands_beside_the_figures(run: Path) -> None:
+    record = record_of(run)
+    failed = {"name": "gradient", "status": "fail", "figure": 1.0, "limit": "none", "says": "it is zero"}
+    written(
+        altered(record, checks=[check.model_dump() for check in record.checks] + [failed]), run / "evaluation"
+    )
+    card = published(run)
+    assert "\nDo not trust these scores: the check “gradient” failed.\n" in card
+    assert all(
+        one.metric_config.endswith("; checks that failed: gradient") for one in read(card).eval_results
+    )
+
+
 def test_an_ers_that_is_not_valid_is_not_claimed(run: Path) -> None:
     record = altered(record_of(run), ers={"valid": False, "why": "all images look alike"}, suite=None)
     written(record, run / "evaluation")
     card = published(run)
-    assert "**The ERS is not valid**: all images look alike." in card
+    assert "\nThe ERS of c2f2 HM[S,LGA]&ICS is not valid: all images look alike.\n" in card
     assert "empirical_robustness_score" not in card
     assert section(card, "Worst case").startswith("It has not been measured.")
 

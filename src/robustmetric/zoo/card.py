@@ -15,7 +15,7 @@ from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
 from robustmetric.report.layout import markdown_row, marked_down
 from robustmetric.report.records import data_of
-from robustmetric.report.verdict import is_unchecked, listed
+from robustmetric.report.verdict import is_unchecked, listed, verdict
 from robustmetric.report.words import CHECK_MEANINGS, COLUMN_MEANINGS, citation, command, goal_meaning
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import perturbs
@@ -187,8 +187,8 @@ def _scores(run: ZooRun) -> Iterator[str]:
             f"{'' if data.gallery is None else f', ranked among {data.gallery:,} others'}; "
             f"{marked_down(conditions(record))}. SHA-256 of the images: {marked_down(data.sha256)}."
         )
-        if record.ers is not None and not record.ers.valid:
-            yield f"**The ERS is not valid**: {marked_down(record.ers.why)}."
+        for sentence in verdict({run.name: record}):
+            yield f"\n{marked_down(sentence)}"
         yield ""
         yield from _table(
             ("score", "value", "95 % interval", "clean", "unit", "meaning"),

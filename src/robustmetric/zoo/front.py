@@ -113,12 +113,14 @@ def _metric(
     if value is None or math.isnan(value):
         return
     low, high = interval
+    failed = [check.name for check in record.checks if check.status == "fail"]
+    told = f"; checks that failed: {', '.join(failed)}" if failed else ""
     known = low is not None and high is not None
     yield {
         "type": kind,
         "name": one_line(f"{name} ({record.settings.protocol})"),
         "value": value,
-        "config": conditions(record),
+        "config": conditions(record) + one_line(told),
         **({"args": {"low": low, "high": high, "interval": "95 %"}} if known else {}),
     }
 

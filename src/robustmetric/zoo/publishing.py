@@ -25,7 +25,7 @@ from robustmetric.experiments.cells import slug
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.files import publish as put_in_place
 from robustmetric.models import save_weights
-from robustmetric.training.code import check_place, copy_files, remember_files
+from robustmetric.training.code import check_place, copy_files
 from robustmetric.training.recipe import dump_recipe, make_recipe
 from robustmetric.training.runs import RunFolder, Weights, Which
 from robustmetric.training.trained import Run, load_run
@@ -109,7 +109,6 @@ def publish(
         made = RunFolder(draft, trust=trust)
         with writing(place, _AGAIN):
             kept = make_recipe(copy_files(bare_recipe(recipe).model_dump(), draft, source.code.name))
-            remember_files(kept.model_dump(), draft)
             write_atomically(made.recipe_file, lambda file: file.write(dump_recipe(kept).encode()))
             _write_weights(chosen.file, draft / chosen.file.name, half)
             if source.metrics.is_file():
@@ -244,7 +243,7 @@ def _others(folder: Path) -> list[str]:
 @contextmanager
 def _drafted(place: Path) -> Iterator[Path]:
     """Let a folder be filled beside its place, and put it there when it is whole; else nothing is left."""
-    place = place.resolve() if place.is_symlink() else place
+    place = place.resolve()
     draft, before = (place.with_name(f".{place.name}.{uuid.uuid4().hex}.tmp") for _ in range(2))
     with writing(place, _AGAIN):
         draft.mkdir(parents=True)
@@ -255,7 +254,7 @@ def _drafted(place: Path) -> Iterator[Path]:
                 place.replace(before)
             try:
                 put_in_place(draft, place)
-            except OSError:
+            except BaseException:  # Ctrl-C, too
                 if before.exists():
                     before.replace(place)
                 raise
