@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import robustmetric as rm
+from robustmetric.files import digest_of_entries
 from robustmetric.training.runs import RunFolder
 from tests.helpers.faults import fault
 from tests.helpers.records import altered, written
@@ -41,7 +42,10 @@ def test_what_goes_out(run: Path, tmp_path: Path) -> None:
 
 def test_no_path_goes_out(run: Path, tmp_path: Path) -> None:
     with_record(run, skipped=["/home/somebody/secret/birds/wren/9.jpg"])
+    best = run / "best.safetensors"
+    save_file(load_file(best), best, metadata={"made in": "/home/somebody/secret"})
     done = rm.publish(run, tmp_path / "given" / "away")
+    assert b"somebody" not in (done.folder / best.name).read_bytes()
     for name, text in texts(done.folder).items():
         for trace in ("somebody", "secret", "/home", str(tmp_path)):
             assert trace not in text, name
@@ -168,6 +172,18 @@ def test_records_by_their_paths(run: Path, tmp_path: Path) -> None:
     again = rm.publish(done.folder, records=[tmp_path / "y" / "some scores"])
     assert again.records == (*done.records, "evaluation-some-scores-2")
     assert rm.load_record(done.folder / "evaluation-some-scores-2") == more
+
+
+def test_a_record_of_before_is_whole_again(run: Path, tmp_path: Path) -> None:
+    """It has fewer entries than are written today, so that its digest would not fit."""
+    content = json.loads(record_of(run).model_dump_json(by_alias=True))
+    del content["suite"], content["sha256"]
+    (run / "evaluation").mkdir()
+    text = json.dumps({**content, "sha256": digest_of_entries(content)})
+    (run / "evaluation" / "record.json").write_text(text)
+    done = rm.publish(run, tmp_path / "out")
+    found, before = rm.load_record(done.folder), rm.load_record(run)
+    assert found.model_dump(exclude={"sha256"}) == before.model_dump(exclude={"sha256"})
 
 
 def test_a_record_of_other_weights_that_was_asked_for(run: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from robustmetric.zoo import publish
 def publish_run(
     run: Path = RUN,
     out: Path = typer.Argument(
-        None, metavar="[DIR]", help="The new folder; without it, a published one is brought up to date."
+        None, metavar="DIR", help="The new folder; without it, a published one is brought up to date."
     ),
     *,
     weights: str = typer.Option(

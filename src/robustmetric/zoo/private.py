@@ -104,8 +104,9 @@ def _bared(value: Any, key: str) -> Any:
 
 
 def bare_record(record: Record) -> Record:
-    """Return a `record` with the images that were left out by their names alone, and the digest that fits."""
+    """Return a `record` with the images that were left out by their names alone, and the digest that fits.
+
+    The digest is made anew in any case: a record of before has fewer entries than will be written.
+    """
     names = [file_name(file) for file in record.data.skipped]
-    if names == record.data.skipped:
-        return record
     return seal(record.model_copy(update={"data": record.data.model_copy(update={"skipped": names})}))

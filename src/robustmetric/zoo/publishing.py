@@ -122,7 +122,8 @@ def _completed(
 ) -> Published:
     """Write the records and, last of all, the card of a network that is in its folder."""
     loaded = load_run(made.path, trust=made.trust)
-    records, left_out = sorted_records(source.path, loaded.digest)
+    found, left_out = sorted_records(source.path, loaded.digest)
+    records = {name: bare_record(record) for name, record in found.items()}
     for path, record in named:
         if (why := why_not(record, loaded.digest)) is not None:
             raise UserError(
@@ -131,7 +132,7 @@ def _completed(
             )
         if record not in records.values():
             records[_free_name(path, records)] = record
-    kept = {name: bare_record(records[name]) for name in sorted(records)}
+    kept = {name: records[name] for name in sorted(records)}
     for name, record in kept.items():
         with writing(made.path / name, _AGAIN):
             (made.path / name).mkdir(exist_ok=True)
