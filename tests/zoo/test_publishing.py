@@ -206,6 +206,33 @@ def test_a_damaged_record_is_left_out(run: Path, tmp_path: Path) -> None:
     assert "record.json is damaged, or was changed by hand" in done.left_out["evaluation-strict"]
 
 
+@fault("zoo", "the weights of the run are damaged", "they are refused, and not published under a new digest")
+def test_damaged_weights_are_not_published(run: Path, tmp_path: Path) -> None:
+    content = bytearray((run / "best.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "best.safetensors").write_bytes(content)
+    with pytest.raises(
+        rm.UserError, match=r"best\.safetensors is damaged: its tensors do not match the digest"
+    ):
+        rm.publish(run, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_record_that_does_not_count_keeps_its_place(run: Path, tmp_path: Path) -> None:
+    """A new one of the same name goes elsewhere; one that is refused changes nothing."""
+    done = rm.publish(run, tmp_path / "out")
+    other = record_of(run)
+    foreign = altered(other, network={"sha256": "f" * 64})
+    written(foreign, done.folder / "evaluation"), written(other, tmp_path / "evaluation")
+    written(foreign, tmp_path / "foreign")
+    before = texts(done.folder)
+    with pytest.raises(rm.UserError, match="foreign does not count"):
+        rm.publish(done.folder, records=[tmp_path / "foreign"], licence="mit")
+    assert texts(done.folder) == before
+    assert rm.publish(done.folder, records=[tmp_path / "evaluation"]).records == ("evaluation-2",)
+    assert rm.load_record(done.folder / "evaluation") == foreign
+
+
 def test_a_published_folder_is_brought_up_to_date(run: Path, tmp_path: Path) -> None:
     done = rm.publish(run, tmp_path / "out", licence="MIT")
     before = texts(done.folder)

@@ -6,6 +6,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from robustmetric import __version__
@@ -25,6 +25,7 @@ from robustmetric.experiments.cells import slug
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.files import publish as put_in_place
 from robustmetric.models import save_weights
+from robustmetric.models.weights import read_tensors
 from robustmetric.training.code import check_place, copy_files
 from robustmetric.training.recipe import dump_recipe, make_recipe
 from robustmetric.training.runs import RunFolder, Weights, Which
@@ -100,9 +101,7 @@ def publish(
     recipe, about = source.recipe(), source.read()
     if place.resolve() == source.path.resolve():
         _check_published(source, about, weights, half)
-        if licence is not None:
-            source.write({**about, PUBLISHED: _stated(licence)})
-        return _completed(source, source, place, named)
+        return _completed(source, source, place, named, {**about, PUBLISHED: _stated(licence, about)})
     _check_place(source, place, force)
     chosen = source.weights(weights)
     with _drafted(place) as draft:
@@ -113,14 +112,19 @@ def publish(
             _write_weights(chosen.file, draft / chosen.file.name, half)
             if source.metrics.is_file():
                 shutil.copyfile(source.metrics, made.metrics)
-        made.write({**bare_about(_known(source, about, chosen)), PUBLISHED: _stated(licence, about)})
-        return _completed(made, source, place, named)
+        content = {**bare_about(_known(source, about, chosen)), PUBLISHED: _stated(licence, about)}
+        made.write(content)
+        return _completed(made, source, place, named, content)
 
 
 def _completed(
-    made: RunFolder, source: RunFolder, place: Path, named: Sequence[tuple[Path, Record]]
+    made: RunFolder,
+    source: RunFolder,
+    place: Path,
+    named: Sequence[tuple[Path, Record]],
+    about: Mapping[str, Any],
 ) -> Published:
-    """Write the records and, last of all, the card of a network that is in its folder."""
+    """Write run.json, the records and, last of all, the card of a network that is in its folder."""
     loaded = load_run(made.path, trust=made.trust)
     found, left_out = sorted_records(source.path, loaded.digest)
     records = {name: bare_record(record) for name, record in found.items()}
@@ -131,7 +135,8 @@ def _completed(
                 parameter="records",
             )
         if record not in records.values():
-            records[_free_name(path, records)] = record
+            records[_free_name(path, {*records, *left_out})] = record
+    made.write(about)
     kept = {name: records[name] for name in sorted(records)}
     for name, record in kept.items():
         with writing(made.path / name, _AGAIN):
@@ -156,14 +161,15 @@ def _known(source: RunFolder, about: Mapping[str, Any], chosen: Weights) -> dict
     if not isinstance(content.get("images"), dict):
         channels, size = source.shape()
         content["images"] = {"height": size, "width": size, "channels": channels}
-    if "choice" not in content and chosen.chosen is not None:
-        content["choice"] = {"images": chosen.chosen.removeprefix("chosen on ")}
+    by = (chosen.chosen or "").partition("chosen on ")[2]
+    if "choice" not in content and by:
+        content["choice"] = {"images": by}
     return content
 
 
 def _write_weights(source: Path, target: Path, half: bool) -> None:
     """Copy a file of weights, with nothing else that may be in it, and if asked for in half precision."""
-    tensors = load_file(source)
+    tensors = read_tensors(source)
     save_weights({name: _halved(name, value) for name, value in tensors.items()} if half else tensors, target)
 
 
@@ -188,12 +194,12 @@ def _checked_licence(text: str) -> str:
     return text.lower()
 
 
-def _stated(licence: str | None, about: Mapping[str, Any] | None = None) -> dict[str, str | None]:
+def _stated(licence: str | None, about: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the entry of run.json; a licence that is not given is that of the folder published before."""
-    return {"licence": licence or licence_of(about or {}), "robustmetric": __version__}
+    return {"licence": licence or licence_of(about), "robustmetric": __version__}
 
 
-def _free_name(path: Path, taken: Mapping[str, Record]) -> str:
+def _free_name(path: Path, taken: AbstractSet[str]) -> str:
     """Return a name for the folder of a record that was found at a path."""
     place = FORMAT.find(path).absolute().parent.name
     name = place if place.startswith("evaluation") else f"evaluation-{slug(place) or 'more'}"
