@@ -9,6 +9,7 @@ import pytest
 
 from robustmetric.experiments.cells import Cell, Samplers, Scale
 from robustmetric.experiments.outcome import write_result
+from robustmetric.experiments.samplers import DRAWN
 from robustmetric.report.style import FORMATS
 from tests.cli.tables import ONE
 from tests.helpers.command import refused, works
@@ -63,14 +64,17 @@ def test_cells_of_reproduce_are_plotted(places: Path) -> None:
     shutil.move("run", "cell/run")
     write_result(Cell("digits", "N/A[S]"), scale, Path("cell"))
     counts = [0] * 195 + [3] * 10 + [0] * 195
-    hardness = {letter: {"mean": 0.0, "variance": 0.01, "counts": counts} for letter in "RMSDH"}
-    for name in ("one", "two"):
-        write_result(Samplers("digits"), scale, Path(name), hardness=hardness)
+    hardness = {letter: {"mean": 0.0, "variance": 0.01, "counts": counts} for letter in DRAWN}
+    for name, weights in (("one", None), ("two", "run/last.safetensors")):
+        write_result(Samplers("digits"), scale, Path(name), hardness=hardness, weights=weights)
     works("plot", "cell", "one", "--format", "svg")
     assert files_in(places / "plots") == {"training.svg", "records.svg", "hardness.svg"}
-    assert "digits samplers seed 0: hardness in 2 batches" in Path("plots/hardness.svg").read_text()
+    told = Path("plots/hardness.svg").read_text(encoding="utf-8")
+    assert "digits samplers seed 0: hardness in 2 batches, at the" in told
+    assert "Softhard p≠a" in told
     works("plot", "one/cell.json", "two", "--format", "svg", "--out", "both/")
     assert files_in(places / "both") == {"hardness-1.svg", "hardness-2.svg"}
+    assert "weights run/last.safetensors" in Path("both/hardness-2.svg").read_text(encoding="utf-8")
     write_result(Cell("digits", "N/A[S]"), scale, Path("fell"), collapsed="R@1 fell to 1 %")
     assert "there is nothing to plot in fell" in refused("plot", "fell")
 

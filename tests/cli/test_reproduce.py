@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import shlex
@@ -25,6 +26,7 @@ from tests.helpers.command import command, refused, works
 from tests.helpers.faults import fault
 from tests.helpers.layouts import write_cub
 from tests.helpers.processes import ROOT, alive, needs_proc, until
+from tests.helpers.runs import make_run
 
 NET = """
 from torch import nn
@@ -289,6 +291,58 @@ def test_published_figures_stand_beside_ours_on_the_paper_s_data(place: Path) ->
     assert (ours["kind"], theirs["kind"], difference["kind"]) == ("ours", "published", "difference")
     assert (theirs["R@1"], theirs["ERS"]) == ("38.0", "32.4")
     assert float(difference["ERS"]) == pytest.approx(float(ours["ERS"]) - 32.4)
+
+
+def test_samplers_are_measured_at_the_start_and_after_training(tmp_path: Path) -> None:
+    """Both measurements are kept in one folder, and their titles tell them apart."""
+    make_run(tmp_path / "run", "last", first=7)
+    out, last = tmp_path / "out", tmp_path / "run" / "last.safetensors"
+    options = ["--data", "digits", "--batches", 2, "--set", "dim=16", "--threads", 1, "--out", out]
+    begins, trained = (
+        " ".join(works("reproduce", "table1", *options, *more).split()) for more in ([], ["--weights", last])
+    )
+    title = "Table 1 on digits: Mean and variance of the hardness that samplers draw"
+    assert f"{title} (2 batches, at the start of training, dim = 16)" in begins
+    assert f"{title} (2 batches, from the weights run/last.safetensors, dim = 16)" in trained
+    assert "Softhard Softhard p≠a Distance" in begins
+    assert len(cells_in(out)) == 2
+    digest = hashlib.sha256(last.read_bytes()).hexdigest()
+    tables = [out / f"table1-digits{which}.csv" for which in ("", f"-weights-{digest[:8]}")]
+    means = []
+    for file in tables:
+        assert file.with_name(f"{file.stem}-histograms.svg").is_file()
+        with file.open(encoding="utf-8", newline="") as opened:
+            means.append(next(csv.DictReader(opened)))
+    assert means[0]["scale"].startswith("2 batches, at the start of training")
+    assert means[1]["scale"].startswith("2 batches, from the weights run/last.safetensors")
+    assert all(means[0][name] != means[1][name] for name in ("R", "M", "S", "S(itself=False)", "D", "H"))
+    # What is there is not measured again.
+    assert "to do" not in works("reproduce", "table1", *options)
+
+
+@fault(
+    "reproduction",
+    "a file of weights that is missing, a folder, damaged or of another network",
+    "refused before anything is made; nothing is written",
+)
+def test_weights_that_cannot_be_measured_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "last")  # of embeddings of 16 values
+    (tmp_path / "bad.safetensors").write_bytes(b"no weights")
+    for file, told in (
+        (
+            "run",
+            f"{tmp_path / 'run'} is a folder, not a file of weights; give a file in it, as a run's last.s",
+        ),
+        ("none.safetensors", f"there is no weights file {tmp_path / 'none.safetensors'}: give another file"),
+        ("bad.safetensors", f"{tmp_path / 'bad.safetensors'} cannot be read as weights; it is damaged or"),
+        (
+            "run/last.safetensors",
+            "fc2.weight is (16, 1024), the model has (512, 1024) | create the model with the name",
+        ),
+    ):
+        weights = ["--weights", tmp_path / file, "--out", tmp_path / "out"]
+        assert told in refused("reproduce", "table1", "--data", "digits", "--batches", 1, *weights)
+        assert not (tmp_path / "out").exists()
 
 
 @fault(

@@ -46,7 +46,9 @@ def test_every_figure_is_shown_at_any_width(name: str, width: int, seeds: int) -
         for value in line.values:
             assert set(value.split()) <= set(words)
     parts = text.count("─\n") + text.count("─ \n")
-    assert sum(text.count(head) for head in {head.name for head in table.heads}) == len(table.heads)
+    titles = [line for line in text.splitlines() if line.split()[:1] == ["data"]]
+    heads = [cell for line in titles for cell in re.split(r"\s{2,}", line.strip())]
+    assert sorted(head.name for head in table.heads) == sorted(h for h in heads if h not in (*table.keys, ""))
     assert width < 260 or parts == 1
 
 

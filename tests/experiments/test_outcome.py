@@ -83,7 +83,7 @@ def test_the_samplers_are_measured_once(tmp_path: Path, tiny: Scale) -> None:
     found = make(job, silent)
     assert found is not None
     assert found.hardness is not None
-    assert list(found.hardness) == list("RMSDH")
+    assert list(found.hardness) == ["R", "M", "S", "S(itself=False)", "D", "H"]
     assert {sum(one["counts"]) for one in found.hardness.values()} == {2 * 125}
     assert read_outcome(job.task, tiny, job.folder) == found
 

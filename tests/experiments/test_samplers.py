@@ -3,59 +3,77 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from robustmetric.data.pairs import PairLoader
 from robustmetric.distance import embed
-from robustmetric.experiments.samplers import EDGES, measure_samplers
+from robustmetric.experiments.samplers import DEFINED, DRAWN, EDGES, measure_samplers
+from robustmetric.models import save_weights
 from robustmetric.training.network import make_network
-from robustmetric.training.recipe import make_recipe
+from robustmetric.training.recipe import Recipe, make_recipe
 from robustmetric.training.sets import load_sets
+from robustmetric.triplets import Batch, Distance, Hardest, Mined, Random, Semihard, Softhard
 
 RECIPE = make_recipe({"data": "digits", "dim": 16, "validation": 0, "batch": 100, "reference": True})
 
 
+SMALL = RECIPE.model_copy(update={"batch": 16})
+CPU = torch.device("cpu")
+
+
+def embedded(recipe: Recipe, batches: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The embeddings and labels of the first batches of a training, of which each is less than an epoch."""
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        model = make_network(recipe, CPU).eval()
+    images = load_sets(recipe).learn.source
+    pairs = recipe.batch // 2
+    loader = PairLoader(images.pixels, images.labels, pairs=pairs, seed=recipe.seed, itself=True)
+    for _, (pictures, labels) in zip(range(batches), loader, strict=False):
+        with torch.no_grad():
+            yield embed(model, pictures), labels
+
+
+def moments(found: list[list[float]]) -> tuple[float, float]:
+    """Mean and variance of each list, averaged."""
+    means = [sum(some) / len(some) for some in found]
+    variances = [
+        sum((h - mean) ** 2 for h in some) / (len(some) - 1) for some, mean in zip(found, means, strict=True)
+    ]
+    return sum(means) / len(found), sum(variances) / len(found)
+
+
 def hardest_by_loops(batches: int) -> list[list[float]]:
     """The hardness of H's triplets, which are not drawn, in the first batches of the training."""
-    with torch.random.fork_rng():
-        torch.manual_seed(RECIPE.seed)
-        model = make_network(RECIPE, torch.device("cpu")).eval()
-    images = load_sets(RECIPE).learn.source
     found: list[list[float]] = []
-    loader = PairLoader(images.pixels, images.labels, pairs=50, seed=RECIPE.seed, itself=True)
-    for pictures, labels in loader:
-        with torch.no_grad():
-            z = embed(model, pictures).double()
+    for vectors, labels in embedded(RECIPE, batches):
+        z = vectors.double()
         found.append([])
         for a in range(0, len(z), 2):
             nearest = min(
                 math.dist(z[a].tolist(), z[n].tolist()) for n in range(len(z)) if labels[n] != labels[a]
             )
             found[-1].append(math.dist(z[a].tolist(), z[a + 1].tolist()) - nearest)
-        if len(found) == batches:
-            break
     return found
 
 
 def test_mean_and_variance_are_those_of_each_batch_averaged() -> None:
     """They also go on with the next epoch when one is over: 20 batches of 50 triplets are one."""
     loops = hardest_by_loops(2)
-    found = measure_samplers(RECIPE, 2, torch.device("cpu"))["H"]
-    means = [sum(batch) / len(batch) for batch in loops]
-    variances = [
-        sum((h - mean) ** 2 for h in batch) / (len(batch) - 1)
-        for batch, mean in zip(loops, means, strict=True)
-    ]
+    found = measure_samplers(RECIPE, 2, CPU)["H"]
+    mean, variance = moments(loops)
     # Distances are computed in single precision: a hardness is off by about 1e-7 of distances of 1.
-    assert found["mean"] == pytest.approx(sum(means) / 2, abs=1e-5)
-    assert found["variance"] == pytest.approx(sum(variances) / 2, abs=1e-5)
+    assert found["mean"] == pytest.approx(mean, abs=1e-5)
+    assert found["variance"] == pytest.approx(variance, abs=1e-5)
     assert sum(found["counts"]) == 100
 
 
 def test_histograms_count_each_triplet_where_it_is() -> None:
-    found = measure_samplers(RECIPE, 22, torch.device("cpu"))
+    found = measure_samplers(RECIPE, 22, CPU)
     for one in found.values():
         middles = (EDGES[1:] + EDGES[:-1]) / 2
         assert sum(one["counts"]) == 22 * 50
@@ -63,11 +81,92 @@ def test_histograms_count_each_triplet_where_it_is() -> None:
         assert about == pytest.approx(one["mean"], abs=EDGES[1] - EDGES[0])
 
 
+def softhard_by_loops(batches: int) -> tuple[dict[bool, list[list[float]]], int]:
+    """The hardness of both kinds of S, by whether an anchor may be its own positive, and how often one is.
+
+    R and M draw one number for each anchor before S, D one after it. S draws two, for positive and negative:
+    with u it takes the candidate in the place u · (number of candidates), rounded down.
+    """
+    generator = torch.Generator().manual_seed(SMALL.seed)
+    found: dict[bool, list[list[float]]] = {True: [], False: []}
+    alone = 0
+
+    def numbers(count: int) -> list[float]:
+        return torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+
+    for vectors, labels in embedded(SMALL, batches):
+        z, anchors = vectors.double().tolist(), range(0, len(labels), 2)
+        _, _, first, second, _ = (numbers(len(anchors)) for _ in range(5))
+        for itself, of in found.items():
+            of.append([])
+            for a, u, v in zip(anchors, first, second, strict=True):
+                d = [math.dist(z[a], other) for other in z]
+                same = [i for i in range(len(z)) if labels[i] == labels[a] and i != a]
+                others = [i for i in range(len(z)) if labels[i] != labels[a]]
+                nearest, farthest = min(d[n] for n in others), max(d[p] for p in same)
+                kin = sorted([*same, a]) if itself else same
+                positives = [p for p in same if d[p] > nearest] or kin
+                negatives = [n for n in others if d[n] < farthest] or others
+                p, n = positives[int(u * len(positives))], negatives[int(v * len(negatives))]
+                alone += p == a
+                of[-1].append(d[p] - d[n])
+    return found, alone
+
+
+def test_both_kinds_of_s_are_measured() -> None:
+    found = measure_samplers(SMALL, 5, CPU)
+    loops, alone = softhard_by_loops(5)
+    assert alone > 0, "an anchor is its own positive somewhere, or both were the same"
+    for name, itself in (("S", True), (DEFINED, False)):
+        mean, variance = moments(loops[itself])
+        # As above: distances in single precision.
+        assert found[name]["mean"] == pytest.approx(mean, abs=1e-5)
+        assert found[name]["variance"] == pytest.approx(variance, abs=1e-5)
+        assert sum(found[name]["counts"]) == 5 * 8
+    assert abs(found["S"]["mean"] - found[DEFINED]["mean"]) > 1e-3
+
+
+def test_the_letters_are_drawn_as_if_they_were_alone() -> None:
+    """S by its definition takes no random number from the others, in no batch."""
+    generator = torch.Generator().manual_seed(SMALL.seed)
+    five = (Random(), Semihard(SMALL.margin), Softhard(itself=True), Distance(), Hardest())
+    samplers = {sampler.letter: sampler for sampler in five}
+    drawn: dict[str, list[float]] = {letter: [] for letter in samplers}
+    for vectors, labels in embedded(SMALL, 5):
+        batch = Batch.of(vectors, labels)
+        for letter, sampler in samplers.items():
+            drawn[letter].append(float(Mined.of(batch, sampler, generator).hardness.double().numpy().mean()))
+    found = measure_samplers(SMALL, 5, CPU)
+    assert tuple(found) == DRAWN
+    for letter, means in drawn.items():
+        # The mean of means in another order of sums: rounding of double precision.
+        assert found[letter]["mean"] == pytest.approx(sum(means) / 5, abs=1e-12), letter
+
+
+def test_without_the_reference_both_kinds_of_s_are_one() -> None:
+    found = measure_samplers(SMALL.model_copy(update={"reference": False}), 5, CPU)
+    assert found["S"] == found[DEFINED]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_weights_of_a_run_are_measured(tmp_path: Path, half: bool) -> None:
+    """Not those that a training begins with, whether they are kept in single or in half precision."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        weights = make_network(SMALL, CPU).state_dict()
+    if half:
+        weights = {name: value.half() for name, value in weights.items()}
+    save_weights(weights, tmp_path / "last.safetensors")
+    found = measure_samplers(SMALL.model_copy(update={"weights": tmp_path / "last.safetensors"}), 3, CPU)
+    save_weights({n: v.float() for n, v in weights.items()}, tmp_path / "single.safetensors")
+    same = measure_samplers(SMALL.model_copy(update={"weights": tmp_path / "single.safetensors"}), 3, CPU)
+    assert found == same
+    assert found["H"]["mean"] != measure_samplers(SMALL, 3, CPU)["H"]["mean"]
+
+
 def test_the_published_training_draws_easier_triplets_by_s() -> None:
     """S draws the anchor itself where no positive is beyond the nearest negative, and that is easy."""
-    small = RECIPE.model_copy(update={"batch": 16, "reference": False})
+    small = SMALL.model_copy(update={"reference": False})
     by_reference = small.model_copy(update={"reference": True})
-    plain, published = (
-        measure_samplers(recipe, 40, torch.device("cpu"))["S"] for recipe in (small, by_reference)
-    )
+    plain, published = (measure_samplers(recipe, 40, CPU)["S"] for recipe in (small, by_reference))
     assert published["mean"] < plain["mean"]

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from robustmetric.models import C2F2
+from robustmetric.models import C2F2, load_weights, save_weights
+from robustmetric.models.weights import digest_of
+
+Plain = dict[str, Tensor]
 
 
 def test_parameters_have_the_protocols_shapes() -> None:
@@ -21,23 +28,100 @@ def test_parameters_have_the_protocols_shapes() -> None:
     }
 
 
+def pooled(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 2)
+
+
+def plainly(w: Mapping[str, Tensor], images: Tensor, pool: Callable[[Tensor], Tensor] = pooled) -> Tensor:
+    """The embeddings by the layers as they are written in papers, every tensor in the order of its axes."""
+    x = pool(F.relu(F.conv2d(images, w["conv1.weight"], w["conv1.bias"], padding=2)))
+    x = pool(F.relu(F.conv2d(x, w["conv2.weight"], w["conv2.bias"], padding=2)))
+    x = F.relu(x.reshape(len(x), -1) @ w["fc1.weight"].T + w["fc1.bias"])
+    return x @ w["fc2.weight"].T + w["fc2.bias"]
+
+
+def state(net: C2F2, dtype: torch.dtype = torch.float32) -> Plain:
+    """Copies of a network's tensors in the order of their axes."""
+    return {n: v.to(dtype).clone(memory_format=torch.contiguous_format) for n, v in net.state_dict().items()}
+
+
 @pytest.mark.parametrize(("channels", "size", "dim"), [(1, 28, 512), (3, 32, 7), (2, 4, 1)])
 def test_forward_is_the_plain_computation(channels: int, size: int, dim: int) -> None:
     torch.manual_seed(0)
     net = C2F2(channels=channels, size=size, dim=dim)
     images = torch.rand(3, channels, size, size)
-    w = net.state_dict()
-
-    x = F.conv2d(images, w["conv1.weight"], w["conv1.bias"], padding=2).clamp(min=0)
-    x = F.max_pool2d(x, 2)
-    x = F.conv2d(x, w["conv2.weight"], w["conv2.bias"], padding=2).clamp(min=0)
-    x = F.max_pool2d(x, 2)
-    x = (x.reshape(3, -1) @ w["fc1.weight"].T + w["fc1.bias"]).clamp(min=0)
-    expected = x @ w["fc2.weight"].T + w["fc2.bias"]
-
     out = net(images)
     assert out.shape == (3, dim)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(out, plainly(state(net), images), atol=1e-5, rtol=1e-4)
+
+
+def whole_numbers(channels: int, size: int) -> C2F2:
+    """A network whose weights are −1, 0 and 1, few of a sum other than 0: its sums are exact in any order."""
+    torch.manual_seed(0)
+    net = C2F2(channels=channels, size=size, dim=4)
+    few = {"conv1": 6, "conv2": 12, "fc1": 4, "fc2": 16}
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            share = few[name.partition(".")[0]] / p[0].numel() if p.ndim > 1 else 1.0
+            p.copy_(torch.randint(-1, 2, p.shape) * (torch.rand(p.shape) < share))
+    return net
+
+
+def gradients(out: Tensor, images: Tensor, w: Mapping[str, Tensor]) -> list[Tensor]:
+    """The gradients of a sum of embeddings with weights 1, 2, … by the images and by every parameter."""
+    along = torch.arange(1, out.shape[1] + 1, dtype=out.dtype)
+    return list(torch.autograd.grad((out * along).sum(), [images, *w.values()]))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 28), (1, 8), (3, 8)])
+def test_gradients_are_those_of_the_plain_computation_also_in_ties(channels: int, size: int) -> None:
+    """In a black image, and a white one, all of a window are equal: the first of them has the gradient.
+
+    All is in whole numbers below 2²⁴, which single precision holds: the order of sums changes nothing, and
+    results are equal, not close.
+    """
+    net = whole_numbers(channels, size)
+    images = torch.randint(0, 2, (4, channels, size, size)).float()
+    images[0], images[1], images[2, :, 2:] = 0, 1, 0
+    # As large as any sum on the way can become: nothing cancels, and windows are summed up.
+    most = {n: v.abs().requires_grad_() for n, v in state(net, torch.float64).items()}
+    ones = torch.ones_like(images, dtype=torch.float64, requires_grad=True)
+    out = plainly(most, ones, lambda x: 4 * F.avg_pool2d(x, 2))
+    assert max(float(v.detach().max()) for v in [out, *gradients(out, ones, most)]) < 2**24
+
+    plain = {n: v.requires_grad_() for n, v in state(net).items()}
+    expected = plainly(plain, images.requires_grad_())
+    out = net(images)
+    assert torch.equal(out, expected)
+    own = dict(net.named_parameters())
+    wanted, found = gradients(expected, images, plain), gradients(out, images, own)
+    for name, one, other in zip(["images", *plain], wanted, found, strict=True):
+        assert torch.equal(one, other), name
+    assert (wanted[0][0] != 0).any(), "the black image has a gradient to compare"
+    assert list(own) == list(plain)
+
+
+def test_weights_are_the_same_in_every_order_of_memory(tmp_path: Path) -> None:
+    """Saved, digested and loaded: the file is the same, and the network computes in its own order."""
+    torch.manual_seed(0)
+    net, other = C2F2(size=8, dim=4), C2F2(size=8, dim=4)
+    for p in other.parameters():
+        p.data = p.data.contiguous()
+    assert not net.conv2.weight.is_contiguous()
+    assert other.conv2.weight.is_contiguous()
+    other.load_state_dict(net.state_dict())
+    assert digest_of(net.state_dict()) == digest_of(other.state_dict()) == digest_of(state(net))
+    files = [tmp_path / f"{name}.safetensors" for name in ("net", "other")]
+    for one, file in zip((net, other), files, strict=True):
+        save_weights(one, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    images = torch.rand(3, 1, 8, 8)
+    for file in (*files, tmp_path / "other.pt"):
+        loaded = C2F2(size=8, dim=4)
+        assert load_weights(loaded, file) == []
+        assert loaded.conv2.weight.stride() == net.conv2.weight.stride()
+        assert torch.equal(loaded(images), net(images))
 
 
 def test_the_embedding_has_both_signs_and_no_unit_length() -> None:

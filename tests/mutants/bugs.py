@@ -1439,6 +1439,20 @@ BUGS = [
         "Table 1 shows deviations instead of variances",
     ),
     Bug(
+        "experiments/samplers.py",
+        "generator.clone_state()",
+        "generator",
+        "tests/experiments/test_samplers.py::test_the_letters_are_drawn_as_if_they_were_alone",
+        "S by its definition takes random numbers from the others",
+    ),
+    Bug(
+        "experiments/samplers.py",
+        "draw(DEFINED, Softhard(),",
+        "draw(DEFINED, samplers[letter],",
+        "tests/experiments/test_samplers.py::test_both_kinds_of_s_are_measured",
+        "Table 1 shows the published training's S twice",
+    ),
+    Bug(
         "training/sets.py",
         "itself=recipe.reference,",
         "itself=False,",

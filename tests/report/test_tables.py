@@ -175,16 +175,25 @@ def test_a_pair_that_collapsed_with_a_record_is_marked() -> None:
 def test_samplers_have_mean_and_variance() -> None:
     table = experiment("table1", ["cub", "digits"])
     hardness = {s: {"mean": m + 0.001, "variance": v} for (_, s), (m, v) in published_hardness().items()}
+    hardness["S(itself=False)"] = {"mean": -0.061, "variance": 0.0005}
     made = sheet(table, findings(table, lambda row, k: Outcome(Path(), hardness=hardness)), "1000 batches")
+    assert made.headers[3:] == ("Random", "Semihard", "Softhard", "Softhard p≠a", "Distance", "Hardest")
     ours, known, difference, variance = made.rows[:4]
-    assert ours == ("cub", "E[H]", "ours", "-0.163", "-0.125", "-0.084", "0.044", "0.045")
-    assert known[3:] == ("-0.164", "-0.126", "-0.085", "0.043", "0.044")
-    assert difference[3:] == ("+0.001",) * 5
+    assert ours == ("cub", "E[H]", "ours", "-0.163", "-0.125", "-0.084", "-0.061", "0.044", "0.045")
+    assert known[3:] == ("-0.164", "-0.126", "-0.085", "-", "0.043", "0.044")
+    assert difference[3:] == ("+0.001", "+0.001", "+0.001", "", "+0.001", "+0.001")
     assert variance[:5] == ("cub", "Var[H]", "ours", "0.00035", "0.00013")
     assert [line.kind for line in made.lines if line.keys[0] == "digits"] == ["ours", "ours"]
     first = figures_of(made)[0]
     assert first["statistic"] == "mean"
     assert float(first["S"]) == pytest.approx(-0.084)
+    assert float(first["S(itself=False)"]) == pytest.approx(-0.061)
+    assert "S(itself=False)" not in {n for n, v in figures_of(made)[1].items() if v}, "nothing was published"
+    assert made.notes == (
+        "Softhard: an anchor may be its own positive, as in the published training; Softhard p≠a: by its "
+        "definition, never.",
+    )
+    assert r"Softhard & Softhard p$\neq$a & Distance" in made.latex()
 
 
 def test_a_figure_is_the_table_of_its_points() -> None:

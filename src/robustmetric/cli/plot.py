@@ -13,6 +13,7 @@ import typer
 from robustmetric.cli.app import app
 from robustmetric.cli.terminal import wide
 from robustmetric.evaluation.store import RECORD
+from robustmetric.experiments.cells import began, counted
 from robustmetric.experiments.outcome import RESULT, read_result, run_of
 from robustmetric.files import DamagedError, check_writable
 from robustmetric.report import plots
@@ -115,7 +116,8 @@ class _Found:
             labels = told_apart([record.network.name for record in loaded], self.records)
             yield "records", plots.records(dict(zip(labels, loaded, strict=True)))
         for number, cell in enumerate(self.samplers.values(), 1):
-            title = f"{cell['cell']}: hardness in {cell['identity']['batches']:,} batches"
+            batches = counted(cell["identity"]["batches"], "batch", "batches")
+            title = f"{cell['cell']}: hardness in {batches}, {began(cell.get('weights'))}"
             name = "hardness" if len(self.samplers) == 1 else f"hardness-{number}"
             yield name, plots.hardness_histograms(cell["hardness"], title)
 

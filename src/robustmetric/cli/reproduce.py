@@ -38,7 +38,7 @@ def reproduce(
         [],
         help="Where its files are: one for each --data in their order, or NAME=DIR for any data set.",
     ),
-    weights: Path = typer.Option(None, help="Weights that trainings begin with: ImageNet's, for ResNets."),
+    weights: Path = typer.Option(None, help="Weights that trainings begin with, and that table1 measures."),
     epochs: int = typer.Option(None, help="Epochs of a training; by default the recipe's."),
     steps: int = typer.Option(32, help="η of the evaluation's attacks; that of a training is its cell's."),
     seeds: int = typer.Option(1, help="Trainings of each cell; several are shown as mean ± deviation."),
@@ -125,7 +125,7 @@ def reproduce(
     for table in shown if cell is None else ():
         told = scale.told(table.data, trains=table.kind != "samplers")
         told += f", {counted(seeds, 'seed')}" if seeds > 1 else ""
-        _show(console, table, find(table, scale, out), told, out)
+        _show(console, table, find(table, scale, out), told, out, _ending(table, scale))
     if failed:
         for label, why in failed.items():
             console.print(f"not made: {label}: {why}", markup=False, highlight=False, soft_wrap=True)
@@ -260,14 +260,23 @@ def _show_plan(console: Terminal, work: _Work, costs: dict[Any, Cost], count: in
     )
 
 
-def _show(console: Terminal, table: Experiment, findings: Sequence[Finding], told: str, out: Path) -> None:
+def _ending(table: Experiment, scale: Scale) -> str:
+    """Say how the names of a table's files end: those of Table 1 tell the weights that are measured."""
+    digest = scale.identity(table.tasks[0])["recipe"]["weights"] if table.kind == "samplers" else None
+    return "" if digest is None else f"-weights-{digest[:8]}"
+
+
+def _show(
+    console: Terminal, table: Experiment, findings: Sequence[Finding], told: str, out: Path, ending: str
+) -> None:
     """Print a table, or what a figure is made of, and write both to files."""
     from robustmetric.cli.sheets import show_sheet
     from robustmetric.experiments.cells import slug
     from robustmetric.report.plots import curves, hardness_histograms, save
     from robustmetric.report.tables import sheet, title_of, write
 
-    made, stem = sheet(table, findings, told), out / f"{table.name}-{'-'.join(map(slug, table.data))}"
+    made = sheet(table, findings, told)
+    stem = out / f"{table.name}-{'-'.join(map(slug, table.data))}{ending}"
     show_sheet(console, made)
     files = write(made, stem)
     if table.kind == "curves":
@@ -275,7 +284,7 @@ def _show(console: Terminal, table: Experiment, findings: Sequence[Finding], tol
     for finding in findings if table.kind == "samplers" else ():
         for outcome in finding.outcomes[:1]:
             if outcome is not None and outcome.hardness is not None:
-                place = stem.with_name(f"{table.name}-{slug(finding.row.data)}-histograms")
+                place = stem.with_name(f"{table.name}-{slug(finding.row.data)}{ending}-histograms")
                 files += save(hardness_histograms(outcome.hardness, title_of(table, told)), place)
     names = ", ".join(file.name for file in files)
     console.print(f"in {out}: {names}", highlight=False, soft_wrap=True)

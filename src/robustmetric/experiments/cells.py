@@ -15,10 +15,12 @@ import torch
 
 from robustmetric.defenses import defense
 from robustmetric.evaluation.plan import Plan
+from robustmetric.experiments.samplers import DRAWN
 from robustmetric.registry import lookup
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import suited_recipe
 from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
+from robustmetric.training.runs import RunFolder
 from robustmetric.trust import digest_of, digests_of
 from robustmetric.usercode import without_folder
 from robustmetric.validate import UserError
@@ -62,7 +64,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Samplers:
-    """Table 1's measurement: the hardness that each sampler draws on `data`, before any training.
+    """Table 1's measurement: the hardness that each sampler draws on `data`.
+
+    The network is the one that a training begins with: trained already, if the weights are a run's.
 
     >>> Samplers("cub").slug
     'cub-samplers-seed0'
@@ -134,6 +138,19 @@ class Scale:
             raise UserError(f"torch finds no {wanted} here: use cpu", parameter="accelerator")
         return torch.device(wanted)
 
+    @property
+    def weights(self) -> str | None:
+        """What the file of the weights is called that networks begin with; a run's with the run's folder.
+
+        >>> Scale(changes={"weights": "/runs/digits/last.safetensors"}).weights
+        'digits/last.safetensors'
+        """
+        if (given := self.changes.get("weights")) is None:
+            return None
+        file = Path(str(given))
+        run = RunFolder(file.parent)
+        return f"{run.path.name}/{file.name}" if file in (run.last, run.best, run.good) else file.name
+
     def workers(self, data: str) -> int:
         """Return the number of workers that share an update."""
         return PUBLISHED_WORKERS.get(data, 1) if self.devices is None else self.devices
@@ -197,6 +214,7 @@ class Scale:
         else:
             del recipe["defense"], recipe["epochs"], recipe["validate_every"]
             found["batches"] = self.batches
+            found["samplers"] = list(DRAWN)
         return found
 
     def name(self, task: Task) -> str:
@@ -232,24 +250,36 @@ class Scale:
         return ", ".join([*parts, *self._told_of_recipe(data)])
 
     def _told_of_batches(self, data: str) -> str:
-        return ", ".join([f"{self.batches:,} batches", *self._told_of_recipe(data)])
+        parts = [counted(self.batches, "batch", "batches")]
+        if self.weights is None:
+            parts.append(began(None))
+        return ", ".join([*parts, *self._told_of_recipe(data)])
 
     def _told_of_recipe(self, data: str) -> Iterator[str]:
-        if data in PUBLISHED_WORKERS and self.changes.get("weights") is None:
+        if self.weights is not None:
+            yield began(self.weights)
+        elif data in PUBLISHED_WORKERS:
             yield "from random weights (published: ImageNet's)"
-        named = {**bare(self.changes), "weights": self.changes.get("weights")}
-        if named["weights"] is not None:
-            named["weights"] = Path(str(named["weights"])).name
-        yield from (f"{key} = {value}" for key, value in named.items() if value is not None)
+        named = bare(self.changes)
+        yield from (f"{k} = {value}" for k, value in named.items() if value is not None and k != "weights")
 
 
-def counted(number: int, thing: str) -> str:
-    """Write how many there are of a thing.
+def began(weights: str | None) -> str:
+    """Say what a network was before it was trained or measured; `weights` name the file that it has them of.
 
-    >>> counted(1, "epoch"), counted(1000, "step")
-    ('1 epoch', '1,000 steps')
+    >>> began("last.safetensors")
+    'from the weights last.safetensors'
     """
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return "at the start of training" if weights is None else f"from the weights {weights}"
+
+
+def counted(number: int, thing: str, things: str | None = None) -> str:
+    """Write how many there are of a `thing`; `things` is what several are called.
+
+    >>> counted(1, "epoch"), counted(1000, "step"), counted(2, "batch", "batches")
+    ('1 epoch', '1,000 steps', '2 batches')
+    """
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 _FIXED = ("digits", "mnist", "fashion-mnist", "cub", "cars", "sop")  # data sets that are the same everywhere
@@ -278,6 +308,11 @@ class Job:
 @cache
 def _sha256(file: Path) -> str:
     """Return the digest of a file of weights."""
+    if file.is_dir():
+        raise UserError(
+            f"{file} is a folder, not a file of weights; give a file in it, as a run's last.safetensors",
+            parameter="weights",
+        )
     if not file.is_file():
         raise UserError(f"there is no weights file {file}: give another file", parameter="weights")
     return digest_of(file.read_bytes())

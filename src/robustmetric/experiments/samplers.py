@@ -1,4 +1,4 @@
-"""Table 1: how hard the triplets are that each sampler draws, before any training."""
+"""Table 1: how hard the triplets are that each sampler draws, at the start of a training or after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from robustmetric.triplets import Batch, Distance, Hardest, Mined, Random, Sampl
 
 EDGES = np.linspace(-2, 2, 401)
 """The edges of the histograms' bins: hardness is in [−2, 2]."""
-LETTERS = "RMSDH"
+DEFINED = "S(itself=False)"
+"""S by its definition: the anchor is never its own positive, which the S of the published training allows."""
+DRAWN = ("R", "M", "S", DEFINED, "D", "H")
+"""What is measured: the paper's samplers by their letters, and both kinds of S."""
 
 
 def measure_samplers(
@@ -32,9 +35,12 @@ def measure_samplers(
 ) -> dict[str, Any]:
     """Return mean, variance and histogram of the hardness that each sampler draws from `batches` batches.
 
-    The network, images and batches are those that a training with the `recipe` begins with; they are kept in
-    `cache`, and with `skip_broken` images that cannot be read are left out. The network computes on `device`.
-    Mean and variance are taken in each batch and averaged. `report` is told of what goes on.
+    The network, images and batches are those that a training with the `recipe` begins with: a trained network
+    if the recipe's weights are a run's. Images are kept in `cache`, and with `skip_broken` those that cannot
+    be read are left out. The network computes on `device`. S is as the recipe's `reference` has it, `DEFINED`
+    is S by its definition; both draw with the same random numbers, so that they differ only where an anchor
+    may be its own positive. Mean and variance are taken in each batch and averaged. `report` is told of what
+    goes on.
 
     >>> found = measure_samplers(Recipe(data="digits", validation=0, batch=250), 2, torch.device("cpu"))
     >>> found["H"]["mean"] > found["R"]["mean"], sum(found["R"]["counts"])
@@ -53,16 +59,22 @@ def measure_samplers(
         "D": Distance(),
         "H": Hardest(),
     }
-    drawn: dict[str, list[np.ndarray[Any, np.dtype[np.float64]]]] = {letter: [] for letter in LETTERS}
+    drawn: dict[str, list[np.ndarray[Any, np.dtype[np.float64]]]] = {name: [] for name in DRAWN}
+
+    def draw(name: str, sampler: Sampler, batch: Batch, generator: torch.Generator) -> None:
+        drawn[name].append(Mined.of(batch, sampler, generator).hardness.double().cpu().numpy())
+
     with frozen(model), torch.no_grad():
         while len(drawn["R"]) < batches:
             for images, labels in loader:
                 batch = Batch.of(embed(model, images.to(device)), labels.to(device))
                 for letter, sampler in samplers.items():
-                    drawn[letter].append(Mined.of(batch, sampler, generator).hardness.double().cpu().numpy())
+                    if letter == "S":  # a copy of the generator: the others draw as if this were not there
+                        draw(DEFINED, Softhard(), batch, generator.clone_state())
+                    draw(letter, sampler, batch, generator)
                 if len(drawn["R"]) == batches:
                     break
-    return {letter: _statistics(found) for letter, found in drawn.items()}
+    return {name: _statistics(found) for name, found in drawn.items()}
 
 
 def _statistics(found: list[np.ndarray[Any, np.dtype[np.float64]]]) -> dict[str, Any]:

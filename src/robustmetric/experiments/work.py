@@ -52,7 +52,7 @@ def make(job: Job, report: Report = print) -> Outcome | None:
                 skip_broken=scale.skip_broken,
                 report=report,
             )
-        write_result(task, scale, folder, hardness=found)
+        write_result(task, scale, folder, hardness=found, weights=scale.weights)
         return read_outcome(task, scale, folder)
     with _timed(job, "train"):
         collapsed = _train(job, task, report)

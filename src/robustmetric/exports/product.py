@@ -34,6 +34,8 @@ class Product(nn.Module):
     def __init__(self, network: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.network = copy.deepcopy(network).cpu().eval().requires_grad_(False)
+        for tensor in (*self.network.parameters(), *self.network.buffers()):
+            tensor.data = tensor.data.contiguous()  # torch.export is not sure of tensors in another order
         self.channels, self.size = inputs.channels or 3, size_of(inputs)
         self.crop = inputs.crop or self.size
         self.begin = (self.size - self.crop) // 2

@@ -20,6 +20,7 @@ _SPELLED = {
     "−": "$-$",
     "±": r"$\pm$",
     "×": r"$\times$",
+    "≠": r"$\neq$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
     "→": r"$\to$",

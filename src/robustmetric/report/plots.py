@@ -32,7 +32,7 @@ from robustmetric.report.summary import (
     summarise,
     terms_of,
 )
-from robustmetric.report.tables import SAMPLERS, points, title_of
+from robustmetric.report.tables import DRAWN, points, title_of
 from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def hardness_histograms(hardness: Mapping[str, Any], title: str) -> Figure:
             axes.stairs(share, EDGES, color=colour, linewidth=0.8)
             axes.axvline(about["mean"], color="black", linewidth=0.8, linestyle=(0, (3, 2)))
             axes.set_ylim(0, 1.08 * max(share.max(), 1e-9))
-            axes.set_ylabel(plain(SAMPLERS.get(letter, letter)), rotation=0, ha="right", va="center")
+            axes.set_ylabel(plain(DRAWN.get(letter, letter)), rotation=0, ha="right", va="center")
             axes.set_yticks([])
             axes.spines["left"].set_visible(False)
             told = f"mean {about['mean']:.3f}\nvar. {about['variance']:.5f}".replace("-", "−")

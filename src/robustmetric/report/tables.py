@@ -13,14 +13,17 @@ from robustmetric.experiments.findings import Finding
 from robustmetric.experiments.outcome import Outcome
 from robustmetric.experiments.paper import Experiment, Row
 from robustmetric.experiments.published import published_hardness
+from robustmetric.experiments.samplers import DRAWN as _DRAWN
 from robustmetric.experiments.sets import CLASSES
 from robustmetric.report.layout import FORMATS, Head, Kind, Line, Sheet, write
 from robustmetric.report.summary import SCORES, Estimate, Reader, Summary, hardness_of, scores_of, summarise
 
-__all__ = ["FORMATS", "SAMPLERS", "Head", "Line", "Sheet", "points", "sheet", "title_of", "write"]
+__all__ = ["DRAWN", "FORMATS", "SAMPLERS", "Head", "Line", "Sheet", "points", "sheet", "title_of", "write"]
 
 SAMPLERS = {"R": "Random", "M": "Semihard", "S": "Softhard", "D": "Distance", "H": "Hardest"}
 """What the paper calls its samplers."""
+DRAWN = {name: SAMPLERS.get(name, "Softhard p≠a") for name in _DRAWN}
+"""What Table 1 calls them, and S by its definition, where the positive is not the anchor."""
 _MEASURED = ("R@1", "ERS")  # what pairs and figures show; tables of scores show their intervals
 _STATISTICS = {
     "mean": ("E[H]", Unit("hardness", 50, 3)),
@@ -78,7 +81,7 @@ def sheet(experiment: Experiment, findings: Sequence[Finding], told: str) -> She
     keys: tuple[str, ...]
     if experiment.kind == "samplers":
         blocks = [block for finding in findings for block in _samplers(finding, about)]
-        keys, heads = ("data", ""), tuple(Head(name) for name in SAMPLERS.values())
+        keys, heads = ("data", ""), tuple(Head(name) for name in DRAWN.values())
         lines = [line for block in blocks for line in _lines(block)]
     elif experiment.kind == "pairs":
         blocks = [_scores(finding, about, _MEASURED) for finding in findings]
@@ -147,9 +150,9 @@ def _samplers(finding: Finding, about: Mapping[str, str | float | None]) -> Iter
         yield _Block(
             keys=(data, name),
             about={**about, "data": data, "statistic": statistic},
-            columns={letter: Column(letter, None, unit) for letter in SAMPLERS},
+            columns={name: Column(name, None, unit) for name in DRAWN},
             theirs=known or None,
-            **_summaries(finding, hardness_of(statistic), tuple(SAMPLERS)),
+            **_summaries(finding, hardness_of(statistic), tuple(DRAWN)),
         )
 
 
@@ -235,6 +238,11 @@ def _notes(
     told = sorted({outcome.record.settings.protocol for outcome in made if outcome.record is not None})
     if told:
         yield f"Ours by the {' and '.join(told)} protocol."
+    if experiment.kind == "samplers":
+        yield (
+            "Softhard: an anchor may be its own positive, as in the published training; Softhard p≠a: by its "
+            "definition, never."
+        )
     shown = [value for line in lines if line.kind == "ours" for value in line.values]
     if any("[" in value for value in shown):
         yield "Brackets: 95 % interval over the queries."

@@ -1,0 +1,148 @@
+"""What was measured so far: records by their network, differences of seeds, and what is missing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy import stats
+
+from benchmarks.evidence.plan import CHEAP, NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
+from robustmetric.evaluation import Record, load_record
+from robustmetric.experiments.published import Published, published
+
+
+@cache
+def record_of(network: Network, kind: Kind) -> Record | None:
+    """Return a record of a network, None if it is not made yet."""
+    file = network.record(kind)
+    return load_record(file) if file.is_file() else None
+
+
+@cache
+def hardness_of(samplers: Samplers) -> Mapping[str, Any] | None:
+    """Return what was measured of Table 1, None if it is not made yet."""
+    if not samplers.result.is_file():
+        return None
+    found: Mapping[str, Any] = json.loads(samplers.result.read_text(encoding="utf-8"))["hardness"]
+    return found
+
+
+def log_of(network: Network) -> list[dict[str, str]]:
+    """Return the rows of what a training logged."""
+    with (RESULTS / network.name / "metrics.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def published_of(network: Network) -> Published | None:
+    """Return what was published for a training of its η; the published ones had eight epochs."""
+    if network.steps == CHEAP:
+        return None
+    for row in published():
+        if row.table == 0 and (row.data, row.defense) == (network.data, network.defense):
+            return row
+    return None
+
+
+def missing() -> list[str]:
+    """Say what is not made yet."""
+    found: dict[str, list[str]] = {}
+    for network, kind in tasks():
+        if record_of(network, kind) is None:
+            length = "8 epochs" if network.kept else "1 epoch"
+            found.setdefault(f"{network.data}, {length}, {network.label}", []).append(kind)
+    lines = [f"{name}: {' and '.join(kinds)}" for name, kinds in found.items()]
+    return lines + [f"Table 1 on {one.data} {one.label}" for one in SAMPLERS if hardness_of(one) is None]
+
+
+def measured() -> list[Network]:
+    """Return the networks that have a record."""
+    return [n for n in NETWORKS if record_of(n, "reference") or record_of(n, "strict")]
+
+
+@dataclass(frozen=True)
+class Value:
+    """Which figure of a network is meant: `name` of its record of a `kind`, shown as `title`."""
+
+    title: str
+    kind: Kind
+    name: str
+    digits: int = 1
+
+    def of(self, network: Network) -> float | None:
+        """Return the figure, None if it is not measured yet."""
+        record = record_of(network, self.kind)
+        if record is None or (self.name in ("misrank", "shift") and record.suite is None):
+            return None
+        found = record[self.name]
+        return None if math.isnan(found) else found
+
+    def ends(self, network: Network) -> tuple[float, float] | None:
+        """Return the ends of the figure's interval of 95 % over the queries."""
+        record = record_of(network, self.kind)
+        if record is None:
+            return None
+        scores: dict[str, Any] = {**record.retrieval, **record.scores, "ERS": record.ers}
+        scores |= record.suite.goals if record.suite is not None else {}
+        score = scores.get(self.name)
+        return None if score is None or score.low is None else (score.low, score.high)
+
+    def show(self, network: Network, *, interval: bool = False) -> str:
+        """Return the figure as text, with its interval if that is asked for; a dash if it is missing."""
+        value, ends = self.of(network), self.ends(network)
+        if value is None:
+            return "–"
+        text = f"{value:.{self.digits}f}"
+        return f"{text} [{ends[0]:.{self.digits}f}, {ends[1]:.{self.digits}f}]" if interval and ends else text
+
+
+RECALL = Value("R@1", "reference", "R@1")
+ERS = Value("ERS, reference", "reference", "ERS")
+STRICT = Value("ERS, strict", "strict", "ERS")
+WORST = Value("R@1, worst case", "strict", "misrank")
+SHIFT = Value("shift, worst case", "strict", "shift", 3)
+CLAIMED = (RECALL, ERS, STRICT, WORST)
+"""The figures that the central claim is about, and those that test it."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of paired values: its `mean`, and the ends of the interval of 95 % by Student's t."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Difference:
+        """Return the mean of first minus second values; with one pair there is no interval."""
+        found = [a - b for a, b in pairs]
+        mean = fmean(found)
+        if len(found) < 2:
+            return cls(mean, math.nan, math.nan)
+        half = float(stats.t.ppf(0.975, len(found) - 1)) * stdev(found) / math.sqrt(len(found))
+        return cls(mean, mean - half, mean + half)
+
+    @property
+    def verdict(self) -> str:
+        """Say whether the first values are higher; nothing without an interval."""
+        if math.isnan(self.low):
+            return ""
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else "not clearly different"
+
+    def __str__(self) -> str:
+        interval = "" if math.isnan(self.low) else f" [{self.low:+.1f}, {self.high:+.1f}]"
+        return f"{self.mean:+.1f}{interval}"
+
+
+def compare(value: Value, ours: Sequence[Network], others: Sequence[Network]) -> Difference | None:
+    """Compare networks pair by pair, those of the same seed; None if no pair is measured."""
+    pairs = [(value.of(a), value.of(b)) for a, b in zip(ours, others, strict=True)]
+    whole = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return Difference.of(whole) if whole else None

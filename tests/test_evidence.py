@@ -1,0 +1,197 @@
+"""The evidence: pages and records agree, each record is what its command makes, and can be made again."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import robustmetric as rm
+from benchmarks.evidence import figures, page
+from benchmarks.evidence.found import Difference, hardness_of, measured, missing, record_of
+from benchmarks.evidence.plan import (
+    CLAIM,
+    FASHION,
+    KINDS,
+    MNIST,
+    NETWORKS,
+    RESULTS,
+    SAMPLERS,
+    WHY,
+    Kind,
+    Network,
+    Samplers,
+    tasks,
+    written,
+)
+from robustmetric.training import run as training
+from robustmetric.training.recipe import Recipe, load_recipe
+from tests.helpers.command import works
+
+MADE = [(network, kind) for network, kind in tasks() if network.record(kind).is_file()]
+KEPT = [network for network in NETWORKS if (RESULTS / network.name / "recipe.yaml").is_file()]
+named = lambda value: value.name if isinstance(value, Network | Samplers) else value  # noqa: E731
+
+
+@pytest.mark.parametrize("template", page.PAGES)
+def test_a_page_says_what_the_records_do(template: str) -> None:
+    file = page.PAGES[template]
+    assert file.read_text(encoding="utf-8") == page.filled(template), "python -m benchmarks.evidence.page"
+
+
+def test_the_figures_show_every_network_that_is_measured(tmp_path: Path) -> None:
+    drawn = figures.write(tmp_path)
+    kept = sorted(page.IMAGES.glob("evidence-*.svg"))
+    assert [file.name for file in kept] == sorted(file.name for file in drawn)
+    for file in drawn:
+        assert _texts(file) == _texts(page.IMAGES / file.name)
+    scores = _texts(page.IMAGES / "evidence-scores.svg")
+    for network in FASHION:
+        assert (network.label in scores) == (record_of(network, "reference") is not None)
+
+
+def _texts(file: Path) -> list[str]:
+    """Return the words of a figure, which do not depend on the processor, as its lines do."""
+    return [
+        html.unescape(found) for found in re.findall(r">([^<>\n]+)</text>", file.read_text(encoding="utf-8"))
+    ]
+
+
+def test_nothing_is_kept_that_the_plan_does_not_know() -> None:
+    known = {network.record(kind) for network in NETWORKS for kind in KINDS}
+    assert set(RESULTS.rglob("record.json")) <= known
+    assert {file.parent for file in RESULTS.rglob("recipe.yaml")} <= {RESULTS / n.name for n in NETWORKS}
+    assert set(RESULTS.rglob("cell.json")) <= {samplers.result for samplers in SAMPLERS}
+    assert len({network.name for network in NETWORKS}) == len(NETWORKS)
+
+
+def test_what_is_missing_is_said() -> None:
+    lacks = "\n".join(missing())
+    for network in NETWORKS:
+        there = all(record_of(network, kind) is not None for kind in KINDS)
+        length = "8 epochs" if network.kept else "1 epoch"
+        assert (f"{network.data}, {length}, {network.label}:" in lacks) == (not there)
+    for samplers in SAMPLERS:
+        said = f"Table 1 on {samplers.data} {samplers.label}" in lacks.splitlines()
+        assert said == (hardness_of(samplers) is None)
+
+
+@pytest.mark.parametrize(("network", "kind"), MADE, ids=named)
+def test_a_record_is_what_its_command_makes(network: Network, kind: Kind) -> None:
+    record, words = record_of(network, kind), network.evaluate(kind)
+    assert record is not None
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    plan = {key: value for field in rm.Plan.model_fields if (value := options.get(key := f"--{field}"))}
+    asked: dict[str, Any] = {key[2:]: int(v) if v.isdigit() else v for key, v in plan.items()}
+    assert record.settings == rm.Plan.make(eps=77 / 255, **asked)
+    assert (record.data.name, record.data.images, record.queries.count) == (network.data, 10000, 1000)
+    assert record.network.name.endswith(f" {network.defense}")
+    assert record.network.weights == "last weights"
+    if network.kept:
+        assert record.network.sha256 == rm.load_run(RESULTS / network.name).digest
+
+
+@pytest.mark.parametrize("network", KEPT, ids=named)
+def test_a_training_is_what_its_command_makes(
+    network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class CapturedError(Exception):
+        pass
+
+    def capture(recipe: Recipe, *_: object, **__: object) -> None:
+        raise CapturedError(recipe)
+
+    monkeypatch.setattr(training, "train", capture)
+    with pytest.raises(CapturedError) as caught:
+        works(*network.train(str(tmp_path), str(tmp_path / "run")))
+    made = caught.value.args[0].model_dump()
+    kept = load_recipe(RESULTS / network.name / "recipe.yaml").model_dump()
+    assert {**made, "root": None} == kept
+
+
+def test_differences_are_those_of_pairs() -> None:
+    found = Difference.of([(3.0, 1.0), (5.0, 2.0), (7.0, 3.0)])  # 2, 3, 4: deviation 1, t of 2 degrees 4.3027
+    assert found.mean == pytest.approx(3)
+    assert found.high - found.mean == pytest.approx(4.302652729911275 / 3**0.5)
+    assert (found.verdict, Difference.of([(1.0, 3.0), (1.0, 3.1)]).verdict) == ("higher", "lower")
+    assert Difference.of([(1.0, 3.0), (3.0, 1.0)]).verdict == "not clearly different"
+    assert (str(Difference.of([(1.0, 3.0)])), Difference.of([(1.0, 3.0)]).verdict) == ("-2.0", "")
+
+
+def write_idx(root: Path, each: int) -> Path:
+    """Write idx files of 28×28 images of ten classes, so many of `each` for training and for testing."""
+    generator, labels = np.random.default_rng(0), np.repeat(np.arange(10, dtype=np.uint8), each)
+    means = generator.integers(0, 256, (10, 28, 28))
+    root.mkdir()
+    for prefix in ("train", "t10k"):
+        noise = generator.integers(-40, 40, (len(labels), 28, 28))
+        pixels = np.clip(means[labels] + noise, 0, 255).astype(np.uint8)
+        head = struct.pack(">4I", 0x803, *pixels.shape)
+        (root / f"{prefix}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+        head = struct.pack(">2I", 0x801, len(labels))
+        (root / f"{prefix}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [CLAIM[2], WHY[0], MNIST[0]], ids=named)
+def test_a_short_one_is_made_again_in_the_same_form(network: Network, tmp_path: Path) -> None:
+    root, run = write_idx(tmp_path / "images", 6), tmp_path / "run"
+    works(*network.train(str(root), str(run)), "--batch", "40")
+    kept = RESULTS / network.name / "recipe.yaml"
+    made = load_recipe(run / "recipe.yaml").model_dump()
+    if kept.is_file():
+        assert {**made, "root": None, "batch": 256} == load_recipe(kept).model_dump()
+    for kind in KINDS:
+        words = network.evaluate(kind, str(root), str(run), str(tmp_path / kind))
+        words[words.index("--queries") + 1] = "6"
+        works(*words)
+        again = json.loads((tmp_path / kind / "record.json").read_text())
+        whole = next(
+            n for n, k in MADE if k == kind and (n.kept or k == "reference" or n.data == network.data)
+        )
+        before = json.loads(whole.record(kind).read_text())
+        assert _form(again, kind) == _form(before, kind)
+        assert {**again["settings"], "queries": 1000, "suite": None} == {**before["settings"], "suite": None}
+
+
+def _form(value: Any, kind: str) -> Any:
+    """Return the names and types of a record's entries, whatever its values, goals and machines are."""
+    if isinstance(value, dict):
+        if "goals" in value:
+            return {"goals": _form(value["goals"]["misrank"], kind)}
+        return {key: _form(entry, kind) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [type(entry) for entry in value[:1]]
+    return "number" if isinstance(value, int | float) else type(value)
+
+
+@pytest.mark.slow
+def test_a_measurement_of_the_samplers_is_made_again_in_the_same_form(tmp_path: Path) -> None:
+    root, samplers = write_idx(tmp_path / "images", 30), SAMPLERS[0]
+    works(*samplers.reproduce(str(root), str(tmp_path / "out")), "--batches", "2")
+    (file,) = (tmp_path / "out").glob("*/cell.json")
+    again = json.loads(file.read_text())
+    before = json.loads(samplers.result.read_text())
+    assert _form(again, "") == _form(before, "")
+    assert again["hardness"].keys() == before["hardness"].keys()
+
+
+def test_a_command_is_written_as_one_types_it() -> None:
+    assert written(CLAIM[-1].train()) == (
+        "robustmetric train --data fashion-mnist --root DIR --defense 'HM[S,LGA]&ICS' --steps 8 "
+        "--alpha 12.03125/255 --epochs 1 --seed 2 --out RUN"
+    )
+    assert written(FASHION[2].train()).endswith("--defense 'ACT[R]' --out RUN")
+    assert [network.name for network in measured()] == [n.name for n in NETWORKS if _made(n)]
+
+
+def _made(network: Network) -> Sequence[Kind]:
+    return [kind for kind in KINDS if network.record(kind).is_file()]
