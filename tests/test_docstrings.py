@@ -16,7 +16,18 @@ from pydantic import BaseModel
 
 import robustmetric
 
-PACKAGES = ("app", "attacks", "data", "defenses", "evaluation", "exports", "models", "training", "vectors")
+PACKAGES = (
+    "app",
+    "attacks",
+    "data",
+    "defenses",
+    "evaluation",
+    "exports",
+    "models",
+    "training",
+    "vectors",
+    "zoo",
+)
 MODULES = (
     "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
     "triplets", "validate", "verification",

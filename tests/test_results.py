@@ -1,4 +1,7 @@
-"""Networks that come with the project: each loads, ranks, and is listed with its command."""
+"""Networks that come with the project: each loads, ranks, and is listed with its command.
+
+Their cards and records are checked in tests/zoo.
+"""
 
 import re
 from pathlib import Path
@@ -7,9 +10,23 @@ import pytest
 import torch
 
 import robustmetric as rm
+from robustmetric.experiments.cells import slug
+from robustmetric.training.parts import perturbs
 
 RESULTS = Path(__file__).parents[1] / "results"
-RUNS = sorted(file.parent for file in RESULTS.rglob("recipe.yaml"))
+ZOO = RESULTS / "zoo"
+DEFENSES = {"N-A-S": "N/A[S]", "N-A-R": "N/A[R]", "HM-S-LGA-ICS-8": "HM[S,LGA]&ICS"}
+"""Those of the records, by the names of their folders."""
+RUNS = sorted(file.parent for file in ZOO.rglob("recipe.yaml"))
+
+
+def test_the_package_has_them_all() -> None:
+    """Through its link, and in folders that are named as experiments name their cells."""
+    found = [rm.load_zoo(name) for name in rm.zoo_names()]
+    assert sorted(run.folder.resolve() for run in found) == RUNS
+    for run in found:
+        eta = f"-{run.recipe.steps}" if perturbs(run.recipe) else ""
+        assert run.folder.parts[-2:] == (run.recipe.data, f"{slug(run.recipe.defense)}{eta}")
 
 
 def test_every_run_is_listed_with_its_command() -> None:
@@ -39,7 +56,8 @@ def test_every_record_is_listed_with_its_scores() -> None:
         (RESULTS / "README.md").read_text(),
         re.M,
     )
-    found = {str(file.parent.relative_to(RESULTS)) for file in RESULTS.rglob("record.json")}
+    files = [file for file in RESULTS.rglob("record.json") if not file.is_relative_to(ZOO)]
+    found = {str(file.parent.relative_to(RESULTS)) for file in files}
     assert sorted(name for name, *_ in rows) == sorted(found)
     for name, recall, ers, queries, reference in rows:
         record = rm.load_record(RESULTS / name)
@@ -48,4 +66,4 @@ def test_every_record_is_listed_with_its_scores() -> None:
         assert record.settings == rm.Plan.make(
             eps=77 / 255, queries=1000, protocol="reference" if reference else "strict"
         )
-        assert record.network.name.endswith(f" {rm.load_run(RESULTS / name / '..').recipe.defense}")
+        assert record.network.name == f"c2f2 {DEFENSES[Path(name).parent.name]}"

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from robustmetric.triplets import Triplets
     from robustmetric.validate import UserError
     from robustmetric.vectors import Vectors, load_vectors
+    from robustmetric.zoo import load_zoo, publish, zoo_names
 
 __version__ = "0.1.0"
 
@@ -72,12 +73,15 @@ __all__ = [
     "load_vectors",
     "load_verification",
     "load_weights",
+    "load_zoo",
     "model",
+    "publish",
     "register",
     "save_weights",
     "training",
     "triplet_loss",
     "verify",
+    "zoo_names",
 ]
 
 _FROM = {
@@ -110,6 +114,7 @@ _FROM = {
     "validate": ("UserError",),
     "vectors": ("Vectors", "load_vectors"),
     "verification": (),
+    "zoo": ("load_zoo", "publish", "zoo_names"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

@@ -18,7 +18,7 @@ PAGE = TESTS.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
 PLACES = (
     "training", "evaluation", "attack", "data", "code", "terminal", "weights", "records", "reproduction",
-    "vectors", "export", "verification", "app",
+    "vectors", "export", "verification", "app", "zoo",
 )  # fmt: skip
 
 

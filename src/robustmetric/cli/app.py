@@ -64,6 +64,9 @@ COMMANDS = {
     "export": Place(
         "export", "Write a run's network as one file: ONNX, TorchScript or torch.export; and try that file."
     ),
+    "publish": Place(
+        "publish", "Write what a run trained to a folder that can be given away, with a model card."
+    ),
     "compare": Place("compare", "Put records side by side."),
     "report": Place(
         "report",

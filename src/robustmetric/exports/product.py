@@ -12,6 +12,7 @@ from robustmetric.data.inputs import Inputs
 from robustmetric.evaluation.identity import digest_of, versions
 from robustmetric.training import Run
 from robustmetric.training.code import bare
+from robustmetric.training.parts import perturbs
 from robustmetric.validate import UserError
 
 INPUT, OUTPUT = "images", "embeddings"
@@ -89,7 +90,7 @@ def describe(run: Run, dim: int) -> dict[str, Any]:
         "sha256": digest_of(run.network),
         "weights": run.chosen,
         "defense": entries["defense"],
-        "eps": None if str(entries["defense"]).strip().startswith("N/A") else run.recipe.eps,
+        "eps": run.recipe.eps if perturbs(run.recipe) else None,
         "dim": dim,
         "resize": inputs.resize,
         "crop": inputs.crop,

@@ -51,7 +51,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     own = model.state_dict()
     # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
     optional = {name for name in own if name.endswith("num_batches_tracked")}
-    found = _unwrapped(_tensors(path), own.keys() - optional, own.keys())
+    found = _unwrapped(read_tensors(path), own.keys() - optional, own.keys())
 
     kept = _other_head(model, own, found)
     found = {name: value for name, value in found.items() if name not in kept}
@@ -155,8 +155,15 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name; a ValueError says why it is not a file of weights."""
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of the file `path` by name; a UserError says why it is not a file of weights.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights({"scale": torch.ones(3)}, Path(folder, "a.safetensors"))
+    ...     read_tensors(Path(folder, "a.safetensors"))
+    {'scale': tensor([1., 1., 1.])}
+    """
     content = _read(path)
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]

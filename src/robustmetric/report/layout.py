@@ -105,12 +105,12 @@ class Sheet:
         """Return the table as Markdown."""
         text = len(self.keys) + self.labelled
         lines = [
-            f"**{_marked_down(self.title)}**",
+            f"**{marked_down(self.title)}**",
             "",
-            _row(self.headers),
+            markdown_row(self.headers),
             f"|{'---|' * text}{'---:|' * len(self.heads)}",
-            *map(_row, self.rows),
-            *(f"\n{_marked_down(note)}" for note in self.notes),
+            *map(markdown_row, self.rows),
+            *(f"\n{marked_down(note)}" for note in self.notes),
         ]
         return "\n".join(lines) + "\n"
 
@@ -217,12 +217,21 @@ def write(sheet: Sheet, stem: Path) -> list[Path]:
     return made
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_marked_down, cells))} |"
+def markdown_row(cells: Sequence[str]) -> str:
+    r"""Return the `cells` of a row of a table in Markdown.
+
+    >>> markdown_row(["a|b", "1.0"])
+    '| a\\|b | 1.0 |'
+    """
+    return f"| {' | '.join(map(marked_down, cells))} |"
 
 
-def _marked_down(text: str) -> str:
-    """Write a text so that Markdown shows it as it is."""
+def marked_down(text: str) -> str:
+    r"""Return a `text` as Markdown that shows it as it is, on one line.
+
+    >>> print(marked_down("*a*  <b>"))
+    \*a\* \<b\>
+    """
     text = re.sub(r"\s+", " ", printable(text))
     text = re.sub(r"([\\`*_<>|~$])", r"\\\1", text)
     return re.sub(r"&(?=#?\w+;)", "&amp;", text).replace("](", "]\\(")

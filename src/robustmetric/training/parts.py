@@ -32,6 +32,15 @@ def thaws(recipe: Recipe) -> bool:
     return recipe.freeze_bn and recipe.reference and recipe.defense.partition("[")[0].strip() == "EST"
 
 
+def perturbs(recipe: Recipe) -> bool:
+    """Return whether a recipe's defense perturbs images: all do but regular training.
+
+    >>> perturbs(Recipe(defense="HM[S,LGA]&ICS")), perturbs(Recipe(defense="N/A[S]"))
+    (True, False)
+    """
+    return not recipe.defense.strip().startswith("N/A")
+
+
 def defense_of(recipe: Recipe) -> Defense:
     """Return a recipe's defense.
 

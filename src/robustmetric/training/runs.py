@@ -244,7 +244,7 @@ class RunFolder:
             content["images"] = dict(
                 zip(("height", "width", "channels"), images.pixels.shape[1:], strict=True)
             )
-        self._write(content)
+        self.write(content)
 
     def _copied(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Copy the user's files into the run; those of a run that goes on are there already."""
@@ -255,7 +255,7 @@ class RunFolder:
 
     def finish(self, choice: Mapping[str, Any]) -> None:
         """Add to `run.json` how the weights were chosen: `choice`."""
-        self._write({**self.read(), "choice": dict(choice)})
+        self.write({**self.read(), "choice": dict(choice)})
 
     def read(self) -> dict[str, Any]:
         """Return the contents of `run.json`; empty if it is missing. A damaged one is refused.
@@ -364,7 +364,8 @@ class RunFolder:
         # A run.json without it is of a time when test images chose.
         return "validation images" if self.recipe().validation and not found else "test images"
 
-    def _write(self, content: dict[str, Any]) -> None:
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Write `run.json`: its `content`, and the digest of that."""
         text = json.dumps({**content, "sha256": digest_of_entries(content)}, indent=1)
         with saving(self.about):
             write_atomically(self.about, lambda file: file.write(text.encode()))

@@ -1,0 +1,57 @@
+"""Publish networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from robustmetric.cli.app import TRUST, app, stoppable
+from robustmetric.cli.options import RUN
+from robustmetric.cli.terminal import wide
+from robustmetric.validate import shorten
+from robustmetric.zoo import publish
+
+
+@app.command("publish")
+def publish_run(
+    run: Path = RUN,
+    out: Path = typer.Argument(
+        None, metavar="DIR", help="The new folder; without it, a published one is brought up to date."
+    ),
+    *,
+    weights: str = typer.Option(
+        None, help="Its weights: last or best; by default those that evaluate takes."
+    ),
+    half: bool = typer.Option(False, "--half", help="Write the weights in half precision."),
+    records: list[Path] = typer.Option(
+        [], "--record", help="A record of these weights, beside those in RUN/evaluation*."
+    ),
+    licence: str = typer.Option(
+        None, "--license", help="The licence to state, such as apache-2.0; by default none."
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace a folder that was published before."),
+    trust: bool = typer.Option(False, "--trust", help=TRUST),
+) -> None:
+    """Write what a run trained to a folder that can be given away, with a model card.
+
+    No path of this machine goes out, and no pickle. Records are left out if they are of other weights: with
+    --half evaluate the new folder, and publish it again, without DIR, to bring its card up to date.
+    """
+    console = wide()
+
+    def say(text: str, **options: Any) -> None:
+        console.print(text, highlight=False, soft_wrap=True, **options)
+
+    with stoppable(console, "what was being written is gone: run the same command again"):
+        chosen: Any = weights  # what it may be is checked there
+        done = publish(
+            run, out, weights=chosen, half=half, records=records, licence=licence, force=force, trust=trust
+        )
+    for name, why in done.left_out.items():
+        say(f"left out: {name}: {why}")
+    if done.beside:
+        say(f"in the folder, and no part of what is published: {shorten(done.beside)}")
+    counted = f"{len(done.records)} record{'' if len(done.records) == 1 else 's'}"
+    say(f"{done.name}, SHA-256 {done.digest[:12]}…, with {counted}: {done.folder}")

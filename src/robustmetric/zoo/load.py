@@ -1,0 +1,101 @@
+"""Networks by their names, from the package or from a folder of published ones; nothing is fetched."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+
+from robustmetric.registry import unknown
+from robustmetric.validate import UserError, brief, shorten
+from robustmetric.zoo.entries import Label, ZooRun, one_spelling, read_entry, read_label
+
+NETWORKS = Path(__file__).with_name("networks")
+"""Where the networks of the package are: in a clone a link to results/zoo."""
+
+_ETA = re.compile(r"\s+(?:η|eta)\s*=\s*(\d{1,9})\s*\Z")
+
+
+def zoo_names(folder: Path | str | None = None) -> list[str]:
+    """Return the names of the networks that `load_zoo` knows: those of the package, or of a `folder`.
+
+    Where the same defense was trained with several η, each name says its own. An entry that cannot be read is
+    told by a warning.
+
+    >>> zoo_names()[-1]
+    'fashion-mnist/N/A[S]'
+    """
+    labels = set(_entries(folder).values())
+    several = Counter(label.short for label in labels)
+    ordered = sorted(labels, key=lambda label: (label.short, label.steps or 0))
+    return [str(label) if several[label.short] > 1 else label.short for label in ordered]
+
+
+def load_zoo(name: str, folder: Path | str | None = None, *, trust: bool = False) -> ZooRun:
+    """Load a trained network by its `name`, with its model card and what was measured of it.
+
+    The name is ``DATA/DEFENSE``: the data set that it was trained on and the defense as `rm.defense` takes
+    it, in any spelling. ``η=8`` behind it asks for the one that was trained with 8 steps; else the one with
+    the most steps counts. Networks are those of the package, or the published ones below a `folder`:
+    ``FOLDER/*/*/recipe.yaml``. Nothing is downloaded. A network of a file is refused unless it is known to be
+    the user's own, or `trust` says so.
+
+    >>> run = load_zoo("fashion-mnist/HM[S,LGA]&ICS η=8")
+    >>> run.name, run.recipe.steps, run.card.splitlines()[0]
+    ('c2f2 HM[S,LGA]&ICS', 8, '---')
+    """
+    if not isinstance(name, str):
+        raise UserError(f"a network is named by a text such as 'digits/N/A[S]', not {brief(name)}")
+    entries = _entries(folder)
+    eta = _ETA.search(name)
+    short = name[: eta.start()] if eta else name
+    found = {
+        place: label
+        for place, label in entries.items()
+        if _is_meant(label, short) and (eta is None or label.steps == int(eta[1]))
+    }
+    if not found:
+        where = "" if folder is None else f" in {folder}"
+        names = {str(label): label for label in entries.values()}
+        raise UserError(f"{unknown('network', name, names)}{where}")
+    most = max(label.steps or 0 for label in found.values())
+    places = [place for place, label in found.items() if (label.steps or 0) == most]
+    if len(places) > 1:
+        raise UserError(
+            f"{len(places)} networks are called {brief(name)}: {shorten(places)}; load one of them by its "
+            "folder, with rm.load_run"
+        )
+    return read_entry(places[0], trust=trust)
+
+
+def _is_meant(label: Label, short: str) -> bool:
+    """Return whether a name without η is that of a network, in whichever spelling of the defense."""
+    data, asked = f"{label.data}/", short.strip()
+    return asked.startswith(data) and one_spelling(asked.removeprefix(data)) == label.defense
+
+
+def _entries(folder: Path | str | None) -> dict[Path, Label]:
+    """Return the folders of published networks, and what each is called; damaged ones are told."""
+    place = NETWORKS if folder is None else Path(folder).expanduser()
+    if not place.is_dir():
+        if folder is None:
+            raise UserError(
+                f"the networks of the package are not at {place}, which should be a folder or a link to one: "
+                "give folder=, such as results/zoo of a clone",
+                parameter="folder",
+            )
+        raise FileNotFoundError(f"there is no folder {place}: give one with DATA/NAME/recipe.yaml in it")
+    found = {}
+    for file in sorted(place.glob("*/*/recipe.yaml")):
+        try:
+            found[file.parent] = read_label(file.parent)
+        except (UserError, OSError) as error:
+            warnings.warn(f"{file.parent} is left out, its recipe cannot be read: {error}", stacklevel=3)
+    if not found:
+        raise UserError(
+            f"{place} holds no network: give a folder with DATA/NAME/recipe.yaml in it, as `robustmetric "
+            "publish` writes it",
+            parameter="folder",
+        )
+    return found

@@ -1,0 +1,166 @@
+"""Names of networks, in every spelling, and what is loaded by them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import robustmetric as rm
+from robustmetric.zoo import load
+from tests.helpers.faults import fault
+from tests.helpers.records import written
+from tests.helpers.runs import make_run
+from tests.zoo.conftest import about, record_of
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Networks with three defenses, one of them with two η, in folders whose names say nothing."""
+    runs, place = tmp_path / "runs", tmp_path / "zoo"
+    runs.mkdir()
+    made: dict[str, tuple[str, int]] = {
+        "a": ("HM[S,LGA]&ICS", 8),
+        "b": ("HM[S, LGA] & ICS", 32),
+        "c": ("N/A[S]", 8),
+        "d": ("HM[S,-gamma/2]&ICS(lambda=0.05)", 8),
+    }
+    for number, (name, (defense, steps)) in enumerate(made.items()):
+        run = make_run(runs / name, "last", first=number, about=about(), defense=defense, steps=steps)
+        rm.publish(run, place / "any" / name)
+    return place
+
+
+def test_the_names_of_a_folder(zoo: Path) -> None:
+    assert rm.zoo_names(zoo) == [
+        "digits/HM[S,-γ/2]&ICS(λ=0.05)", "digits/HM[S,LGA]&ICS η=8", "digits/HM[S,LGA]&ICS η=32",
+        "digits/N/A[S]",
+    ]  # fmt: skip
+    assert [rm.load_zoo(name, zoo).folder.name for name in rm.zoo_names(zoo)] == ["d", "a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("digits/HM[S,LGA]&ICS", "b"),  # the most steps
+        ("digits/HM[S,LGA]&ICS eta=8", "a"),
+        (" digits/HM[ S, LGA ] & ICS  η = 8 ", "a"),
+        ("digits/N/A[S]", "c"),
+        ("digits/HM[S,-γ/2]&ICS(λ=0.05)", "d"),
+        ("digits/HM[S,-gamma/2]&ICS(lambda=0.05) η=8", "d"),
+    ],
+)
+def test_every_spelling_of_a_name(name: str, folder: str, zoo: Path) -> None:
+    assert rm.load_zoo(name, zoo).folder == zoo / "any" / folder
+
+
+@pytest.mark.parametrize(
+    "name", ["mnist/N/A[S]", "digits", "N/A[S]", "digits/N/A[S] η=8", "digits/HM[S,LGA]&ICS η=9"]
+)
+def test_an_unknown_name_lists_what_there_is(name: str, zoo: Path) -> None:
+    with pytest.raises(rm.UserError) as refused:
+        rm.load_zoo(name, zoo)
+    assert str(refused.value).startswith(f"unknown network {name!r}")
+    assert str(refused.value).endswith(
+        "; known: digits/HM[S,-γ/2]&ICS(λ=0.05) η=8, digits/HM[S,LGA]&ICS η=32, digits/HM[S,LGA]&ICS η=8, "
+        f"digits/N/A[S] in {zoo}"
+    )
+
+
+def test_a_name_is_a_text(zoo: Path) -> None:
+    with pytest.raises(rm.UserError, match=r"a network is named by a text such as 'digits/N/A\[S\]', not 3"):
+        rm.load_zoo(3, zoo)  # type: ignore[arg-type]
+
+
+def test_two_networks_of_one_name(zoo: Path) -> None:
+    shutil.copytree(zoo / "any" / "c", zoo / "any" / "e")
+    assert rm.zoo_names(zoo).count("digits/N/A[S]") == 1
+    with pytest.raises(rm.UserError, match=r"2 networks are called 'digits/N/A\[S\]': .*/c, .*/e; load one"):
+        rm.load_zoo("digits/N/A[S]", zoo)
+
+
+def test_what_is_loaded(zoo: Path) -> None:
+    record = record_of(zoo / "any" / "c")
+    written(record, zoo / "any" / "c" / "evaluation-strict")
+    loaded = rm.load_zoo("digits/N/A[S]", zoo)
+    assert isinstance(loaded, rm.training.Run)
+    assert loaded.card == (zoo / "any" / "c" / "README.md").read_text(encoding="utf-8")
+    assert loaded.records == {"evaluation-strict": record}
+    alone = rm.load_run(zoo / "any" / "c")
+    assert (loaded.digest, loaded.name, loaded.chosen, loaded.inputs, loaded.recipe) == (
+        alone.digest, alone.name, alone.chosen, alone.inputs, alone.recipe,
+    )  # fmt: skip
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(loaded.embed(images), alone.embed(images))
+
+
+def test_a_record_of_other_weights_does_not_count(zoo: Path) -> None:
+    written(record_of(zoo / "any" / "a"), zoo / "any" / "c" / "evaluation")
+    with pytest.warns(UserWarning, match="c/evaluation is left out: it is of other weights"):
+        loaded = rm.load_zoo("digits/N/A[S]", zoo)
+    assert loaded.records == {}
+
+
+@fault("zoo", "an entry of a zoo is damaged", "a warning names it, and the others are listed and loaded")
+@pytest.mark.parametrize("text", ["defense: [", "defence: N/A[S]\n", "\x00", "steps: much\n"])
+def test_a_damaged_entry_does_not_break_the_others(text: str, zoo: Path) -> None:
+    (zoo / "any" / "a" / "recipe.yaml").write_text(text)
+    with pytest.warns(UserWarning, match=r"any/a is left out, its recipe cannot be read: "):
+        assert "digits/HM[S,LGA]&ICS" in rm.zoo_names(zoo)
+    with pytest.warns(UserWarning, match=r"any/a is left out, its recipe cannot be read: "):
+        assert rm.load_zoo("digits/N/A[S]", zoo).folder.name == "c"
+
+
+@fault("zoo", "the weights of an entry are damaged", "it is refused by name, and the others are loaded")
+def test_damaged_weights(zoo: Path) -> None:
+    file = zoo / "any" / "c" / "last.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(rm.UserError, match=r"any/c/last\.safetensors is damaged"):
+        rm.load_zoo("digits/N/A[S]", zoo)
+    assert rm.load_zoo("digits/HM[S,LGA]&ICS", zoo).folder.name == "b"
+
+
+def test_code_of_others_is_listed_and_not_run(tmp_path: Path) -> None:
+    """The names are read without running anything; the network needs a word of the user's."""
+    run = make_run(
+        tmp_path / "run", "last", about=about(), defense="code/mine.py:Mine", data="code/mine.py:birds"
+    )
+    (run / "code").mkdir()
+    (run / "code" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    zoo = tmp_path / "zoo"
+    (zoo / "x").mkdir(parents=True)
+    shutil.copytree(run, zoo / "x" / "y")
+    assert rm.zoo_names(zoo) == ["mine.py:birds/mine.py:Mine"]
+    with pytest.raises(rm.UserError, match="brings code that did not come from you"):
+        rm.load_zoo("mine.py:birds/mine.py:Mine", zoo)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_folders_without_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        rm.UserError, match=r"holds no network: give a folder with DATA/NAME/recipe\.yaml in it"
+    ):
+        rm.zoo_names(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere: give one with DATA/NAME"):
+        rm.load_zoo("digits/N/A[S]", tmp_path / "nowhere")
+
+
+@fault("zoo", "the link to the package's networks is a file, as on Windows", "the error asks for folder=")
+def test_a_link_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "networks").write_text("../../../results/zoo")
+    monkeypatch.setattr(load, "NETWORKS", tmp_path / "networks")
+    with pytest.raises(
+        rm.UserError, match=r"are not at .*networks, which should be a folder or a link to one: "
+    ):
+        rm.zoo_names()
+
+
+def test_the_networks_of_the_package() -> None:
+    for name in rm.zoo_names():
+        loaded = rm.load_zoo(name)
+        assert loaded.card.startswith("---\nlibrary_name: robustmetric\n") or "\nlicense: " in loaded.card
+        assert loaded.digest in loaded.card
