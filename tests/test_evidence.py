@@ -102,7 +102,7 @@ def test_a_record_is_what_its_command_makes(network: Network, kind: Kind) -> Non
 def test_a_training_is_what_its_command_makes(
     network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    class CapturedError(Exception):
+    class CapturedError(BaseException):
         pass
 
     def capture(recipe: Recipe, *_: object, **__: object) -> None:

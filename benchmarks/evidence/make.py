@@ -16,13 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from robustmetric.zoo import publish
-
 from benchmarks.evidence.plan import NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
 from robustmetric.training.checkpoint import reached
 from robustmetric.training.recipe import dump_recipe
 from robustmetric.training.runs import RunFolder
-
+from robustmetric.zoo import publish
 
 LICENCE = "apache-2.0"
 
