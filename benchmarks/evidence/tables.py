@@ -52,8 +52,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
     |---|---:|
     | x | 1.0 |
     """
+    shown = ["| " + " | ".join(row) + " |" for row in rows]
+    if not shown:
+        return "Nothing of this is measured yet."
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * left + "---:|" * (len(heads) - left)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    return "\n".join([*lines, *shown])
 
 
 def overview(networks: Sequence[Network]) -> str:
@@ -231,8 +234,7 @@ def steps_between() -> str:
         found = [[f for f in map(value.of, those) if f is not None] for value in CLAIMED]
         if any(found):
             rows.append([name, *(f"{fmean(f):.1f} ({len(f)})" if f else "–" for f in found)])
-    heads = ["training", *(value.title for value in CLAIMED)]
-    return table(heads, rows)
+    return table(["training", *(value.title for value in CLAIMED)], rows)
 
 
 def samplers() -> str:
