@@ -238,15 +238,18 @@ def steps_between() -> str:
 
 
 def samplers() -> str:
-    """Return Table 1: mean and variance of the hardness that each sampler draws."""
+    """Return Table 1: mean and variance of the hardness that each sampler draws, and the order of means."""
     found = [(one, hardness) for one in SAMPLERS if (hardness := hardness_of(one)) is not None]
-    letters = dict.fromkeys(letter for _, hardness in found for letter in hardness)
-    rows = [
-        [one.label, title, *(f"{hardness[letter][statistic]:.{digits}f}" for letter in letters)]
-        for one, hardness in found
-        for statistic, title, digits in (("mean", "E[H]", 3), ("variance", "Var[H]", 5))
-    ]
-    return table(["network", "", *(DRAWN.get(letter, letter) for letter in letters)], rows, left=2)
+    letters = list(dict.fromkeys(letter for _, hardness in found for letter in hardness))
+    rows = []
+    for one, hardness in found:
+        means, variances = ([hardness[n][what] for n in letters] for what in ("mean", "variance"))
+        order = " < ".join(
+            letter for letter in sorted(letters, key=lambda n: hardness[n]["mean"]) if len(letter) == 1
+        )
+        rows.append([one.label, "E[H]", order, *(f"{mean:.3f}" for mean in means)])
+        rows.append([one.label, "Var[H]", "", *(f"{variance:.5f}" for variance in variances)])
+    return table(["network", "", "order", *(DRAWN.get(letter, letter) for letter in letters)], rows, left=3)
 
 
 def unmeasured() -> str:
