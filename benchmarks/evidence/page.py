@@ -20,8 +20,8 @@ IMAGES = ROOT / "docs" / "images"
 
 
 def figure(name: str, says: str) -> str:
-    """Return the place of a figure; nothing if nothing of it is measured yet."""
-    return f"![{says}](images/evidence-{name}.svg)" if figures.drawn(name) else ""
+    """Return the place of a figure and its caption; nothing if nothing of it is measured yet."""
+    return f"![{says}](images/evidence-{name}.svg)\n\n*{says}.*" if figures.drawn(name) else ""
 
 
 def filled(template: str) -> str:
@@ -32,6 +32,7 @@ def filled(template: str) -> str:
         tables=tables,
         figure=figure,
         eps=ATTACKED,
+        alpha=1.25 * ATTACKED / CHEAP,
         queries=f"{QUERIES:,}",
         epochs=FASHION[0].epochs,
         hm=HM,
