@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from safetensors import safe_open
@@ -44,12 +44,12 @@ PAPER = """@inproceedings{zhou2022enhancing,
 }"""
 
 
-def model_card(run: ZooRun, dim: int) -> str:
+def model_card(run: ZooRun, dim: int, about: Mapping[str, Any]) -> str:
     """Return the model card of a published network, as Markdown with a front matter for Hugging Face.
 
-    `run` is the network in its folder, with the records to show; `dim` is the length of its vectors.
+    `run` is the network in its folder, with the records to show; `dim` is the length of its vectors, and
+    `about` the content of its run.json.
     """
-    about = RunFolder(run.folder).read()
     name = f"{run.name} on {label_of(run.recipe).data}"
     body = [
         f"# {marked_down(name)}",
@@ -124,7 +124,7 @@ def _use(run: ZooRun) -> Iterator[str]:
     yield ""
 
 
-def _data(about: dict[str, Any]) -> Iterator[str]:
+def _data(about: Mapping[str, Any]) -> Iterator[str]:
     yield "## Data"
     origin = about.get("origin")
     images = origin.get("images") if isinstance(origin, dict) else None
@@ -145,7 +145,7 @@ def _data(about: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def _training(run: ZooRun, about: dict[str, Any]) -> Iterator[str]:
+def _training(run: ZooRun, about: Mapping[str, Any]) -> Iterator[str]:
     recipe, fields = run.recipe, Recipe.model_fields
     entries = bare(recipe.model_dump(mode="json"))
     yield "## Training"
