@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import robustmetric as rm
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
 from robustmetric.zoo.card import PAPER
+from robustmetric.zoo.summary import headline
 from tests.helpers.hostile import HOSTILE, hostile_record
 from tests.helpers.records import altered, written
 from tests.helpers.runs import make_run
@@ -160,6 +162,79 @@ def test_checks_that_warn_are_explained(run: Path) -> None:
     _, *rows = table(section(published(run), "Checks"))
     assert [row[:4] for row in rows] == [["evaluation", "noise", "warn", "noise | does better"]]
     assert rows[0][4].startswith("Random noise does as much as the attack")
+
+
+def test_where_only_collapse_was_checked_the_card_says_so_once(run: Path) -> None:
+    record = record_of(run)
+    collapse = [check.model_dump() for check in record.checks if check.name == "collapse"]
+    written(altered(record, checks=collapse), run / "evaluation-a")
+    card = published(run)
+    assert card.count("Only collapse was checked, and passes. ") == 1
+    assert "warns or fails" not in card
+    assert "## Checks" not in card
+    well = {"name": "noise", "status": "pass", "figure": 0.0, "limit": "", "says": ""}
+    written(altered(record_of(run), checks=[*collapse, well]), run / "evaluation-b")
+    card = published(run, force=True)
+    assert card.count("Only collapse was checked, and passes. ") == 1
+    assert section(card, "Checks").strip() == (
+        "No check of whether the scores of evaluation-b can be trusted warns or fails."
+    )
+    failed = {**collapse[0], "status": "fail", "says": "all look alike"}
+    written(altered(record, checks=[failed]), run / "evaluation-a")
+    shutil.rmtree(run.parent / "out")  # which would keep the record that was there
+    card = published(run)
+    assert "Do not trust these scores: the check “collapse” failed." in card
+    assert "Only collapse was checked" not in card
+    written(altered(record, checks=[]), run / "evaluation-a")
+    shutil.rmtree(run.parent / "out")
+    assert "No checks were run, so nothing says how far" in published(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "scores", "said"),
+    [
+        (
+            {"suite": None},
+            {"ES:R": 12.0, "LTM": 9.0, "GTM": 11.0},
+            "and for 9.0 % of those attacked when an attacker may change each pixel by up to 8/255. That is "
+            "under the attacks of the ERS (the least of ES, LTM and GTM); strong attacks may leave far less. "
+            "The ERS is ",
+        ),
+        (
+            {},
+            {"ES:R": 12.0, "LTM": 9.0, "GTM": 11.0},
+            "and for 7.4 % of those attacked in the worst case, when an attacker may change each pixel by up "
+            "to 8/255. The ERS is ",
+        ),
+        ({"suite": None, "scores": {}, "ers": None}, {}, "61.2 % of its queries.\n"),
+    ],
+)
+def test_the_headline_names_its_attacks(
+    changes: dict[str, Any], scores: dict[str, float], said: str, run: Path
+) -> None:
+    changed = {name: {"value": value} for name, value in scores.items()}
+    record = altered(record_of(run), **{"scores": changed, **changes})
+    if "scores" in changes:
+        record = record.model_copy(update={"scores": {}})
+    assert said in f"{headline('a', 'x', {'x': record})}\n"
+
+
+def test_the_worst_case_of_another_record_counts_under_the_same_attack(run: Path) -> None:
+    worst = record_of(run)
+    plain = altered(worst, suite=None)
+    told = headline("a", "x", {"x": plain, "y": worst})
+    assert "for 7.4 % of those attacked in the worst case (y), when" in told
+    for other in (
+        altered(worst, data={"sha256": "1" * 64}),
+        altered(worst, settings={"eps": 9 / 255}),
+    ):
+        assert "worst case" not in headline("a", "x", {"x": plain, "y": other})
+
+
+def test_an_image_that_was_left_out_stands_apart_from_the_table(run: Path) -> None:
+    assert "|\n\n2 images could not be read and were left out.\n" in section(published(run), "Data")
+    (run / "run.json").write_text(about(skipped=["a.png"]))
+    assert "\n\n1 image could not be read and was left out.\n" in published(run, force=True)
 
 
 def test_a_check_that_failed_stands_beside_the_figures(run: Path) -> None:

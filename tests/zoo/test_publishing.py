@@ -268,7 +268,9 @@ def test_words_of_a_persons_own_are_not_lost(run: Path, tmp_path: Path) -> None:
     said = r"README\.md is not the card that was written last: .* write the card anew by --force \(in Python"
     with pytest.raises(rm.UserError, match=said):
         rm.publish(done.folder, licence="mit")
-    with pytest.raises(rm.UserError, match=r"out is there already, with a README\.md that was changed by hand"):
+    with pytest.raises(
+        rm.UserError, match=r"out is there already, with a README\.md that was changed by hand"
+    ):
         rm.publish(run, done.folder)
     assert texts(done.folder) == before
     rm.publish(done.folder, force=True)

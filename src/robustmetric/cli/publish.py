@@ -31,7 +31,9 @@ def publish_run(
     licence: str = typer.Option(
         None, "--license", help="The licence to state, such as apache-2.0; by default none."
     ),
-    force: bool = typer.Option(False, "--force", help="Replace a folder that was published before, or a card that was changed."),
+    force: bool = typer.Option(
+        False, "--force", help="Replace a folder that was published before, or a card that was changed."
+    ),
     trust: bool = typer.Option(False, "--trust", help=TRUST),
 ) -> None:
     """Write what a run trained to a folder that can be given away, with a model card.

@@ -15,7 +15,7 @@ from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
 from robustmetric.report.layout import markdown_row, marked_down
 from robustmetric.report.records import data_of
-from robustmetric.report.verdict import is_unchecked, listed, verdict
+from robustmetric.report.verdict import is_unchecked, listed
 from robustmetric.report.words import CHECK_MEANINGS, COLUMN_MEANINGS, citation, command, goal_meaning
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import perturbs
@@ -24,6 +24,7 @@ from robustmetric.training.runs import RunFolder
 from robustmetric.validate import one_line
 from robustmetric.zoo.entries import ZooRun, label_of, licence_of
 from robustmetric.zoo.front import conditions, front_matter
+from robustmetric.zoo.summary import headline, trust
 
 _SHOWN = (
     "data", "model", "weights", "dim", "freeze_bn", "defense", "reference", "eps", "alpha", "steps", "margin",
@@ -141,7 +142,12 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
         yield "The run did not write down which images it was trained on."
     skipped = about.get("skipped")
     if isinstance(skipped, list) and skipped:
-        yield f"{len(skipped):,} images could not be read and were left out."
+        were = (
+            "1 image could not be read and was"
+            if len(skipped) == 1
+            else (f"{len(skipped):,} images could not be read and were")
+        )
+        yield f"\n{were} left out."
     yield ""
 
 
@@ -187,7 +193,7 @@ def _scores(run: ZooRun) -> Iterator[str]:
             f"{'' if data.gallery is None else f', ranked among {data.gallery:,} others'}; "
             f"{marked_down(conditions(record))}. SHA-256 of the images: {marked_down(data.sha256)}."
         )
-        for sentence in verdict({run.name: record}):
+        for sentence in (headline(run.name, folder, run.records), trust(run.name, record)):
             yield f"\n{marked_down(sentence)}"
         yield ""
         yield from _table(
@@ -243,23 +249,24 @@ def _worst(run: ZooRun) -> Iterator[str]:
 
 
 def _checks(run: ZooRun) -> Iterator[str]:
-    if not run.records:
-        return
-    yield "## Checks"
+    """Yield the checks that warn or fail; where only collapse was checked, the scores say so."""
     rows = [
         (folder, check.name, check.status, check.says, CHECK_MEANINGS.get(check.name, ""))
         for folder, record in run.records.items()
         for check in record.checks
         if check.status in ("warn", "fail")
     ]
+    checked = [folder for folder, record in run.records.items() if not is_unchecked(record)]
+    if not rows and not checked:
+        return
+    yield "## Checks"
     if rows:
         yield "Checks of whether the scores can be trusted; these warn or fail:"
         yield ""
         yield from _table(("record", "check", "status", "what was found", "what that means"), rows)
     else:
-        yield "No check of whether the scores can be trusted warns or fails."
-    if unchecked := [folder for folder, record in run.records.items() if is_unchecked(record)]:
-        yield f"\nOf {marked_down(listed(unchecked))} nothing was checked but collapse."
+        of = "" if len(checked) == len(run.records) else f" of {marked_down(listed(checked))}"
+        yield f"No check of whether the scores{of} can be trusted warns or fails."
     yield ""
 
 
