@@ -15,6 +15,7 @@ import robustmetric as rm
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
 from robustmetric.zoo.card import PAPER
+from robustmetric.zoo.front import front_matter, images_of
 from robustmetric.zoo.summary import headline
 from tests.helpers.hostile import HOSTILE, hostile_record
 from tests.helpers.records import altered, written
@@ -84,7 +85,7 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
     assert (data.license, data.library_name, data.pipeline_tag) == (
         "apache-2.0", "robustmetric", "image-feature-extraction",
     )  # fmt: skip
-    assert data.datasets == ["folder"]
+    assert data.datasets is None  # images of one's own
     assert data.model_name == "c2f2 HM[S,LGA]&ICS"
     found = {(one.dataset_config, one.metric_type): one for one in data.eval_results}
     kinds = {
@@ -97,7 +98,7 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
     for folder, record in records.items():
         for name, kind in kinds.items():
             one = found[folder, kind]
-            assert one.metric_value == record[name]  # all digits
+            assert one.metric_value == round(record[name], 2)  # one digit more than the tables
             assert one.metric_config.startswith(f"{record.settings.protocol} protocol, ε = ")
             assert one.metric_name.endswith(f" ({record.settings.protocol})")
             assert (one.dataset_type, one.dataset_name, one.dataset_split) == ("digits", "digits 8×8", "test")
@@ -105,10 +106,52 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
             assert (one.metric_args is None) == (name == "NMI")
         assert record.ers is not None
         assert found[folder, kinds["ERS"]].metric_args == {
-            "low": record.ers.low, "high": record.ers.high, "interval": "95 %",
+            "low": round(record.ers.low or 0, 2), "high": round(record.ers.high or 0, 2), "interval": "95 %",
         }  # fmt: skip
     again = read(f"---\n{data.to_yaml()}\n---\n")
     assert again.eval_results == data.eval_results
+
+
+def test_figures_that_are_no_shares_have_four_digits(run: Path) -> None:
+    goal = {**record_of(run).suite.goals["misrank"].model_dump(), "unit": "distance", "value": 1.23456789}  # type: ignore[union-attr]
+    written(altered(record_of(run), suite={"goals": {"shift": goal}}), run / "evaluation")
+    found = {one.metric_type: one.metric_value for one in read(published(run)).eval_results}
+    assert found["worst_case_shift"] == 1.2346
+    assert found["recall_at_1"] == 61.23
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [("folder", "images of a folder"), ("csv", "images of a CSV file"), ("a.py:b", "images of a.py:b")],
+)
+def test_images_of_ones_own_are_no_data_set(data: str, name: str, run: Path) -> None:
+    for given in (data, f"{data} (all)"):
+        record = altered(record_of(run), data={"name": given})
+        text = front_matter("a network", data, None, {"x": record})
+        found = read(f"{text}Text\n")
+        assert found.datasets is None
+        assert {(one.dataset_type, one.dataset_name) for one in found.eval_results} == {(name, name)}
+    assert images_of(data) == name
+
+
+def test_the_title_says_where_the_images_come_from(run: Path) -> None:
+    assert "\n# c2f2 HM[S,LGA]&ICS on images of a folder\n" in published(run)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({}, "resize to 8 x 8 as Pillow does with BILINEAR; divide by 255."),
+        (
+            {"resize": 10, "crop": 8},
+            "resize to 10 x 10 as Pillow does with BILINEAR; take the middle 8 x 8; divide by 255.",
+        ),
+    ],
+)
+def test_the_card_says_what_becomes_of_an_image(entries: dict[str, int], said: str, tmp_path: Path) -> None:
+    card = published(make_run(tmp_path / "run", "last", about=about(), **entries))
+    assert "the network takes floats (N, 1, 8, 8) from 0 to 1, grey. `embed` makes" in card
+    assert f"convert to grey as Pillow does with L; {said}" in card
 
 
 def test_a_card_without_records(run: Path) -> None:

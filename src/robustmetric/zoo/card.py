@@ -13,6 +13,7 @@ from robustmetric import __version__
 from robustmetric.attacks import Column
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
+from robustmetric.exports.product import describe
 from robustmetric.report.layout import markdown_row, marked_down
 from robustmetric.report.records import data_of
 from robustmetric.report.verdict import is_unchecked, listed
@@ -23,7 +24,7 @@ from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import one_line
 from robustmetric.zoo.entries import ZooRun, label_of, licence_of
-from robustmetric.zoo.front import conditions, front_matter
+from robustmetric.zoo.front import conditions, front_matter, images_of
 from robustmetric.zoo.summary import headline, trust
 
 _SHOWN = (
@@ -51,11 +52,11 @@ def model_card(run: ZooRun, dim: int, about: Mapping[str, Any]) -> str:
     `run` is the network in its folder, with the records to show; `dim` is the length of its vectors, and
     `about` the content of its run.json.
     """
-    name = f"{run.name} on {label_of(run.recipe).data}"
+    name = f"{run.name} on {images_of(run.recipe.data)}"
     body = [
         f"# {marked_down(name)}",
         *_what(run, dim, licence_of(about)),
-        *_use(run),
+        *_use(run, dim),
         *_data(about),
         *_training(run, about),
         *_scores(run),
@@ -109,7 +110,7 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
     yield ""
 
 
-def _use(run: ZooRun) -> Iterator[str]:
+def _use(run: ZooRun, dim: int) -> Iterator[str]:
     own = bool(named_files(run.recipe.model_dump()))
     trust = ", trust=True" if own else ""
     yield "## Use it"
@@ -121,8 +122,22 @@ def _use(run: ZooRun) -> Iterator[str]:
     yield "```"
     if own:
         yield "The folder `code` holds Python files that are run: read them before you trust them."
+    yield from ("", f"**Preprocessing**: {_preprocessing(run, dim)}", "")
     yield f"The SHA-256 of the network, `run.digest`, is `{run.digest}`."
     yield ""
+
+
+def _preprocessing(run: ZooRun, dim: int) -> str:
+    """Return how an image becomes what the network takes."""
+    told, crop = describe(run, dim), run.inputs.crop
+    channels, size = told["channels"], crop or run.inputs.resize
+    steps = [*told["before"]]
+    if crop is not None and run.inputs.resize is not None:
+        steps.append(f"take the middle {crop} x {crop}")
+    return (
+        f"the network takes floats (N, {channels}, {size}, {size}) from 0 to 1, {told['colours']}. `embed` "
+        f"makes them from image files: {'; '.join([*steps, 'divide by 255'])}. Tensors it takes as they are."
+    )
 
 
 def _data(about: Mapping[str, Any]) -> Iterator[str]:
