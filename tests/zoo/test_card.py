@@ -171,12 +171,12 @@ def test_a_card_without_records(run: Path) -> None:
 def test_what_the_card_says_of_the_training(run: Path) -> None:
     card = published(run)
     rows = {row[0]: row[1] for row in table(section(card, "Training"))}
-    assert rows["weights of this folder"] == "chosen on validation images"
+    assert rows["weights"] == "best, chosen on validation images"
     assert {k: rows[k] for k in ("data", "defense", "eps", "alpha", "steps", "epochs", "seed", "dim")} == {
         "data": "folder", "defense": "HM[S,LGA]&ICS", "eps": "12/255", "alpha": "12.03125/255", "steps": "8",
         "epochs": "8", "seed": "7", "dim": "16",
     }  # fmt: skip
-    assert rows["weights"] == "first.safetensors"
+    assert rows["first weights"] == "first.safetensors"
     assert "root" not in rows
     assert "started 2 times" in card
     assert (

@@ -252,8 +252,10 @@ def test_a_published_folder_is_brought_up_to_date(run: Path, tmp_path: Path) -> 
     assert "license: apache-2.0\n" in (done.folder / "README.md").read_text()
     with pytest.raises(rm.UserError, match="out keeps the weights that it was published with: publish its"):
         rm.publish(done.folder, half=True)
-    with pytest.raises(rm.UserError, match="run is the run itself: give another folder"):
+    with pytest.raises(rm.UserError, match="run has not been published yet: say where to, DIR"):
         rm.publish(run)
+    with pytest.raises(rm.UserError, match="run is the run itself: give another folder"):
+        rm.publish(run, run)
 
 
 @fault("zoo", "a published card was changed by hand", "it is not overwritten unless force says so")

@@ -52,7 +52,8 @@ def publish_run(
             run, out, weights=chosen, half=half, records=records, licence=licence, force=force, trust=trust
         )
     for name, why in done.left_out.items():
-        say(f"left out: {name}: {why}")
+        stays = name not in done.records and (done.folder / name).is_dir()
+        say(f"{'not in the card, still in the folder' if stays else 'left out'}: {name}: {why}")
     if done.beside:
         say(f"in the folder, and no part of what is published: {shorten(done.beside)}")
     counted = f"{len(done.records)} record{'' if len(done.records) == 1 else 's'}"

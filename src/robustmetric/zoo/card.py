@@ -82,7 +82,7 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
     parameters = sum(p.numel() for p in run.network.parameters())
     yield (
         f"An embedding network for image retrieval: it maps a {colours} image of {size}×{size} pixels to a "
-        f"vector of {dim:,} numbers and of length 1, and images are alike if their vectors are near. It has "
+        f"vector of {dim:,} numbers and of length 1, and similar images have nearby vectors. It has "
         f"{parameters:,} parameters, in {'half' if is_half(run) else 'single'} precision in the file."
     )
     if perturbs(recipe):
@@ -97,7 +97,7 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
         )
     yield ""
     yield (
-        "**Intended use**: research on robust retrieval, and a start for networks of your own. It is made "
+        "**Intended use**: research on robust retrieval, and a starting point for networks of your own. It is made "
         "for images like those that it was trained on. Before you rely on it, measure it on images of "
         "your own: `robustmetric evaluate FOLDER --data folder --root IMAGES --out scores`."
     )
@@ -170,11 +170,13 @@ def _training(run: ZooRun, about: Mapping[str, Any]) -> Iterator[str]:
     recipe, fields = run.recipe, Recipe.model_fields
     entries = bare(recipe.model_dump(mode="json"))
     yield "## Training"
-    rows = [("weights of this folder", run.chosen or "", "how they were chosen")]
+    chosen = (run.chosen or "").removesuffix(" weights")
+    rows = [("weights", f"best, {chosen}" if "chosen" in chosen else chosen, "which were published")]
     for key in _SHOWN:
         if entries[key] is not None and (perturbs(recipe) or key not in _OF_ATTACKS):
             shown = _level(entries[key]) if key in ("eps", "alpha") else _text(entries[key])
-            rows.append((key, shown, str(fields[key].description)))
+            name = "first weights" if key == "weights" else key
+            rows.append((name, shown, str(fields[key].description)))
     yield from _table(("entry", "value", "meaning"), rows)
     yield ""
     starts = about.get("starts")
@@ -196,7 +198,7 @@ def _scores(run: ZooRun) -> Iterator[str]:
         yield from ("```sh", _evaluate(run, ["robustmetric", "evaluate", "FOLDER"]), "```", "")
         return
     yield (
-        "Intervals are of 95 %, over the queries. Arrows point to where a score is better; *clean* is the "
+        "A 95 % interval is over the queries. Arrows point to where a score is better; *clean* is the "
         "same without an attack."
     )
     yield ""

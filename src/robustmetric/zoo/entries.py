@@ -28,7 +28,7 @@ PUBLISHED = "published"
 """The entry of run.json that says that a folder was published: its licence, and its files' digests."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ZooRun(Run):
     """A published network, as `load_zoo` returns it.
 
@@ -41,6 +41,12 @@ class ZooRun(Run):
     folder: Path
     card: str
     records: Mapping[str, Record]
+
+    def __repr__(self) -> str:
+        return (
+            f"ZooRun({self.name!r}, folder={str(self.folder)!r}, digest='{self.digest[:12]}…', "
+            f"records={[*self.records]})"
+        )
 
 
 @dataclass(frozen=True)
@@ -169,12 +175,16 @@ def check_recipe(folder: Path) -> None:
 
 
 def read_entry(folder: Path, *, trust: bool = False) -> ZooRun:
-    """Load the network in a `folder` with its records; one that does not count is told by a warning."""
+    """Load the network in a `folder` with its records; those that do not count are told by warnings."""
     check_recipe(folder)
     run = load_run(folder, trust=trust)
     records, others = sorted_records(folder, run.digest)
     for name, why in others.items():
         warnings.warn(f"the record {folder / name} is left out: {why}", stacklevel=3)
+    if not (folder / CARD).is_file():
+        warnings.warn(
+            f"{folder} has no model card, {CARD}: publish the folder again to write it", stacklevel=3
+        )
     return with_records(run, folder, records)
 
 

@@ -103,7 +103,7 @@ def publish(
     ...     _ = train(recipe, Path(home, "run"), progress=False)
     ...     done = rm.publish(Path(home, "run"), Path(home, "zoo", "digits", "mine"), half=True)
     ...     rm.zoo_names(Path(home, "zoo"))
-    ['digits/HM[S,LGA]&ICS']
+    ['digits/HM[S,LGA]&ICS η=1']
     """
     source = RunFolder(run, trust=trust)
     if weights not in (None, *get_args(Which)):
@@ -114,6 +114,11 @@ def publish(
     recipe, about = source.recipe(), source.read()
     check_recipe(source.path)
     if place.resolve() == source.path.resolve():
+        if out is None and PUBLISHED not in about:
+            raise UserError(
+                f"{source.path} has not been published yet: say where to, DIR (in Python, out=)",
+                parameter="out",
+            )
         _check_published(source, about, weights, half)
         licence = licence or licence_of(about)
         return _completed(source, source, place, named, about, licence, force)
