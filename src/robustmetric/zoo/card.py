@@ -97,9 +97,9 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
         )
     yield ""
     yield (
-        "**Intended use**: research on robust retrieval, and a starting point for networks of your own. It is made "
-        "for images like those that it was trained on. Before you rely on it, measure it on images of "
-        "your own: `robustmetric evaluate FOLDER --data folder --root IMAGES --out scores`."
+        "**Intended use**: research on robust retrieval, and a starting point for networks of your own. It "
+        "is made for images like those that it was trained on. Before you rely on it, measure it on images "
+        "of your own: `robustmetric evaluate FOLDER --data folder --root IMAGES --out scores`."
     )
     yield ""
     yield (
