@@ -27,7 +27,6 @@ def test_from_a_run_to_a_card_with_scores(trained: Path, tmp_path: Path) -> None
     assert said[0].startswith("left out: evaluation: it is of other weights, whose SHA-256 is ")
     assert said[1].startswith("c2f2 N/A[S], SHA-256 ")
     assert said[1].endswith(f"…, with 0 records: {out}")
-    shutil.rmtree(trained)
 
     works("evaluate", out, *FEW, "--out", tmp_path / "scores")
     (said_again,) = works("publish", out, "--record", tmp_path / "scores").splitlines()
@@ -42,15 +41,23 @@ def test_from_a_run_to_a_card_with_scores(trained: Path, tmp_path: Path) -> None
         assert file.is_dir() or file.suffix == ".safetensors" or str(tmp_path) not in file.read_text()
 
     works("evaluate", out, *FEW, "--out", out / "evaluation-strict")
+    works("evaluate", trained, *FEW, "--out", out / "evaluation-other")
+    shutil.rmtree(trained)
     said = works("publish", out).splitlines()
-    assert said[0].startswith("in the folder, and no part of what is published: evaluation-strict/plan.json")
+    assert said.pop(0).startswith(
+        "not in the card, still in the folder: evaluation-other: it is of other weights, whose SHA-256 is "
+    )
+    assert said[0].startswith("in the folder, and no part of what is published: evaluation-")
     assert said[1].endswith(f"…, with 2 records: {out}")
 
 
 def test_mistakes_are_said(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "is no run, it has no recipe.yaml: give the folder of a run" in refused("publish", tmp_path, out)
-    assert refused("publish", trained).endswith("is the run itself: give another folder\n")
+    assert refused("publish", trained).endswith(
+        "has not been published yet: say where to, DIR (in Python, out=)\n"
+    )
+    assert refused("publish", trained, trained).endswith("is the run itself: give another folder\n")
     assert refused("publish", trained, trained / "x").endswith("in each other: give another folder\n")
     assert refused("publish", trained, out, "--weights", "first").endswith(
         "the weights are last or best, not 'first' (--weights)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import robustmetric as rm
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
 from robustmetric.zoo.card import PAPER
+from robustmetric.zoo.front import front_matter, images_of
+from robustmetric.zoo.summary import headline
 from tests.helpers.hostile import HOSTILE, hostile_record
 from tests.helpers.records import altered, written
 from tests.helpers.runs import make_run
@@ -82,7 +85,7 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
     assert (data.license, data.library_name, data.pipeline_tag) == (
         "apache-2.0", "robustmetric", "image-feature-extraction",
     )  # fmt: skip
-    assert data.datasets == ["folder"]
+    assert data.datasets is None  # images of one's own
     assert data.model_name == "c2f2 HM[S,LGA]&ICS"
     found = {(one.dataset_config, one.metric_type): one for one in data.eval_results}
     kinds = {
@@ -95,7 +98,7 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
     for folder, record in records.items():
         for name, kind in kinds.items():
             one = found[folder, kind]
-            assert one.metric_value == record[name]  # all digits
+            assert one.metric_value == round(record[name], 2)  # one digit more than the tables
             assert one.metric_config.startswith(f"{record.settings.protocol} protocol, ε = ")
             assert one.metric_name.endswith(f" ({record.settings.protocol})")
             assert (one.dataset_type, one.dataset_name, one.dataset_split) == ("digits", "digits 8×8", "test")
@@ -103,10 +106,52 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
             assert (one.metric_args is None) == (name == "NMI")
         assert record.ers is not None
         assert found[folder, kinds["ERS"]].metric_args == {
-            "low": record.ers.low, "high": record.ers.high, "interval": "95 %",
+            "low": round(record.ers.low or 0, 2), "high": round(record.ers.high or 0, 2), "interval": "95 %",
         }  # fmt: skip
     again = read(f"---\n{data.to_yaml()}\n---\n")
     assert again.eval_results == data.eval_results
+
+
+def test_figures_that_are_no_shares_have_four_digits(run: Path) -> None:
+    goal = {**record_of(run).suite.goals["misrank"].model_dump(), "unit": "distance", "value": 1.23456789}  # type: ignore[union-attr]
+    written(altered(record_of(run), suite={"goals": {"shift": goal}}), run / "evaluation")
+    found = {one.metric_type: one.metric_value for one in read(published(run)).eval_results}
+    assert found["worst_case_shift"] == 1.2346
+    assert found["recall_at_1"] == 61.23
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [("folder", "images of a folder"), ("csv", "images of a CSV file"), ("a.py:b", "images of a.py:b")],
+)
+def test_images_of_ones_own_are_no_data_set(data: str, name: str, run: Path) -> None:
+    for given in (data, f"{data} (all)"):
+        record = altered(record_of(run), data={"name": given})
+        text = front_matter("a network", data, None, {"x": record})
+        found = read(f"{text}Text\n")
+        assert found.datasets is None
+        assert {(one.dataset_type, one.dataset_name) for one in found.eval_results} == {(name, name)}
+    assert images_of(data) == name
+
+
+def test_the_title_says_where_the_images_come_from(run: Path) -> None:
+    assert "\n# c2f2 HM[S,LGA]&ICS on images of a folder\n" in published(run)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({}, "resize to 8 x 8 as Pillow does with BILINEAR; divide by 255."),
+        (
+            {"resize": 10, "crop": 8},
+            "resize to 10 x 10 as Pillow does with BILINEAR; take the middle 8 x 8; divide by 255.",
+        ),
+    ],
+)
+def test_the_card_says_what_becomes_of_an_image(entries: dict[str, int], said: str, tmp_path: Path) -> None:
+    card = published(make_run(tmp_path / "run", "last", about=about(), **entries))
+    assert "the network takes floats (N, 1, 8, 8) from 0 to 1, grey. `embed` makes" in card
+    assert f"convert to grey as Pillow does with L; {said}" in card
 
 
 def test_a_card_without_records(run: Path) -> None:
@@ -126,12 +171,12 @@ def test_a_card_without_records(run: Path) -> None:
 def test_what_the_card_says_of_the_training(run: Path) -> None:
     card = published(run)
     rows = {row[0]: row[1] for row in table(section(card, "Training"))}
-    assert rows["weights of this folder"] == "chosen on validation images"
+    assert rows["weights"] == "best, chosen on validation images"
     assert {k: rows[k] for k in ("data", "defense", "eps", "alpha", "steps", "epochs", "seed", "dim")} == {
         "data": "folder", "defense": "HM[S,LGA]&ICS", "eps": "12/255", "alpha": "12.03125/255", "steps": "8",
         "epochs": "8", "seed": "7", "dim": "16",
     }  # fmt: skip
-    assert rows["weights"] == "first.safetensors"
+    assert rows["first weights"] == "first.safetensors"
     assert "root" not in rows
     assert "started 2 times" in card
     assert (
@@ -160,6 +205,79 @@ def test_checks_that_warn_are_explained(run: Path) -> None:
     _, *rows = table(section(published(run), "Checks"))
     assert [row[:4] for row in rows] == [["evaluation", "noise", "warn", "noise | does better"]]
     assert rows[0][4].startswith("Random noise does as much as the attack")
+
+
+def test_where_only_collapse_was_checked_the_card_says_so_once(run: Path) -> None:
+    record = record_of(run)
+    collapse = [check.model_dump() for check in record.checks if check.name == "collapse"]
+    written(altered(record, checks=collapse), run / "evaluation-a")
+    card = published(run)
+    assert card.count("Only collapse was checked, and passes. ") == 1
+    assert "warns or fails" not in card
+    assert "## Checks" not in card
+    well = {"name": "noise", "status": "pass", "figure": 0.0, "limit": "", "says": ""}
+    written(altered(record_of(run), checks=[*collapse, well]), run / "evaluation-b")
+    card = published(run, force=True)
+    assert card.count("Only collapse was checked, and passes. ") == 1
+    assert section(card, "Checks").strip() == (
+        "No check of whether the scores of evaluation-b can be trusted warns or fails."
+    )
+    failed = {**collapse[0], "status": "fail", "says": "all look alike"}
+    written(altered(record, checks=[failed]), run / "evaluation-a")
+    shutil.rmtree(run.parent / "out")  # which would keep the record that was there
+    card = published(run)
+    assert "Do not trust these scores: the check “collapse” failed." in card
+    assert "Only collapse was checked" not in card
+    written(altered(record, checks=[]), run / "evaluation-a")
+    shutil.rmtree(run.parent / "out")
+    assert "No checks were run, so nothing says how far" in published(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "scores", "said"),
+    [
+        (
+            {"suite": None},
+            {"ES:R": 12.0, "LTM": 9.0, "GTM": 11.0},
+            "and for 9.0 % of those attacked when an attacker may change each pixel by up to 8/255. That is "
+            "under the attacks of the ERS (the least of ES, LTM and GTM); strong attacks may leave far less. "
+            "The ERS is ",
+        ),
+        (
+            {},
+            {"ES:R": 12.0, "LTM": 9.0, "GTM": 11.0},
+            "and for 7.4 % of those attacked in the worst case, when an attacker may change each pixel by up "
+            "to 8/255. The ERS is ",
+        ),
+        ({"suite": None, "scores": {}, "ers": None}, {}, "61.2 % of its queries.\n"),
+    ],
+)
+def test_the_headline_names_its_attacks(
+    changes: dict[str, Any], scores: dict[str, float], said: str, run: Path
+) -> None:
+    changed = {name: {"value": value} for name, value in scores.items()}
+    record = altered(record_of(run), **{"scores": changed, **changes})
+    if "scores" in changes:
+        record = record.model_copy(update={"scores": {}})
+    assert said in f"{headline('a', 'x', {'x': record})}\n"
+
+
+def test_the_worst_case_of_another_record_counts_under_the_same_attack(run: Path) -> None:
+    worst = record_of(run)
+    plain = altered(worst, suite=None)
+    told = headline("a", "x", {"x": plain, "y": worst})
+    assert "for 7.4 % of those attacked in the worst case (y), when" in told
+    for other in (
+        altered(worst, data={"sha256": "1" * 64}),
+        altered(worst, settings={"eps": 9 / 255}),
+    ):
+        assert "worst case" not in headline("a", "x", {"x": plain, "y": other})
+
+
+def test_an_image_that_was_left_out_stands_apart_from_the_table(run: Path) -> None:
+    assert "|\n\n2 images could not be read and were left out.\n" in section(published(run), "Data")
+    (run / "run.json").write_text(about(skipped=["a.png"]))
+    assert "\n\n1 image could not be read and was left out.\n" in published(run, force=True)
 
 
 def test_a_check_that_failed_stands_beside_the_figures(run: Path) -> None:

@@ -35,7 +35,7 @@ def zoo(tmp_path: Path) -> Path:
 
 def test_the_names_of_a_folder(zoo: Path) -> None:
     assert rm.zoo_names(zoo) == [
-        "digits/HM[S,-γ/2]&ICS(λ=0.05)", "digits/HM[S,LGA]&ICS η=8", "digits/HM[S,LGA]&ICS η=32",
+        "digits/HM[S,-γ/2]&ICS(λ=0.05) η=8", "digits/HM[S,LGA]&ICS η=8", "digits/HM[S,LGA]&ICS η=32",
         "digits/N/A[S]",
     ]  # fmt: skip
     assert [rm.load_zoo(name, zoo).folder.name for name in rm.zoo_names(zoo)] == ["d", "a", "b", "c"]
@@ -62,11 +62,62 @@ def test_every_spelling_of_a_name(name: str, folder: str, zoo: Path) -> None:
 def test_an_unknown_name_lists_what_there_is(name: str, zoo: Path) -> None:
     with pytest.raises(rm.UserError) as refused:
         rm.load_zoo(name, zoo)
-    assert str(refused.value).startswith(f"unknown network {name!r}")
+    assert str(refused.value).startswith(f"unknown network {name!r}; known: ")
     assert str(refused.value).endswith(
         "; known: digits/HM[S,-γ/2]&ICS(λ=0.05) η=8, digits/HM[S,LGA]&ICS η=32, digits/HM[S,LGA]&ICS η=8, "
         f"digits/N/A[S] in {zoo}"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("digits/HM[S,LGA]&IC", "digits/HM[S,LGA]&ICS"),
+        ("digit/N/A[S]", "digits/N/A[S]"),
+        ("Digits/HM[S,LGA]&ICS η=8", "digits/HM[S,LGA]&ICS"),
+        ("digits/HM[S,LGA]", None),  # another defense, which this zoo does not have
+        ("digits/N/A[R]", None),
+        ("mnist/N/A[S]", None),
+    ],
+)
+def test_only_a_near_spelling_is_suggested(name: str, meant: str | None, zoo: Path) -> None:
+    with pytest.raises(rm.UserError) as refused:
+        rm.load_zoo(name, zoo)
+    hint = "" if meant is None else f" (did you mean {meant!r}?)"
+    assert str(refused.value).startswith(f"unknown network {name!r}{hint}; known: ")
+
+
+def test_a_loaded_network_is_shown_in_short(zoo: Path) -> None:
+    written(record_of(zoo / "any" / "c"), zoo / "any" / "c" / "evaluation")
+    loaded = rm.load_zoo("digits/N/A[S]", zoo)
+    assert repr(loaded) == (
+        f"ZooRun('c2f2 N/A[S]', folder={str(zoo / 'any' / 'c')!r}, digest='{loaded.digest[:12]}…', "
+        "records=['evaluation'])"
+    )
+
+
+@fault("zoo", "a published network has no card", "a warning says so, and it is loaded")
+def test_a_missing_card_is_told(zoo: Path) -> None:
+    (zoo / "any" / "c" / "README.md").unlink()
+    with pytest.warns(UserWarning, match=r"any/c has no model card, README\.md: publish the folder again"):
+        assert rm.load_zoo("digits/N/A[S]", zoo).card == ""
+
+
+def test_a_folder_that_is_not_the_zoo_itself(zoo: Path) -> None:
+    with pytest.raises(
+        rm.UserError, match=r"any/c is a network itself: load it with rm\.load_run, or give the"
+    ):
+        rm.load_zoo("digits/N/A[S]", zoo / "any" / "c")
+    with pytest.raises(rm.UserError, match=r"any holds networks as NAME/recipe\.yaml: give the folder above"):
+        rm.load_zoo("digits/N/A[S]", zoo / "any")
+
+
+def test_a_zoo_of_which_nothing_can_be_read(zoo: Path) -> None:
+    for name in "abcd":
+        (zoo / "any" / name / "recipe.yaml").write_text("defense: [")
+    said = r"all 4 networks in .*zoo cannot be read: publish again"
+    with pytest.warns(UserWarning, match="is left out"), pytest.raises(rm.UserError, match=said):
+        rm.zoo_names(zoo)
 
 
 def test_a_name_is_a_text(zoo: Path) -> None:
@@ -108,7 +159,7 @@ def test_a_record_of_other_weights_does_not_count(zoo: Path) -> None:
 def test_a_damaged_entry_does_not_break_the_others(text: str, zoo: Path) -> None:
     (zoo / "any" / "a" / "recipe.yaml").write_text(text)
     with pytest.warns(UserWarning, match=r"any/a is left out, its recipe cannot be read: "):
-        assert "digits/HM[S,LGA]&ICS" in rm.zoo_names(zoo)
+        assert "digits/HM[S,LGA]&ICS η=32" in rm.zoo_names(zoo)
     with pytest.warns(UserWarning, match=r"any/a is left out, its recipe cannot be read: "):
         assert rm.load_zoo("digits/N/A[S]", zoo).folder.name == "c"
 
@@ -134,7 +185,7 @@ def test_code_of_others_is_listed_and_not_run(tmp_path: Path) -> None:
     zoo = tmp_path / "zoo"
     (zoo / "x").mkdir(parents=True)
     shutil.copytree(run, zoo / "x" / "y")
-    assert rm.zoo_names(zoo) == ["mine.py:birds/mine.py:Mine"]
+    assert rm.zoo_names(zoo) == ["mine.py:birds/mine.py:Mine η=8"]
     with pytest.raises(rm.UserError, match="brings code that did not come from you"):
         rm.load_zoo("mine.py:birds/mine.py:Mine", zoo)
     assert not (tmp_path / "ran").exists()

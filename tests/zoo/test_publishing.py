@@ -244,7 +244,7 @@ def test_a_published_folder_is_brought_up_to_date(run: Path, tmp_path: Path) -> 
     assert (done.folder / "evaluation-strict" / "queries.safetensors").exists()
     after = texts(done.folder)
     assert "secret" not in after.pop("evaluation-strict/record.json")
-    assert {name for name in before if before[name] != after[name]} == {"README.md"}
+    assert {name for name in before if before[name] != after[name]} == {"README.md", "run.json"}
     assert f"| R@1 ↑ | {record.show('R@1')} |" in after["README.md"]
     assert "license: mit\n" in after["README.md"]
     assert rm.publish(done.folder, done.folder).records == again.records
@@ -252,8 +252,103 @@ def test_a_published_folder_is_brought_up_to_date(run: Path, tmp_path: Path) -> 
     assert "license: apache-2.0\n" in (done.folder / "README.md").read_text()
     with pytest.raises(rm.UserError, match="out keeps the weights that it was published with: publish its"):
         rm.publish(done.folder, half=True)
-    with pytest.raises(rm.UserError, match="run is the run itself: give another folder"):
+    with pytest.raises(rm.UserError, match="run has not been published yet: say where to, DIR"):
         rm.publish(run)
+    with pytest.raises(rm.UserError, match="run is the run itself: give another folder"):
+        rm.publish(run, run)
+
+
+@fault("zoo", "a published card was changed by hand", "it is not overwritten unless force says so")
+def test_words_of_a_persons_own_are_not_lost(run: Path, tmp_path: Path) -> None:
+    done = rm.publish(run, tmp_path / "out")
+    card = done.folder / "README.md"
+    written_first = card.read_text(encoding="utf-8")
+    card.write_bytes(written_first.replace("\n", "\r\n").encode())
+    rm.publish(done.folder)  # other ends of lines are no words
+    card.write_text(f"{written_first}My words.\n", encoding="utf-8")
+    before = texts(done.folder)
+    said = r"README\.md is not the card that was written last: .* write the card anew by --force \(in Python"
+    with pytest.raises(rm.UserError, match=said):
+        rm.publish(done.folder, licence="mit")
+    with pytest.raises(
+        rm.UserError, match=r"out is there already, with a README\.md that was changed by hand"
+    ):
+        rm.publish(run, done.folder)
+    assert texts(done.folder) == before
+    rm.publish(done.folder, force=True)
+    assert card.read_text(encoding="utf-8") == written_first
+    rm.publish(done.folder)
+    card.unlink()
+    rm.publish(done.folder)
+    assert card.read_text(encoding="utf-8") == written_first
+
+
+def test_a_card_of_before_is_written_anew(run: Path, tmp_path: Path) -> None:
+    """Nothing says what its card was."""
+    done = rm.publish(run, tmp_path / "out")
+    folder = RunFolder(done.folder)
+    folder.write({**folder.read(), "published": {"licence": "mit", "robustmetric": "0.1.0"}})
+    (done.folder / "README.md").write_text("Another card.\n")
+    (done.folder / "recipe.yaml").write_text(f"# a remark\n{(done.folder / 'recipe.yaml').read_text()}")
+    rm.publish(done.folder)
+    assert "license: mit\n" in (done.folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_card_that_was_written_before_run_json_is_no_change(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command goes through after it was stopped between the two."""
+    done = rm.publish(run, tmp_path / "out")
+
+    def stopped(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            rm.publish(done.folder, licence="mit")
+    rm.publish(done.folder, licence="mit")
+    assert rm.publish(done.folder).records == ()
+
+
+@fault("zoo", "the recipe of a published network was changed", "it is neither loaded nor published")
+def test_a_recipe_that_was_changed_is_refused(run: Path, tmp_path: Path) -> None:
+    done = rm.publish(run, tmp_path / "zoo" / "any" / "out")
+    file = done.folder / "recipe.yaml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("seed: 7", "seed: 8"), encoding="utf-8")
+    said = r"recipe\.yaml was changed after it was published, .*: restore it, or publish the run anew"
+    for act in (
+        lambda: rm.publish(done.folder, force=True),
+        lambda: rm.publish(done.folder, tmp_path / "more"),
+        lambda: rm.load_zoo("folder/HM[S,LGA]&ICS", tmp_path / "zoo"),
+    ):
+        with pytest.raises(rm.UserError, match=said):
+            act()
+    file.write_bytes(text.replace("\n", "\r\n").encode())
+    assert rm.load_zoo("folder/HM[S,LGA]&ICS", tmp_path / "zoo").digest == done.digest
+
+
+def test_replacing_keeps_the_records_of_the_same_weights(run: Path, tmp_path: Path) -> None:
+    first = rm.publish(run, tmp_path / "out", half=True, licence="mit")
+    record = with_record(first.folder)
+    (first.folder / "evaluation" / "queries.safetensors").unlink()
+    with_record(run)  # of the same name, and of the weights before they were rounded
+    again = rm.publish(run, first.folder, half=True, force=True)
+    assert (again.digest, again.records) == (first.digest, ("evaluation",))
+    assert rm.load_record(first.folder) == record
+    card = (first.folder / "README.md").read_text(encoding="utf-8")
+    assert "license: mit\n" in card
+    assert f"| R@1 ↑ | {record.show('R@1')} |" in card
+    assert "license: gpl-3.0\n" in published_card(run, first.folder, half=True, licence="gpl-3.0")
+    other = rm.publish(run, first.folder, force=True)
+    assert other.records == ("evaluation",)
+    assert rm.load_record(first.folder) != record
+
+
+def published_card(run: Path, place: Path, **how: object) -> str:
+    done = rm.publish(run, place, force=True, **how)  # type: ignore[arg-type]
+    return (done.folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_what_was_published_can_be_published_again(run: Path, tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def publish_run(
     licence: str = typer.Option(
         None, "--license", help="The licence to state, such as apache-2.0; by default none."
     ),
-    force: bool = typer.Option(False, "--force", help="Replace a folder that was published before."),
+    force: bool = typer.Option(
+        False, "--force", help="Replace a folder that was published before, or a card that was changed."
+    ),
     trust: bool = typer.Option(False, "--trust", help=TRUST),
 ) -> None:
     """Write what a run trained to a folder that can be given away, with a model card.
@@ -50,7 +52,8 @@ def publish_run(
             run, out, weights=chosen, half=half, records=records, licence=licence, force=force, trust=trust
         )
     for name, why in done.left_out.items():
-        say(f"left out: {name}: {why}")
+        stays = name not in done.records and (done.folder / name).is_dir()
+        say(f"{'not in the card, still in the folder' if stays else 'left out'}: {name}: {why}")
     if done.beside:
         say(f"in the folder, and no part of what is published: {shorten(done.beside)}")
     counted = f"{len(done.records)} record{'' if len(done.records) == 1 else 's'}"

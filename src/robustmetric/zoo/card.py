@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from safetensors import safe_open
@@ -13,9 +13,10 @@ from robustmetric import __version__
 from robustmetric.attacks import Column
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
+from robustmetric.exports.product import describe
 from robustmetric.report.layout import markdown_row, marked_down
 from robustmetric.report.records import data_of
-from robustmetric.report.verdict import is_unchecked, listed, verdict
+from robustmetric.report.verdict import is_unchecked, listed
 from robustmetric.report.words import CHECK_MEANINGS, COLUMN_MEANINGS, citation, command, goal_meaning
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import perturbs
@@ -23,7 +24,8 @@ from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import one_line
 from robustmetric.zoo.entries import ZooRun, label_of, licence_of
-from robustmetric.zoo.front import conditions, front_matter
+from robustmetric.zoo.front import conditions, front_matter, images_of
+from robustmetric.zoo.summary import headline, trust
 
 _SHOWN = (
     "data", "model", "weights", "dim", "freeze_bn", "defense", "reference", "eps", "alpha", "steps", "margin",
@@ -44,17 +46,17 @@ PAPER = """@inproceedings{zhou2022enhancing,
 }"""
 
 
-def model_card(run: ZooRun, dim: int) -> str:
+def model_card(run: ZooRun, dim: int, about: Mapping[str, Any]) -> str:
     """Return the model card of a published network, as Markdown with a front matter for Hugging Face.
 
-    `run` is the network in its folder, with the records to show; `dim` is the length of its vectors.
+    `run` is the network in its folder, with the records to show; `dim` is the length of its vectors, and
+    `about` the content of its run.json.
     """
-    about = RunFolder(run.folder).read()
-    name = f"{run.name} on {label_of(run.recipe).data}"
+    name = f"{run.name} on {images_of(run.recipe.data)}"
     body = [
         f"# {marked_down(name)}",
         *_what(run, dim, licence_of(about)),
-        *_use(run),
+        *_use(run, dim),
         *_data(about),
         *_training(run, about),
         *_scores(run),
@@ -80,7 +82,7 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
     parameters = sum(p.numel() for p in run.network.parameters())
     yield (
         f"An embedding network for image retrieval: it maps a {colours} image of {size}×{size} pixels to a "
-        f"vector of {dim:,} numbers and of length 1, and images are alike if their vectors are near. It has "
+        f"vector of {dim:,} numbers and of length 1, and similar images have nearby vectors. It has "
         f"{parameters:,} parameters, in {'half' if is_half(run) else 'single'} precision in the file."
     )
     if perturbs(recipe):
@@ -95,9 +97,9 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
         )
     yield ""
     yield (
-        "**Intended use**: research on robust retrieval, and a start for networks of your own. It is made "
-        "for images like those that it was trained on. Before you rely on it, measure it on images of "
-        "your own: `robustmetric evaluate FOLDER --data folder --root IMAGES --out scores`."
+        "**Intended use**: research on robust retrieval, and a starting point for networks of your own. It "
+        "is made for images like those that it was trained on. Before you rely on it, measure it on images "
+        "of your own: `robustmetric evaluate FOLDER --data folder --root IMAGES --out scores`."
     )
     yield ""
     yield (
@@ -108,7 +110,7 @@ def _what(run: ZooRun, dim: int, licence: str | None) -> Iterator[str]:
     yield ""
 
 
-def _use(run: ZooRun) -> Iterator[str]:
+def _use(run: ZooRun, dim: int) -> Iterator[str]:
     own = bool(named_files(run.recipe.model_dump()))
     trust = ", trust=True" if own else ""
     yield "## Use it"
@@ -120,11 +122,25 @@ def _use(run: ZooRun) -> Iterator[str]:
     yield "```"
     if own:
         yield "The folder `code` holds Python files that are run: read them before you trust them."
+    yield from ("", f"**Preprocessing**: {_preprocessing(run, dim)}", "")
     yield f"The SHA-256 of the network, `run.digest`, is `{run.digest}`."
     yield ""
 
 
-def _data(about: dict[str, Any]) -> Iterator[str]:
+def _preprocessing(run: ZooRun, dim: int) -> str:
+    """Return how an image becomes what the network takes."""
+    told, crop = describe(run, dim), run.inputs.crop
+    channels, size = told["channels"], crop or run.inputs.resize
+    steps = [*told["before"]]
+    if crop is not None and run.inputs.resize is not None:
+        steps.append(f"take the middle {crop} x {crop}")
+    return (
+        f"the network takes floats (N, {channels}, {size}, {size}) from 0 to 1, {told['colours']}. `embed` "
+        f"makes them from image files: {'; '.join([*steps, 'divide by 255'])}. Tensors it takes as they are."
+    )
+
+
+def _data(about: Mapping[str, Any]) -> Iterator[str]:
     yield "## Data"
     origin = about.get("origin")
     images = origin.get("images") if isinstance(origin, dict) else None
@@ -141,19 +157,26 @@ def _data(about: dict[str, Any]) -> Iterator[str]:
         yield "The run did not write down which images it was trained on."
     skipped = about.get("skipped")
     if isinstance(skipped, list) and skipped:
-        yield f"{len(skipped):,} images could not be read and were left out."
+        were = (
+            "1 image could not be read and was"
+            if len(skipped) == 1
+            else (f"{len(skipped):,} images could not be read and were")
+        )
+        yield f"\n{were} left out."
     yield ""
 
 
-def _training(run: ZooRun, about: dict[str, Any]) -> Iterator[str]:
+def _training(run: ZooRun, about: Mapping[str, Any]) -> Iterator[str]:
     recipe, fields = run.recipe, Recipe.model_fields
     entries = bare(recipe.model_dump(mode="json"))
     yield "## Training"
-    rows = [("weights of this folder", run.chosen or "", "how they were chosen")]
+    chosen = (run.chosen or "").removesuffix(" weights")
+    rows = [("weights", f"best, {chosen}" if "chosen" in chosen else chosen, "which were published")]
     for key in _SHOWN:
         if entries[key] is not None and (perturbs(recipe) or key not in _OF_ATTACKS):
             shown = _level(entries[key]) if key in ("eps", "alpha") else _text(entries[key])
-            rows.append((key, shown, str(fields[key].description)))
+            name = "first weights" if key == "weights" else key
+            rows.append((name, shown, str(fields[key].description)))
     yield from _table(("entry", "value", "meaning"), rows)
     yield ""
     starts = about.get("starts")
@@ -175,7 +198,7 @@ def _scores(run: ZooRun) -> Iterator[str]:
         yield from ("```sh", _evaluate(run, ["robustmetric", "evaluate", "FOLDER"]), "```", "")
         return
     yield (
-        "Intervals are of 95 %, over the queries. Arrows point to where a score is better; *clean* is the "
+        "A 95 % interval is over the queries. Arrows point to where a score is better; *clean* is the "
         "same without an attack."
     )
     yield ""
@@ -187,7 +210,7 @@ def _scores(run: ZooRun) -> Iterator[str]:
             f"{'' if data.gallery is None else f', ranked among {data.gallery:,} others'}; "
             f"{marked_down(conditions(record))}. SHA-256 of the images: {marked_down(data.sha256)}."
         )
-        for sentence in verdict({run.name: record}):
+        for sentence in (headline(run.name, folder, run.records), trust(run.name, record)):
             yield f"\n{marked_down(sentence)}"
         yield ""
         yield from _table(
@@ -243,23 +266,24 @@ def _worst(run: ZooRun) -> Iterator[str]:
 
 
 def _checks(run: ZooRun) -> Iterator[str]:
-    if not run.records:
-        return
-    yield "## Checks"
+    """Yield the checks that warn or fail; where only collapse was checked, the scores say so."""
     rows = [
         (folder, check.name, check.status, check.says, CHECK_MEANINGS.get(check.name, ""))
         for folder, record in run.records.items()
         for check in record.checks
         if check.status in ("warn", "fail")
     ]
+    checked = [folder for folder, record in run.records.items() if not is_unchecked(record)]
+    if not rows and not checked:
+        return
+    yield "## Checks"
     if rows:
         yield "Checks of whether the scores can be trusted; these warn or fail:"
         yield ""
         yield from _table(("record", "check", "status", "what was found", "what that means"), rows)
     else:
-        yield "No check of whether the scores can be trusted warns or fails."
-    if unchecked := [folder for folder, record in run.records.items() if is_unchecked(record)]:
-        yield f"\nOf {marked_down(listed(unchecked))} nothing was checked but collapse."
+        of = "" if len(checked) == len(run.records) else f" of {marked_down(listed(checked))}"
+        yield f"No check of whether the scores{of} can be trusted warns or fails."
     yield ""
 
 

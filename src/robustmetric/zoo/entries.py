@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ CARD = "README.md"
 """The file of the model card."""
 
 PUBLISHED = "published"
-"""The entry of run.json that says that a folder was published, and under which licence."""
+"""The entry of run.json that says that a folder was published: its licence, and its files' digests."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ZooRun(Run):
     """A published network, as `load_zoo` returns it.
 
@@ -40,6 +41,12 @@ class ZooRun(Run):
     folder: Path
     card: str
     records: Mapping[str, Record]
+
+    def __repr__(self) -> str:
+        return (
+            f"ZooRun({self.name!r}, folder={str(self.folder)!r}, digest='{self.digest[:12]}…', "
+            f"records={[*self.records]})"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,17 +135,56 @@ def licence_of(about: Mapping[str, Any]) -> str | None:
     >>> licence_of({"published": {"licence": "mit"}}), licence_of({})
     ('mit', None)
     """
-    stated = about.get(PUBLISHED)
-    found = stated.get("licence") if isinstance(stated, dict) else None
+    return stated(about, "licence")
+
+
+def stated(about: Mapping[str, Any], key: str) -> str | None:
+    """Return a text under a `key` of what run.json, `about` a run, says of its publishing; None without it.
+
+    >>> stated({"published": {"card": "0a"}}, "card"), stated({"published": None}, "card")
+    ('0a', None)
+    """
+    entry = about.get(PUBLISHED)
+    found = entry.get(key) if isinstance(entry, dict) else None
     return found if isinstance(found, str) else None
 
 
+def text_digest(text: str) -> str:
+    r"""Return the SHA-256 of a `text`, however its lines end.
+
+    >>> text_digest("a\r\n") == text_digest("a\n")
+    True
+    """
+    return hashlib.sha256(text.replace("\r\n", "\n").encode("utf-8", "replace")).hexdigest()
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of the text in a `file`, however its lines end."""
+    return text_digest(file.read_text(encoding="utf-8", errors="replace"))
+
+
+def check_recipe(folder: Path) -> None:
+    """Refuse a published `folder` whose recipe is not the one that was published with it."""
+    run = RunFolder(folder)
+    known = stated(run.read(), "recipe")
+    if known is not None and file_digest(run.recipe_file) != known:
+        raise UserError(
+            f"{run.recipe_file} was changed after it was published, so it may not say how this network was "
+            "trained: restore it, or publish the run anew"
+        )
+
+
 def read_entry(folder: Path, *, trust: bool = False) -> ZooRun:
-    """Load the network in a `folder` with its records; one that does not count is told by a warning."""
+    """Load the network in a `folder` with its records; those that do not count are told by warnings."""
+    check_recipe(folder)
     run = load_run(folder, trust=trust)
     records, others = sorted_records(folder, run.digest)
     for name, why in others.items():
         warnings.warn(f"the record {folder / name} is left out: {why}", stacklevel=3)
+    if not (folder / CARD).is_file():
+        warnings.warn(
+            f"{folder} has no model card, {CARD}: publish the folder again to write it", stacklevel=3
+        )
     return with_records(run, folder, records)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
+from robustmetric.attacks import Column
+from robustmetric.data import DATA
 from robustmetric.evaluation import Record
-from robustmetric.experiments.cells import slug
-from robustmetric.report.records import alpha_of, data_of, eps_of
-from robustmetric.usercode import without_folder
+from robustmetric.report.records import alpha_of, eps_of
+from robustmetric.usercode import file_of, split_options, without_folder
 from robustmetric.validate import one_line
 
 TASK = "image-feature-extraction"
@@ -26,6 +27,28 @@ METRICS = {
     "ERS": "empirical_robustness_score",
 }
 """The scores that stand in the front matter beside the worst case, and their identifiers."""
+_OWN = {"folder": "images of a folder", "csv": "images of a CSV file"}
+"""Images of the user's own: no data sets that others know by a name."""
+
+
+def is_known(data: str) -> bool:
+    """Return whether the name of a data set means the same `data` to everybody.
+
+    >>> is_known("digits"), is_known("folder"), is_known("mine.py:birds")
+    (True, False, False)
+    """
+    name = split_options(data)[0]
+    return name in DATA and name not in _OWN
+
+
+def images_of(data: str) -> str:
+    """Return what to call `data`: the name of a data set, or what images of the user's own come from.
+
+    >>> images_of("digits"), images_of("folder"), images_of("code/mine.py:birds")
+    ('digits', 'images of a folder', 'images of mine.py:birds')
+    """
+    name = without_folder(data)
+    return f"images of {name}" if file_of(data) is not None else _OWN.get(split_options(name)[0], name)
 
 
 def front_matter(name: str, data: str, licence: str | None, records: Mapping[str, Record]) -> str:
@@ -56,7 +79,7 @@ def front_matter(name: str, data: str, licence: str | None, records: Mapping[str
         "library_name": "robustmetric",
         "pipeline_tag": TASK,
         "tags": [*TAGS],
-        "datasets": [_identifier(data)],
+        **({"datasets": [one_line(data)]} if is_known(data) else {}),
     }
     if results:
         content["metrics"] = [*kinds]
@@ -76,13 +99,14 @@ def conditions(record: Record) -> str:
 
 
 def _result(folder: str, record: Record) -> dict[str, Any]:
-    """Return what a record says, as an entry of the model index."""
+    """Return what a record says, as an entry of the model index, which must have a type of the images."""
     name = record.data.name.removesuffix(" (all)")
+    called, shape = one_line(images_of(name)), record.data.shape
     return {
         "task": {"type": TASK, "name": "Image retrieval"},
         "dataset": {
-            "type": _identifier(name),
-            "name": one_line(data_of(record)),
+            "type": called,
+            "name": f"{called} {shape[1]}×{shape[2]}" if is_known(name) else called,
             "config": one_line(folder),
             "split": "test" if name == record.data.name else "all",
             "args": {
@@ -101,18 +125,20 @@ def _metrics(record: Record) -> Iterator[dict[str, Any]]:
         found = record.ers if name == "ERS" else record.retrieval.get(name)
         if found is None or (record.ers is found and not record.ers.valid):
             continue
-        yield from _metric(kind, name, found.value, (found.low, found.high), record)
+        yield from _metric(kind, name, found, record.column(name), record)
     for goal, worst in record.suite.goals.items() if record.suite is not None else ():
         kind = f"worst_case_{re.sub('[^a-z0-9]+', '_', goal.lower()).strip('_')}"
-        yield from _metric(kind, f"worst case of {goal}", worst.value, (worst.low, worst.high), record)
+        yield from _metric(kind, f"worst case of {goal}", worst, record.goal_column(goal), record)
 
 
-def _metric(
-    kind: str, name: str, value: float | None, interval: tuple[float | None, float | None], record: Record
-) -> Iterator[dict[str, Any]]:
-    if value is None or math.isnan(value):
+def _metric(kind: str, name: str, found: Any, column: Column, record: Record) -> Iterator[dict[str, Any]]:
+    """Yield a score that was found, with one digit more than tables show of its column."""
+    if found.value is None or math.isnan(found.value):
         return
-    low, high = interval
+    value, low, high = (
+        None if one is None else round(one, column.unit.digits + 1)
+        for one in (found.value, found.low, found.high)
+    )
     failed = [check.name for check in record.checks if check.status == "fail"]
     told = f"; checks that failed: {', '.join(failed)}" if failed else ""
     known = low is not None and high is not None
@@ -123,8 +149,3 @@ def _metric(
         "config": conditions(record) + one_line(told),
         **({"args": {"low": low, "high": high, "interval": "95 %"}} if known else {}),
     }
-
-
-def _identifier(data: str) -> str:
-    """Return the name of a data set as an identifier."""
-    return slug(without_folder(data)) or "images"

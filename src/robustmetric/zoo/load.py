@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import warnings
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from robustmetric.registry import unknown
+from robustmetric.data import DATA
+from robustmetric.defenses import defense
+from robustmetric.usercode import file_of
 from robustmetric.validate import UserError, brief, shorten
 from robustmetric.zoo.entries import Label, ZooRun, one_spelling, read_entry, read_label
 
@@ -20,16 +23,14 @@ _ETA = re.compile(r"\s+(?:η|eta)\s*=\s*(\d{1,9})\s*\Z")
 def zoo_names(folder: Path | str | None = None) -> list[str]:
     """Return the names of the networks that `load_zoo` knows: those of the package, or of a `folder`.
 
-    Where the same defense was trained with several η, each name says its own. An entry that cannot be read is
-    told by a warning.
+    Of a defense that perturbs images, the name says the η that it was trained with. An entry that cannot be
+    read is told by a warning.
 
     >>> zoo_names()[-1]
     'fashion-mnist/N/A[S]'
     """
     labels = set(_entries(folder).values())
-    several = Counter(label.short for label in labels)
-    ordered = sorted(labels, key=lambda label: (label.short, label.steps or 0))
-    return [str(label) if several[label.short] > 1 else label.short for label in ordered]
+    return [str(label) for label in sorted(labels, key=lambda label: (label.short, label.steps or 0))]
 
 
 def load_zoo(name: str, folder: Path | str | None = None, *, trust: bool = False) -> ZooRun:
@@ -57,8 +58,9 @@ def load_zoo(name: str, folder: Path | str | None = None, *, trust: bool = False
     }
     if not found:
         where = "" if folder is None else f" in {folder}"
-        names = {str(label): label for label in entries.values()}
-        raise UserError(f"{unknown('network', name, names)}{where}")
+        names = sorted({str(label) for label in entries.values()})
+        hint = _near(short, entries.values())
+        raise UserError(f"unknown network {brief(name)}{hint}; known: {', '.join(names)}{where}")
     most = max(label.steps or 0 for label in found.values())
     places = [place for place, label in found.items() if (label.steps or 0) == most]
     if len(places) > 1:
@@ -75,6 +77,23 @@ def _is_meant(label: Label, short: str) -> bool:
     return asked.startswith(data) and one_spelling(asked.removeprefix(data)) == label.defense
 
 
+def _near(short: str, labels: Iterable[Label]) -> str:
+    """Return which network may be meant by a name without η that is misspelt; another defense is not."""
+    data, _, rest = short.strip().partition("/")
+    if data in DATA and _is_defense(rest):
+        return ""
+    names = {label.short.lower(): label.short for label in labels}
+    found = difflib.get_close_matches(short.strip().lower(), names, n=1, cutoff=0.8)
+    return f" (did you mean {names[found[0]]!r}?)" if found else ""
+
+
+def _is_defense(text: str) -> bool:
+    try:
+        return bool(defense(text)) if file_of(text) is None else True
+    except UserError:
+        return False
+
+
 def _entries(folder: Path | str | None) -> dict[Path, Label]:
     """Return the folders of published networks, and what each is called; damaged ones are told."""
     place = NETWORKS if folder is None else Path(folder).expanduser()
@@ -86,16 +105,34 @@ def _entries(folder: Path | str | None) -> dict[Path, Label]:
                 parameter="folder",
             )
         raise FileNotFoundError(f"there is no folder {place}: give one with DATA/NAME/recipe.yaml in it")
-    found = {}
+    found, broken = {}, 0
     for file in sorted(place.glob("*/*/recipe.yaml")):
         try:
             found[file.parent] = read_label(file.parent)
         except (UserError, OSError) as error:
             warnings.warn(f"{file.parent} is left out, its recipe cannot be read: {error}", stacklevel=3)
+            broken += 1
     if not found:
-        raise UserError(
-            f"{place} holds no network: give a folder with DATA/NAME/recipe.yaml in it, as `robustmetric "
-            "publish` writes it",
-            parameter="folder",
-        )
+        raise UserError(_why_empty(place, broken), parameter="folder")
     return found
+
+
+def _why_empty(place: Path, broken: int) -> str:
+    """Return why a folder is no zoo, `broken` entries aside, and what to do."""
+    if broken:
+        told = "the only network" if broken == 1 else f"all {broken} networks"
+        return f"{told} in {place} cannot be read: publish again what the warnings name"
+    if (place / "recipe.yaml").is_file():
+        return (
+            f"{place} is a network itself: load it with rm.load_run, or give the folder two above it, with "
+            "DATA/NAME/recipe.yaml in it"
+        )
+    if any(place.glob("*/recipe.yaml")):
+        return (
+            f"{place} holds networks as NAME/recipe.yaml: give the folder above it, with "
+            "DATA/NAME/recipe.yaml in it, or load one of them with rm.load_run"
+        )
+    return (
+        f"{place} holds no network: give a folder with DATA/NAME/recipe.yaml in it, as `robustmetric "
+        "publish` writes it"
+    )

@@ -32,7 +32,18 @@ from robustmetric.training.runs import RunFolder, Weights, Which
 from robustmetric.training.trained import Run, load_run
 from robustmetric.validate import UserError, brief, shorten
 from robustmetric.zoo.card import model_card
-from robustmetric.zoo.entries import CARD, PUBLISHED, licence_of, sorted_records, why_not, with_records
+from robustmetric.zoo.entries import (
+    CARD,
+    PUBLISHED,
+    check_recipe,
+    file_digest,
+    licence_of,
+    sorted_records,
+    stated,
+    text_digest,
+    why_not,
+    with_records,
+)
 from robustmetric.zoo.private import bare_about, bare_recipe, bare_record
 
 _AGAIN = "then run it again"
@@ -80,8 +91,10 @@ def publish(
     it is of the very weights that are published: half precision makes others of them, to be evaluated anew.
 
     Without `out`, a folder that was published is brought up to date: `records` are added, and its card is
-    written anew. A folder that is there already is refused unless it was published and `force` says to
-    replace it. Code that came with the run is refused unless it is the user's own, or `trust` says so.
+    written anew; a card that was changed by hand is refused unless `force` says that it may go. A folder that
+    is there already is refused unless it was published and `force` says to replace it; its licence and the
+    records of it that are of the new weights, too, are kept. A published recipe that was changed is refused.
+    Code that came with the run is refused unless it is the user's own, or `trust` says so.
 
     >>> import tempfile, robustmetric as rm
     >>> from robustmetric.training import load_recipe, train
@@ -90,7 +103,7 @@ def publish(
     ...     _ = train(recipe, Path(home, "run"), progress=False)
     ...     done = rm.publish(Path(home, "run"), Path(home, "zoo", "digits", "mine"), half=True)
     ...     rm.zoo_names(Path(home, "zoo"))
-    ['digits/HM[S,LGA]&ICS']
+    ['digits/HM[S,LGA]&ICS η=1']
     """
     source = RunFolder(run, trust=trust)
     if weights not in (None, *get_args(Which)):
@@ -99,10 +112,18 @@ def publish(
     named = [(Path(path), bare_record(load_record(path))) for path in records]
     place = source.path if out is None else Path(out).expanduser()
     recipe, about = source.recipe(), source.read()
+    check_recipe(source.path)
     if place.resolve() == source.path.resolve():
+        if out is None and PUBLISHED not in about:
+            raise UserError(
+                f"{source.path} has not been published yet: say where to, DIR (in Python, out=)",
+                parameter="out",
+            )
         _check_published(source, about, weights, half)
-        return _completed(source, source, place, named, {**about, PUBLISHED: _stated(licence, about)})
+        licence = licence or licence_of(about)
+        return _completed(source, source, place, named, about, licence, force)
     _check_place(source, place, force)
+    licence = licence or licence_of(RunFolder(place).read()) or licence_of(about)
     chosen = source.weights(weights)
     with _drafted(place) as draft:
         made = RunFolder(draft, trust=trust)
@@ -112,9 +133,9 @@ def publish(
             _write_weights(chosen.file, draft / chosen.file.name, half)
             if source.metrics.is_file():
                 shutil.copyfile(source.metrics, made.metrics)
-        content = {**bare_about(_known(source, about, chosen)), PUBLISHED: _stated(licence, about)}
+        content = bare_about(_known(source, about, chosen))
         made.write(content)
-        return _completed(made, source, place, named, content)
+        return _completed(made, source, place, named, content, licence, force)
 
 
 def _completed(
@@ -123,11 +144,12 @@ def _completed(
     place: Path,
     named: Sequence[tuple[Path, Record]],
     about: Mapping[str, Any],
+    licence: str | None,
+    force: bool,
 ) -> Published:
-    """Write run.json, the records and, last of all, the card of a network that is in its folder."""
+    """Write the records, the card and, last of all, run.json of a network that is in its folder."""
     loaded = load_run(made.path, trust=made.trust)
-    found, left_out = sorted_records(source.path, loaded.digest)
-    records = {name: bare_record(record) for name, record in found.items()}
+    records, left_out = _counting(made, source, place, loaded.digest)
     for path, record in named:
         if (why := why_not(record, loaded.digest)) is not None:
             raise UserError(
@@ -135,17 +157,51 @@ def _completed(
                 parameter="records",
             )
         if record not in records.values():
-            records[_free_name(path, {*records, *left_out})] = record
-    made.write(about)
+            records[_free_name(_record_name(path), {*records, *left_out})] = record
     kept = {name: records[name] for name in sorted(records)}
+    entry = {"licence": licence, "robustmetric": __version__, "recipe": file_digest(made.recipe_file)}
+    content = {**about, PUBLISHED: entry}
+    card = model_card(with_records(loaded, made.path, kept), _dim(loaded, made), content)
+    if not force:
+        _check_card(made, card)
     for name, record in kept.items():
         with writing(made.path / name, _AGAIN):
             (made.path / name).mkdir(exist_ok=True)
         write_json(made.path / name / RECORD, record, _AGAIN)
-    card = model_card(with_records(loaded, made.path, kept), _dim(loaded, made)).encode()
     with writing(place / CARD, _AGAIN):
-        write_atomically(made.path / CARD, lambda file: file.write(card))
+        write_atomically(made.path / CARD, lambda file: file.write(card.encode()))
+    made.write({**content, PUBLISHED: {**entry, "card": text_digest(card)}})
     return Published(place, loaded.name, loaded.digest, tuple(kept), left_out, tuple(_others(made.path)))
+
+
+def _counting(
+    made: RunFolder, source: RunFolder, place: Path, digest: str
+) -> tuple[dict[str, Record], dict[str, str]]:
+    """Return the records of a run, and of the folder that is replaced, and why others do not count."""
+    found, left_out = sorted_records(source.path, digest)
+    records = {name: bare_record(record) for name, record in found.items()}
+    if made is not source:
+        earlier, others = sorted_records(place, digest)
+        for name, record in earlier.items():
+            if (kept := bare_record(record)) not in records.values():
+                records[_free_name(name, records.keys())] = kept
+        left_out = {**others, **left_out}
+    return records, left_out
+
+
+def _check_card(made: RunFolder, card: str) -> None:
+    """Refuse to write a card over one that was changed by hand; a folder of before does not say."""
+    if _is_changed(made) and file_digest(made.path / CARD) != text_digest(card):
+        raise UserError(
+            f"{made.path / CARD} is not the card that was written last: what was changed by hand would be "
+            "lost; keep it in another file, and write the card anew by --force (in Python, force=True)"
+        )
+
+
+def _is_changed(folder: RunFolder) -> bool:
+    """Return whether the card in a folder is known not to be the one that was written last."""
+    known, file = stated(folder.read(), "card"), folder.path / CARD
+    return known is not None and file.is_file() and file_digest(file) != known
 
 
 def _dim(loaded: Run, made: RunFolder) -> int:
@@ -194,15 +250,14 @@ def _checked_licence(text: str) -> str:
     return text.lower()
 
 
-def _stated(licence: str | None, about: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the entry of run.json; a licence that is not given is that of the folder published before."""
-    return {"licence": licence or licence_of(about), "robustmetric": __version__}
-
-
-def _free_name(path: Path, taken: AbstractSet[str]) -> str:
-    """Return a name for the folder of a record that was found at a path."""
+def _record_name(path: Path) -> str:
+    """Return what the folder of a record that was found at a path would be called."""
     place = FORMAT.find(path).absolute().parent.name
-    name = place if place.startswith("evaluation") else f"evaluation-{slug(place) or 'more'}"
+    return place if place.startswith("evaluation") else f"evaluation-{slug(place) or 'more'}"
+
+
+def _free_name(name: str, taken: AbstractSet[str]) -> str:
+    """Return a name, with a number if it is taken."""
     numbered = (f"{name}-{number}" for number in count(2))
     return next(one for one in chain([name], numbered) if one not in taken)
 
@@ -233,8 +288,10 @@ def _check_place(source: RunFolder, place: Path, force: bool) -> None:
             f"{place} holds more than was published: {shorten(others)}; move that, or give another folder"
         )
     if not force:
+        told = f", with a {CARD} that was changed by hand" if _is_changed(RunFolder(place)) else ""
         raise UserError(
-            f"{place} is there already: give another folder, or replace it by --force (in Python, force=True)"
+            f"{place} is there already{told}: give another folder, or replace it by --force (in Python, "
+            "force=True)"
         )
 
 
