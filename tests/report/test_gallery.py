@@ -58,7 +58,7 @@ def test_a_card_has_the_values_of_its_picture(folder: Path, show: Show) -> None:
         assert f"Class {picture['query']['label']};" in said
         assert "first of its class at place 1 → 2" in said
         if picture["attack"] == "ES":
-            assert "Wanted: this image shall look to the network like anything else than itself." in said
+            assert "Wanted: this image is to look to the network like anything else than itself." in said
             assert "ES:D ↓ 100.000 → 0.000; ES:R ↑ 100.0 → 0.0;" in said
         captions = [one.text for one in card.all("figcaption")]
         assert captions == [
@@ -91,7 +91,7 @@ def test_an_image_that_is_ranked_stands_among_the_others(folder: Path, show: Sho
     seal(folder, content)
     card = cards(show(folder))[0]
     said = " ".join(one.text for one in card.all("p", "about"))
-    assert "Wanted: this image shall come to the front of the target's ranking." in said
+    assert "Wanted: this image is to come to the front of the target's ranking." in said
     assert "place of this image 317 → 1" in said
     assert "Ranked for the target image 1 of class 1:" in said
     before, after = card.all("ol")

@@ -38,14 +38,15 @@ def test_one_network() -> None:
     first, second = of(checked(name="mine"))
     assert first == (
         "mine finds an image of the right class first for 37.2 % of its queries, and for 13.2 % of those "
-        "attacked when an attacker may change each pixel by up to 8/255: ERS 33.5 (32.5 to 34.5) of 100."
+        "attacked under the attacks of the ERS, which may change each pixel by up to 8/255: ERS 33.5 (32.5 to "
+        "34.5) of 100."
     )
     assert second == ALL_PASSED
 
 
 def test_the_worst_case_counts_where_it_is_known() -> None:
     first, _ = of(altered(a_record(name="mine"), suite={"goals": {"misrank": GOALS}}))
-    assert "and for 7.4 % of those attacked" in first
+    assert "and for 7.4 % of those attacked in the worst case, when an attacker may change each" in first
     other = {"goals": {"translocate": {**GOALS, "value": 0.0}}}
     assert "and for 13.2 % of those" in of(altered(a_record(name="mine"), suite=other))[0], "it is no R@1"
 
@@ -54,7 +55,7 @@ def test_one_network_without_the_ers() -> None:
     first, _ = of(a_record(name="mine", attacks=False))
     assert first == "mine finds an image of the right class first for 37.2 % of its queries."
     some = altered(a_record(name="mine"), ers=None)
-    assert of(some)[0].endswith("when an attacker may change each pixel by up to 8/255.")
+    assert of(some)[0].endswith("under the attacks of the ERS, which may change each pixel by up to 8/255.")
 
 
 def test_one_network_whose_queries_have_no_answer() -> None:
@@ -169,11 +170,11 @@ def test_networks_that_were_not_tested_alike_are_not_ranked(changes: dict[str, A
         ),
         (
             [("collapse", "pass")],
-            "No checks were run, so that nothing says how far to trust these scores.",
+            "No checks were run, so nothing says how far to trust these scores.",
         ),
         (
             [("collapse", "pass"), ("eps-1", "not run")],
-            "No checks were run, so that nothing says how far to trust these scores.",
+            "No checks were run, so nothing says how far to trust these scores.",
         ),
         (
             [("collapse", "pass"), ("repeat", "pass"), ("eps-1", "not run")],

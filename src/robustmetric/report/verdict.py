@@ -41,7 +41,9 @@ def _alone(name: str, record: Record) -> str:
     )
     kept = _kept(record)
     if kept is not None:
-        told += f", and for {kept:.1f} % of those attacked when an attacker may change {_may_change(record)}"
+        worst = record.suite is not None and "misrank" in record.suite.goals
+        how = "in the worst case, when an attacker" if worst else "under the attacks of the ERS, which"
+        told += f", and for {kept:.1f} % of those attacked {how} may change {_may_change(record)}"
     if _counts(record):
         told += f"{': ' if kept is not None else ', with '}ERS {with_interval(record)} of 100"
     return f"{told}."
@@ -100,7 +102,7 @@ def _trust(named: Mapping[str, Record]) -> str:
             return f"{advice}: {which} {word}."
     unchecked = [name for name, record in named.items() if is_unchecked(record)]
     if len(unchecked) == len(named):
-        return "No checks were run, so that nothing says how far to trust these scores."
+        return "No checks were run, so nothing says how far to trust these scores."
     passed = [c for name, r in named.items() if name not in unchecked for c in r.checks if c.status == "pass"]
     told_passed = f"ll {len(passed)} checks of whether to trust these scores passed."
     if unchecked:

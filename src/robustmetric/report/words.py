@@ -14,15 +14,15 @@ from robustmetric.report.verdict import with_interval
 from robustmetric.usercode import file_of, split_options, without_folder
 
 COLUMN_MEANINGS: Mapping[str, str] = {
-    "CA+": "rank of an image that shall come first for a random query",
-    "CA-": "rank of an image that shall come last for a query near to it",
-    "QA+": "rank of a random image that a query shall rank first",
-    "QA-": "rank of an image near to a query that it shall rank last",
-    "TMA": "cosine of an image and a random other one that it shall look like",
+    "CA+": "rank of an image that the attacker wants first for a random query",
+    "CA-": "rank of an image that the attacker wants last for a query near it",
+    "QA+": "rank of a random image that the attacker wants first for a query",
+    "QA-": "rank of an image near a query that the attacker wants last for it",
+    "TMA": "cosine of an image and a random other one that the attacker wants it near",
     "ES:D": "how far embeddings were moved away from where they were; 2 at most",
     "ES:R": "R@1 of queries whose embedding was moved away from where it was",
-    "LTM": "R@1 of queries whose nearest images shall be of other classes",
-    "GTM": "R@1 of queries that shall find the nearest image of another class first",
+    "LTM": "R@1 of queries whose nearest images the attacker wants to be of other classes",
+    "GTM": "R@1 of queries that the attacker wants to find the nearest image of another class first",
     "GTT": "how often the first image stays among the first four",
     "R@1": "how often the first image is of the query's class",
     "R@2": "how often one of the first two images is of the query's class",
@@ -34,17 +34,17 @@ COLUMN_MEANINGS: Mapping[str, str] = {
 """What each score is, in a line."""
 
 AIMS: Mapping[str, str] = {
-    "CA+": "this image shall come to the front of the target's ranking",
-    "CA-": "this image shall go to the end of the target's ranking",
-    "QA+": "the target shall come to the front of this image's ranking",
-    "QA-": "the target shall go to the end of this image's ranking",
-    "SP-QA+": "the target shall come to the front of this image's ranking, and the first images stay there",
-    "SP-QA-": "the target shall go to the end of this image's ranking, and the first images stay there",
-    "TMA": "this image shall look to the network like the target",
-    "ES": "this image shall look to the network like anything else than itself",
-    "LTM": "images of other classes shall be nearer than all of its own",
-    "GTM": "the target, the nearest image of another class, shall come before all of its own",
-    "GTT": "the target, its nearest image, shall leave the first four",
+    "CA+": "this image is to come to the front of the target's ranking",
+    "CA-": "this image is to go to the end of the target's ranking",
+    "QA+": "the target is to come to the front of this image's ranking",
+    "QA-": "the target is to go to the end of this image's ranking",
+    "SP-QA+": "the target is to come to the front of this image's ranking, and the first images stay there",
+    "SP-QA-": "the target is to go to the end of this image's ranking, and the first images stay there",
+    "TMA": "this image is to look to the network like the target",
+    "ES": "this image is to look to the network like anything else than itself",
+    "LTM": "images of other classes are to be nearer than all of its own",
+    "GTM": "the target, the nearest image of another class, is to come before all of its own",
+    "GTT": "the target, its nearest image, is to leave the first four",
 }
 """What each attack wants, by its name without options."""
 
@@ -69,7 +69,7 @@ CHECK_MEANINGS: Mapping[str, str] = {
     "eps-0": "A score changes without an attack: it depends on something else than the embedding.",
     "one-step": "A single step does more harm than all steps: the steps are too large or too few, and the "
     "scores are too good.",
-    "last": "The descent jumps to and fro, and the attack is weaker than it could be: use "
+    "last": "The descent oscillates, and the attack is weaker than it could be: use "
     "--search 'pgd(best=True)'.",
     "noise": "Random noise does as much as the attack for some queries: it is stuck there, and the scores "
     "are too good.",
