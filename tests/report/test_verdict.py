@@ -38,8 +38,8 @@ def test_one_network() -> None:
     first, second = of(checked(name="mine"))
     assert first == (
         "mine finds an image of the right class first for 37.2 % of its queries, and for 13.2 % of those "
-        "attacked under the attacks of the ERS, which may change each pixel by up to 8/255: ERS 33.5 (32.5 to "
-        "34.5) of 100."
+        "attacked under ES, LTM and GTM, which may change each pixel by up to 8/255: ERS 33.5 "
+        "(32.5 to 34.5) of 100."
     )
     assert second == ALL_PASSED
 
@@ -55,7 +55,7 @@ def test_one_network_without_the_ers() -> None:
     first, _ = of(a_record(name="mine", attacks=False))
     assert first == "mine finds an image of the right class first for 37.2 % of its queries."
     some = altered(a_record(name="mine"), ers=None)
-    assert of(some)[0].endswith("under the attacks of the ERS, which may change each pixel by up to 8/255.")
+    assert of(some)[0].endswith("under ES, LTM and GTM, which may change each pixel by up to 8/255.")
 
 
 def test_one_network_whose_queries_have_no_answer() -> None:

@@ -12,6 +12,9 @@ _HARMLESS = ("suite", "versions")  # conditions in which records may differ and 
 _NAMED = 4  # networks of a sentence; of more, only how many there are
 
 
+_RECALLS = ("ES:R", "LTM", "GTM")  # scores that are R@1 under an attack
+
+
 def verdict(named: Mapping[str, Record]) -> tuple[str, str]:
     """Return what `named` records come to: how robust their networks are, and how far to trust that."""
     first = _alone(*next(iter(named.items()))) if len(named) == 1 else _beside(named)
@@ -42,7 +45,8 @@ def _alone(name: str, record: Record) -> str:
     kept = _kept(record)
     if kept is not None:
         worst = record.suite is not None and "misrank" in record.suite.goals
-        how = "in the worst case, when an attacker" if worst else "under the attacks of the ERS, which"
+        simple = listed([name.partition(":")[0] for name in _RECALLS if name in record.scores])
+        how = "in the worst case, when an attacker" if worst else f"under {simple}, which"
         told += f", and for {kept:.1f} % of those attacked {how} may change {_may_change(record)}"
     if _counts(record):
         told += f"{': ' if kept is not None else ', with '}ERS {with_interval(record)} of 100"
@@ -126,7 +130,7 @@ def _interval(record: Record) -> tuple[float | None, float | None]:
 
 def _kept(record: Record) -> float | None:
     """Return R@1 under the strongest attack that was run, in %."""
-    known = [record[name] for name in ("ES:R", "LTM", "GTM") if name in record.scores]
+    known = [record[name] for name in _RECALLS if name in record.scores]
     if record.suite is not None and "misrank" in record.suite.goals:
         known.append(record["misrank"])
     return min((value for value in known if not math.isnan(value)), default=None)
