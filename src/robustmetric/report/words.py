@@ -92,7 +92,7 @@ def aim(attack: str) -> str:
     """Return what an `attack` wants, by its name; nothing of one that is not known.
 
     >>> aim("GTT"), aim("mine.py:Mine")
-    ('the target, its nearest image, shall leave the first four', '')
+    ('the target, its nearest image, is to leave the first four', '')
     """
     return AIMS.get(attack.partition("(")[0], "")
 
