@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,11 @@ from typing import Any
 
 from scipy import stats
 
-from benchmarks.evidence.plan import CHEAP, NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
+from benchmarks.evidence.plan import NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
 from robustmetric.evaluation import Record, load_record
+from robustmetric.experiments.outcome import read_result
 from robustmetric.experiments.published import Published, published
+from robustmetric.report.summary import record_scores
 
 
 @cache
@@ -28,10 +29,8 @@ def record_of(network: Network, kind: Kind) -> Record | None:
 @cache
 def hardness_of(samplers: Samplers) -> Mapping[str, Any] | None:
     """Return what was measured of Table 1, None if it is not made yet."""
-    if not samplers.result.is_file():
-        return None
-    found: Mapping[str, Any] = json.loads(samplers.result.read_text(encoding="utf-8"))["hardness"]
-    return found
+    found = read_result(samplers.result.parent)
+    return None if found is None else found["hardness"]
 
 
 def log_of(network: Network) -> list[dict[str, str]]:
@@ -42,12 +41,8 @@ def log_of(network: Network) -> list[dict[str, str]]:
 
 def published_of(network: Network) -> Published | None:
     """Return what was published for a training of its η; the published ones had eight epochs."""
-    if network.steps == CHEAP:
-        return None
-    for row in published():
-        if row.table == 0 and (row.data, row.defense) == (network.data, network.defense):
-            return row
-    return None
+    training = (0, network.data, network.defense, network.steps)
+    return next((r for r in published() if (r.table, r.data, r.defense, r.steps) == training), None)
 
 
 def missing() -> list[str]:
@@ -72,12 +67,11 @@ class Value:
     title: str
     kind: Kind
     name: str
-    digits: int = 1
 
     def of(self, network: Network) -> float | None:
         """Return the figure, None if it is not measured yet."""
         record = record_of(network, self.kind)
-        if record is None or (self.name in ("misrank", "shift") and record.suite is None):
+        if record is None or (self.name == "misrank" and record.suite is None):
             return None
         found = record[self.name]
         return None if math.isnan(found) else found
@@ -87,25 +81,22 @@ class Value:
         record = record_of(network, self.kind)
         if record is None:
             return None
-        scores: dict[str, Any] = {**record.retrieval, **record.scores, "ERS": record.ers}
-        scores |= record.suite.goals if record.suite is not None else {}
-        score = scores.get(self.name)
-        return None if score is None or score.low is None else (score.low, score.high)
+        goals = record.suite.goals if record.suite is not None else {}
+        score = goals.get(self.name) or record_scores(record).get(self.name)
+        return None if score is None or score.low is None or score.high is None else (score.low, score.high)
 
     def show(self, network: Network, *, interval: bool = False) -> str:
         """Return the figure as text, with its interval if that is asked for; a dash if it is missing."""
         value, ends = self.of(network), self.ends(network)
         if value is None:
             return "–"
-        text = f"{value:.{self.digits}f}"
-        return f"{text} [{ends[0]:.{self.digits}f}, {ends[1]:.{self.digits}f}]" if interval and ends else text
+        return f"{value:.1f} [{ends[0]:.1f}, {ends[1]:.1f}]" if interval and ends else f"{value:.1f}"
 
 
 RECALL = Value("R@1", "reference", "R@1")
 ERS = Value("ERS, reference", "reference", "ERS")
 STRICT = Value("ERS, strict", "strict", "ERS")
 WORST = Value("R@1, worst case", "strict", "misrank")
-SHIFT = Value("shift, worst case", "strict", "shift", 3)
 CLAIMED = (RECALL, ERS, STRICT, WORST)
 """The figures that the central claim is about, and those that test it."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 from benchmarks.evidence.found import (
     CLAIMED,
@@ -39,7 +38,7 @@ from benchmarks.evidence.plan import (
     written,
 )
 from robustmetric.experiments.published import Published, published
-from robustmetric.report.summary import SCORES
+from robustmetric.report.summary import SCORES, record_scores
 from robustmetric.report.tables import DRAWN
 from robustmetric.training.runs import RunFolder
 
@@ -113,11 +112,11 @@ def agreement(networks: Sequence[Network]) -> str:
         record, known = record_of(network, "reference"), published_of(network)
         if record is None or known is None:
             continue
-        scores: dict[str, Any] = {**record.retrieval, **record.scores, "ERS": record.ers}
+        scores = record_scores(record)
         sides: dict[bool, list[str]] = {True: [], False: []}
         for name, theirs in known.scores.items():
             score = scores[name]
-            if score.low is not None:
+            if score.low is not None and score.high is not None:
                 half = 0.5 * 10 ** -SCORES[name].unit.digits  # it was rounded
                 within = score.low - half <= theirs <= score.high + half
                 sides[within].append(name if within else f"{name} ({record.show(name)}, {theirs:g})")
