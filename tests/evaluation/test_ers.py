@@ -248,6 +248,20 @@ def test_equal_values_have_exactly_their_value_and_no_width(group: int | None) -
         assert found == (100.0, 100.0, 100.0), count
 
 
+@pytest.mark.parametrize("group", [None, 7])
+def test_where_all_are_at_an_end_the_interval_is_what_chance_could_hide(group: int | None) -> None:
+    """With a share p of queries elsewhere, none of n is seen with probability (1 − p)ⁿ."""
+    for count in (2, 30, 1000):
+        values = np.concatenate([np.zeros(count), [np.nan]])
+        found = intervals({"a": values, "b": 100 - values}, group=group, percent=["a", "b"], resamples=2)[0]
+        most = 100 * (1 - 0.025 ** (1 / count))
+        assert found["a"] == pytest.approx((0, 0, most), abs=1e-9)
+        assert found["b"] == pytest.approx((100, 100 - most, 100), abs=1e-9)
+    # A value that is not a share, or not at an end, has the interval of the bootstrap.
+    table = {"ES:D": np.zeros(9), "ES:R": np.array([0.0, 100.0] * 5)[:9]}
+    assert intervals(table, percent=["ES:R"])[0] == intervals(table)[0]
+
+
 def test_one_query_has_no_interval() -> None:
     scores, overall, _ = intervals({name: np.array([0.5]) for name in COLUMNS})
     assert overall is not None

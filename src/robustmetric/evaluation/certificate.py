@@ -128,7 +128,7 @@ def build_certificate(materials: CertifyMaterials) -> Certificate:
             f"none of the {len(arrays['hit'])} queries has an image of its class to find: give more queries",
             parameter="queries",
         )
-    found = intervals(values, seed=plan.seed)[0]
+    found = intervals(values, seed=plan.seed, percent=values.keys() - {"radius"})[0]
     others = min(len(materials.sides(int(n)).others) for n in arrays["number"])
     made: dict[str, Any] = {
         **described(subject),

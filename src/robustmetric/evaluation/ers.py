@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from robustmetric.attacks import Column, Protocol, attack
 from robustmetric.validate import UserError
+from robustmetric.verification import exact_interval
 
 Values = NDArray[np.float64]
 
@@ -74,7 +75,7 @@ def query_weights(values: Values, group: int | None) -> Values:
 
 
 class Interval(NamedTuple):
-    """A mean over queries and the 95 % interval of its bootstrap: NaN where there is but one query."""
+    """A mean over queries and its 95 % interval: NaN where there is but one query."""
 
     value: float
     low: float
@@ -88,15 +89,20 @@ def intervals(
     protocol: Protocol = "strict",
     seed: int = 0,
     resamples: int = 1000,
+    percent: Collection[str] = (),
 ) -> tuple[dict[str, Interval], Interval | None, dict[str, float]]:
     """Average per-query values (Q,) by name, with intervals; and the ERS and its terms if all ten are there.
 
     The bootstrap draws queries with replacement, the same for all scores, since an easy query is easy for all
-    attacks. A score without any value is NaN.
+    attacks. A score without any value is NaN. Of those that are `percent`, all values may be 0, or all 100:
+    then no resample differs, and the interval is that of the share of queries that could be elsewhere.
 
     >>> scores, _, _ = intervals({"ES:R": np.array([100.0, 0.0] * 50)})
     >>> scores["ES:R"].value, 35 < scores["ES:R"].low < 50 < scores["ES:R"].high < 65
     (50.0, True)
+    >>> scores, _, _ = intervals({"ES:R": np.zeros(100)}, percent=["ES:R"])
+    >>> round(scores["ES:R"].high, 2)
+    3.62
     """
     names, count = list(values), len(next(iter(values.values())))
     weights = np.stack([query_weights(values[n], group) for n in names], axis=1)
@@ -108,6 +114,8 @@ def intervals(
     else:
         drawn = np.full((1, len(names)), np.nan)
     found = {n: _interval(means[k], drawn[:, k]) for k, n in enumerate(names)}
+    for name in percent if count > 1 else ():
+        found[name] = _exact_at_ends(found[name], int(np.count_nonzero(~np.isnan(values[name]))))
     if any(name not in names for name in COLUMNS):
         return found, None, {}
     each = terms({n: found[n].value for n in COLUMNS}, protocol=protocol)
@@ -140,3 +148,14 @@ def _interval(value: float, drawn: Values) -> Interval:
         return Interval(float(value), np.nan, np.nan)
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
     return Interval(float(value), float(min(low, value)), float(max(high, value)))
+
+
+def _exact_at_ends(interval: Interval, count: int) -> Interval:
+    """Widen the interval of a mean of `count` values in [0, 100] that are all at the same end of it.
+
+    With a share p of queries elsewhere, the mean is at most 100·p away from that end.
+    """
+    if interval.value not in (0.0, 100.0):
+        return interval
+    low, high = exact_interval(count if interval.value else 0, count)
+    return Interval(interval.value, 100 * low, 100 * high)

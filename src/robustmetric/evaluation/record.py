@@ -200,7 +200,10 @@ def build_record(materials: Materials) -> Record:
     arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
     suite, worst = build_suite(materials)
     arrays |= worst
-    scores, overall, terms = intervals(after, group=group, protocol=plan.protocol, seed=plan.seed)
+    shares = [name for name in after if plan.columns[name].unit == PERCENT]
+    scores, overall, terms = intervals(
+        after, group=group, protocol=plan.protocol, seed=plan.seed, percent=shares
+    )
     clean, _, _ = intervals(before, group=group, protocol=plan.protocol, seed=plan.seed, resamples=1)
     made: dict[str, Any] = {
         **described(subject),
@@ -255,7 +258,7 @@ def described(subject: Subject) -> dict[str, Any]:
 
 def _retrieval(values: dict[str, Tensor], seed: int) -> dict[str, Any]:
     """Average the ranking without attacks over its queries; the NMI is one figure of the gallery."""
-    ranked = intervals({n: values[n].numpy() for n in PER_QUERY}, seed=seed)[0]
+    ranked = intervals({n: values[n].numpy() for n in PER_QUERY}, seed=seed, percent=PER_QUERY)[0]
     ranked["NMI"] = Interval(float(values["NMI"]), math.nan, math.nan)
     return {name: ranked[name]._asdict() for name in ("R@1", "R@2", "mAP", "NMI", "mAP@R")}
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.attacks import RankingAttack
+from robustmetric.attacks import PERCENT, Column, RankingAttack
 from robustmetric.evaluation.ers import Interval, Values, intervals
 from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
 from robustmetric.evaluation.pieces import Materials
@@ -120,9 +120,9 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
         attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
     cost = sum(allowed(ways, materials.suite_budget, plan.worst_case.passes if plan.worst_case else None))
     return GoalScore(
-        **_mean(worst, plan.seed)._asdict(),
-        before=_mean(hunted.before.numpy()[counted], plan.seed, resamples=1).value,
-        alone=_mean(alone, plan.seed, resamples=1).value,
+        **_mean(worst, column, plan.seed)._asdict(),
+        before=_mean(hunted.before.numpy()[counted], column, plan.seed, resamples=1).value,
+        alone=_mean(alone, column, plan.seed, resamples=1).value,
         better=column.better or "higher",
         unit=column.unit.name,
         queries=count,
@@ -143,8 +143,9 @@ def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
     return found
 
 
-def _mean(values: Values, seed: int, resamples: int = 1000) -> Interval:
-    """Average over queries, rounded as all scores of a record are."""
+def _mean(values: Values, column: Column, seed: int, resamples: int = 1000) -> Interval:
+    """Average a column over queries, rounded as all scores of a record are."""
     if len(values) == 0:
         return Interval(math.nan, math.nan, math.nan)
-    return intervals({"": values}, seed=seed, resamples=resamples)[0][""]
+    percent = [column.name] if column.unit == PERCENT else []
+    return intervals({column.name: values}, seed=seed, resamples=resamples, percent=percent)[0][column.name]
