@@ -103,9 +103,12 @@ def test_weights_that_are_given_are_of_unknown_choice(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_there(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "last")
-    told = r"no weights .*best\.safetensors: the run has not been validated yet; resume its training"
+    told = r"no weights .*best\.safetensors: the folder holds the last ones alone; ask for last, or for none"
     with pytest.raises(FileNotFoundError, match=told):
         run.weights("best")
+    told = r"no weights .*best\.safetensors: the run has not been validated yet; resume its training"
+    with pytest.raises(FileNotFoundError, match=told):
+        make_run(tmp_path / "new").weights("best")
     with pytest.raises(FileNotFoundError, match=r"no weights file .*nowhere\.safetensors") as caught:
         run.source(tmp_path / "nowhere.safetensors")
     assert "validated" not in str(caught.value)

@@ -298,6 +298,7 @@ def test_an_ers_that_is_not_valid_is_not_claimed(run: Path) -> None:
     written(record, run / "evaluation")
     card = published(run)
     assert "\nThe ERS of c2f2 HM[S,LGA]&ICS is not valid: all images look alike.\n" in card
+    assert f"| ERS ↑ | {record.show('ERS')} (not valid) |" in card
     assert "empirical_robustness_score" not in card
     assert section(card, "Worst case").startswith("It has not been measured.")
 

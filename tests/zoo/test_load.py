@@ -47,6 +47,7 @@ def test_the_names_of_a_folder(zoo: Path) -> None:
         ("digits/HM[S,LGA]&ICS", "b"),  # the most steps
         ("digits/HM[S,LGA]&ICS eta=8", "a"),
         (" digits/HM[ S, LGA ] & ICS  η = 8 ", "a"),
+        ("digits/HM[S,LGA]&ICS, η = 8", "a"),
         ("digits/N/A[S]", "c"),
         ("digits/HM[S,-γ/2]&ICS(λ=0.05)", "d"),
         ("digits/HM[S,-gamma/2]&ICS(lambda=0.05) η=8", "d"),

@@ -11,8 +11,8 @@ from robustmetric.report.records import differing, eps_of
 _HARMLESS = ("suite", "versions")  # conditions in which records may differ and their ERS still compare
 _NAMED = 4  # networks of a sentence; of more, only how many there are
 
-
-_RECALLS = ("ES:R", "LTM", "GTM")  # scores that are R@1 under an attack
+RECALLS = {"ES:R": "ES", "LTM": "LTM", "GTM": "GTM"}
+"""The scores of the ERS that are R@1 under an attack, and the attacks."""
 
 
 def verdict(named: Mapping[str, Record]) -> tuple[str, str]:
@@ -36,19 +36,22 @@ def with_interval(record: Record) -> str:
     return record.show("ERS") + ("" if low is None or high is None else f" ({low:.1f} to {high:.1f})")
 
 
+def finds(name: str, record: Record) -> str:
+    """Return how often the network of a `record`, called `name`, finds the right class, to go on from."""
+    if record.show("R@1") == "-":
+        return f"No query of {name} has an image of its class to find"
+    return f"{name} finds an image of the right class first for {record.show('R@1')} % of its queries"
+
+
 def _alone(name: str, record: Record) -> str:
-    told = (
-        f"No query of {name} has an image of its class to find"
-        if record.show("R@1") == "-"
-        else f"{name} finds an image of the right class first for {record.show('R@1')} % of its queries"
-    )
+    told = finds(name, record)
     kept = _kept(record)
     if kept is not None:
         worst = record.suite is not None and "misrank" in record.suite.goals
-        simple = listed([name.partition(":")[0] for name in _RECALLS if name in record.scores])
+        simple = listed([attack for score, attack in RECALLS.items() if score in record.scores])
         how = "in the worst case, when an attacker" if worst else f"under {simple}, which"
-        told += f", and for {kept:.1f} % of those attacked {how} may change {_may_change(record)}"
-    if _counts(record):
+        told += f", and for {kept:.1f} % of those attacked {how} may change {may_change(record)}"
+    if counts(record):
         told += f"{': ' if kept is not None else ', with '}ERS {with_interval(record)} of 100"
     return f"{told}."
 
@@ -56,7 +59,7 @@ def _alone(name: str, record: Record) -> str:
 def _beside(named: Mapping[str, Record]) -> str:
     if differing(named).keys() - set(_HARMLESS):
         return f"These networks were not tested alike, so that their scores do not compare: {_each(named)}."
-    scored = sorted((pair for pair in named.items() if _counts(pair[1])), key=lambda pair: -pair[1]["ERS"])
+    scored = sorted((pair for pair in named.items() if counts(pair[1])), key=lambda pair: -pair[1]["ERS"])
     if len(scored) < 2:
         return f"Shares of queries that find an image of the right class first: {_each(named)}."
     (best, top), (second, other) = scored[:2]
@@ -69,7 +72,7 @@ def _beside(named: Mapping[str, Record]) -> str:
         told = f"{best} keeps its ranking better than {second} under attacks"
     else:
         told = f"Of {len(scored)} networks {best} keeps its ranking best, before {second}, under attacks"
-    return f"{told} that may change {_may_change(top)}: {ahead}, against {behind}."
+    return f"{told} that may change {may_change(top)}: {ahead}, against {behind}."
 
 
 def _each(named: Mapping[str, Record]) -> str:
@@ -83,7 +86,7 @@ def _scores(record: Record) -> str:
     told = f"R@1 {record.show('R@1')}"
     if kept is not None:
         told += f", {kept:.1f} under attack"
-    return f"{told}, ERS {with_interval(record)}" if _counts(record) else told
+    return f"{told}, ERS {with_interval(record)}" if counts(record) else told
 
 
 def _trust(named: Mapping[str, Record]) -> str:
@@ -119,8 +122,8 @@ def is_unchecked(record: Record) -> bool:
     return not any(check.name != "collapse" and check.status != "not run" for check in record.checks)
 
 
-def _counts(record: Record) -> bool:
-    """Return whether a record has an ERS that says something."""
+def counts(record: Record) -> bool:
+    """Return whether a `record` has an ERS that says something."""
     return record.ers is not None and record.ers.valid and not math.isnan(record["ERS"])
 
 
@@ -130,13 +133,14 @@ def _interval(record: Record) -> tuple[float | None, float | None]:
 
 def _kept(record: Record) -> float | None:
     """Return R@1 under the strongest attack that was run, in %."""
-    known = [record[name] for name in _RECALLS if name in record.scores]
+    known = [record[name] for name in RECALLS if name in record.scores]
     if record.suite is not None and "misrank" in record.suite.goals:
         known.append(record["misrank"])
     return min((value for value in known if not math.isnan(value)), default=None)
 
 
-def _may_change(record: Record) -> str:
+def may_change(record: Record) -> str:
+    """Return what the attacks of a `record` may change, as the end of a sentence."""
     if record.settings.norm == "linf":
         return f"each pixel by up to {eps_of(record)}"
     return f"an image by a length of up to {record.settings.eps:.4g}"

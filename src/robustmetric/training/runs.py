@@ -300,10 +300,13 @@ class RunFolder:
         names = [which] if which else usual
         name = next((name for name in names if own[name].is_file()), None)
         if name is None:
-            raise FileNotFoundError(
-                f"there are no weights {own[names[0]]}: the run has not been validated yet; resume its "
-                "training"
+            here = [name for name, file in own.items() if file.is_file()]
+            why = (
+                f"the folder holds the {here[0]} ones alone; ask for {here[0]}, or for none"
+                if here
+                else "the run has not been validated yet; resume its training"
             )
+            raise FileNotFoundError(f"there are no weights {own[names[0]]}: {why}")
         return Weights(own[name], "last weights" if name == "last" else f"chosen on {by}")
 
     def source(self, weights: Path | Which | None = None) -> NetworkSource:

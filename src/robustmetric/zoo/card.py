@@ -230,10 +230,10 @@ def _score(record: Record, name: str) -> tuple[str, ...]:
     column = record.column(name)
     found = record.ers if name == "ERS" else {**record.retrieval, **record.scores}[name]
     clean = column.show(found.before) if isinstance(found, Score) and name in record.scores else ""
-    return (
-        column.heading, column.show(found.value if found else None), _interval(column, found), clean,
-        column.unit.name, COLUMN_MEANINGS.get(name, ""),
-    )  # fmt: skip
+    invalid = " (not valid)" if name == "ERS" and record.ers is not None and not record.ers.valid else ""
+    shown = column.show(found.value if found else None) + invalid
+    unit, meaning = column.unit.name, COLUMN_MEANINGS.get(name, "")
+    return column.heading, shown, _interval(column, found), clean, unit, meaning
 
 
 def _worst(run: ZooRun) -> Iterator[str]:

@@ -17,7 +17,7 @@ from robustmetric.zoo.entries import Label, ZooRun, one_spelling, read_entry, re
 NETWORKS = Path(__file__).with_name("networks")
 """Where the networks of the package are: in a clone a link to results/zoo."""
 
-_ETA = re.compile(r"\s+(?:η|eta)\s*=\s*(\d{1,9})\s*\Z")
+_ETA = re.compile(r"(?:\s*,\s*|\s+)(?:η|eta)\s*=\s*(\d{1,9})\s*\Z")
 
 
 def zoo_names(folder: Path | str | None = None) -> list[str]:

@@ -6,11 +6,16 @@ import math
 from collections.abc import Mapping
 
 from robustmetric.evaluation import Record
-from robustmetric.report.records import eps_of
-from robustmetric.report.verdict import is_unchecked, listed, verdict, with_interval
-
-_RECALLS = {"ES:R": "ES", "LTM": "LTM", "GTM": "GTM"}
-"""The scores of the ERS that are R@1 under an attack, and the attacks."""
+from robustmetric.report.verdict import (
+    RECALLS,
+    counts,
+    finds,
+    is_unchecked,
+    listed,
+    may_change,
+    verdict,
+    with_interval,
+)
 
 
 def headline(name: str, folder: str, records: Mapping[str, Record]) -> str:
@@ -20,13 +25,8 @@ def headline(name: str, folder: str, records: Mapping[str, Record]) -> str:
     counts if it is of the same images and the same ε; else the attacks of the ERS are named.
     """
     record = records[folder]
-    told = (
-        f"No query of {name} has an image of its class to find"
-        if record.show("R@1") == "-"
-        else f"{name} finds an image of the right class first for {record.show('R@1')} % of its queries"
-    )
-    told += f"{_left(folder, records)}."
-    if record.ers is not None and record.ers.valid and not math.isnan(record["ERS"]):
+    told = f"{finds(name, record)}{_left(folder, records)}."
+    if counts(record):
         told += f" The ERS is {with_interval(record)} of 100."
     return told
 
@@ -44,12 +44,12 @@ def trust(name: str, record: Record) -> str:
 def _left(folder: str, records: Mapping[str, Record]) -> str:
     """Return what attacks leave of R@1, as the rest of a sentence."""
     record = records[folder]
-    may = f"when an attacker may change {_change(record)}"
+    may = f"when an attacker may change {may_change(record)}"
     for other in (folder, *records):
         if _is_alike(record, records[other]) and (worst := _misrank(records[other])) is not None:
             where = "" if other == folder else f" ({other})"
             return f", and for {worst:.1f} % of those attacked in the worst case{where}, {may}"
-    known = {attack: record[score] for score, attack in _RECALLS.items() if score in record.scores}
+    known = {attack: record[score] for score, attack in RECALLS.items() if score in record.scores}
     known = {attack: value for attack, value in known.items() if not math.isnan(value)}
     if not known:
         return ""
@@ -70,9 +70,3 @@ def _is_alike(one: Record, other: Record) -> bool:
     """Return whether the attacks of two records may do the same to the same images."""
     same = one.data.sha256 == other.data.sha256 and one.settings.norm == other.settings.norm
     return same and one.settings.eps == other.settings.eps
-
-
-def _change(record: Record) -> str:
-    if record.settings.norm == "linf":
-        return f"each pixel by up to {eps_of(record)}"
-    return f"an image by a length of up to {record.settings.eps:.4g}"
