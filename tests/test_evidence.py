@@ -15,8 +15,18 @@ import pytest
 import torch
 
 import robustmetric as rm
-from benchmarks.evidence import figures, page
-from benchmarks.evidence.found import Difference, hardness_of, measured, missing, record_of
+from benchmarks.evidence import figures, found, page, tables
+from benchmarks.evidence.found import (
+    ERS,
+    RECALL,
+    Difference,
+    Missing,
+    compare,
+    hardness_of,
+    measured,
+    missing,
+    record_of,
+)
 from benchmarks.evidence.plan import (
     CLAIM,
     FASHION,
@@ -45,6 +55,13 @@ named = lambda value: value.name if isinstance(value, Network | Samplers) else v
 def test_a_page_says_what_the_records_do(template: str) -> None:
     file = page.PAGES[template]
     assert file.read_text(encoding="utf-8") == page.filled(template), "python -m benchmarks.evidence.page"
+
+
+def test_the_readme_shows_rows_of_the_page() -> None:
+    section = (page.ROOT / "README.md").read_text(encoding="utf-8").split("## What trainings come to\n")[1]
+    rows = [line for line in section.split("\n## ")[0].splitlines() if line.startswith("|")]
+    assert len(rows) == 6
+    assert set(rows) <= set(page.PAGES["evidence.md.j2"].read_text(encoding="utf-8").splitlines())
 
 
 def test_the_figures_show_every_network_that_is_measured(tmp_path: Path) -> None:
@@ -76,12 +93,16 @@ def test_nothing_is_kept_that_the_plan_does_not_know() -> None:
 def test_what_is_missing_is_said() -> None:
     lacks = missing()
     for network, kind in tasks():
-        length = "8 epochs" if network.kept else "1 epoch"
-        said = f"{network.data}, {length}, {network.label}: {kind}" in lacks
-        assert said == (record_of(network, kind) is None)
+        where = {8: "8 epochs", 3: "3 epochs", 1: "1 epoch"}[network.epochs]
+        lack = Missing(
+            f"{network.data}, {where}", network.title, kind, "" if network.kept else str(network.seed)
+        )
+        assert (lack in lacks) == (record_of(network, kind) is None)
     for samplers in SAMPLERS:
-        said = f"Table 1 on {samplers.data} {samplers.label}" in lacks
+        said = Missing(f"Table 1 on {samplers.data}", samplers.label) in lacks
         assert said == (hardness_of(samplers) is None)
+    assert len(set(lacks)) == len(lacks)
+    assert tables.unmeasured().startswith(f"{len(lacks)} of " if lacks else "Nothing")
 
 
 @pytest.mark.parametrize(("network", "kind"), MADE, ids=named)
@@ -91,7 +112,10 @@ def test_a_record_is_what_its_command_makes(network: Network, kind: Kind) -> Non
     options = dict(zip(words[2::2], words[3::2], strict=True))
     plan = {key: value for field in rm.Plan.model_fields if (value := options.get(key := f"--{field}"))}
     asked: dict[str, Any] = {key[2:]: int(v) if v.isdigit() else v for key, v in plan.items()}
-    assert record.settings == rm.Plan.make(eps=77 / 255, **asked)
+    if "attacks" in asked:
+        asked["attacks"] = asked["attacks"].split(",")
+    asked["eps"] = {None: 77, "8/255": 8}[asked.get("eps")] / 255
+    assert record.settings == rm.Plan.make(**asked)
     assert (record.data.name, record.data.images, record.queries.count) == (network.data, 10000, 1000)
     assert record.network.name.endswith(f" {network.defense}")
     assert record.network.weights == "last weights"
@@ -139,6 +163,19 @@ def test_differences_are_those_of_pairs() -> None:
     assert (found.verdict, Difference.of([(1.0, 3.0), (1.0, 3.1)]).verdict) == ("higher", "lower")
     assert Difference.of([(1.0, 3.0), (3.0, 1.0)]).verdict == "not clearly different"
     assert (str(Difference.of([(1.0, 3.0)])), Difference.of([(1.0, 3.0)]).verdict) == ("-2.0", "")
+
+
+def test_an_ers_that_is_not_valid_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = FASHION[0]
+    record = record_of(network, "reference")
+    assert record is not None
+    assert record.ers is not None
+    assert compare(ERS, [network], [network]) is not None
+    collapsed = record.model_copy(update={"ers": record.ers.model_copy(update={"valid": False})})
+    monkeypatch.setattr(found, "record_of", lambda *_: collapsed)
+    assert (ERS.of(network), ERS.show(network)) == (None, "not valid")
+    assert (RECALL.of(network), RECALL.show(network)) == (record["R@1"], record.show("R@1"))
+    assert compare(ERS, [network], [network]) is None
 
 
 def write_idx(root: Path, each: int) -> Path:
@@ -203,7 +240,10 @@ def test_a_measurement_of_the_samplers_is_made_again_in_the_same_form(tmp_path: 
 def test_a_command_is_written_as_one_types_it() -> None:
     assert written(CLAIM[-1].train()) == (
         "robustmetric train --data fashion-mnist --root DIR --defense 'HM[S,LGA]&ICS' --steps 8 "
-        "--alpha 12.03125/255 --epochs 1 --seed 2 --out RUN"
+        "--alpha 12.03125/255 --epochs 1 --after-collapse continue --seed 2 --out RUN"
+    )
+    assert written(CLAIM[0].evaluate("strict")).endswith(
+        """--suite "worst-case(goals='misrank,shift')" --out SCORES"""
     )
     assert written(FASHION[2].train()).endswith("--defense 'ACT[R]' --out RUN")
     assert [network.name for network in measured()] == [n.name for n in NETWORKS if _made(n)]

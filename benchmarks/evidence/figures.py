@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.found import ERS, RECALL, STRICT, WORST, Value, hardness_of, log_of, record_of
-from benchmarks.evidence.plan import CLAIM, FASHION, HM, OTHERS, SAMPLERS
+from benchmarks.evidence.found import CLAIMED, RECALL, hardness_of, log_of, measured, record_of
+from benchmarks.evidence.plan import CLAIM, FASHION, HM, LONGER, OTHERS, SAMPLERS, Network
 from robustmetric.report import plots
 from robustmetric.report.style import look, new_figure, plain, save, styled
 
@@ -19,8 +19,10 @@ NAMES = ("scores", "trainings", "claim", "samplers")
 
 def write(folder: Path) -> list[Path]:
     """Draw the figures of which something is measured; return their files."""
+    # Defended ones first, so that each has the same colour in both figures.
+    ordered = sorted(FASHION, key=lambda network: network.steps is None)
     made = {
-        "scores": lambda: plots.records({n.label: r for n in FASHION if (r := record_of(n, "reference"))}),
+        "scores": lambda: plots.records({n.label: r for n in ordered if (r := record_of(n, "reference"))}),
         "trainings": lambda: plots.training(
             {n.label: log_of(n) for n in FASHION if n.steps is not None and record_of(n, "reference")}
         ),
@@ -38,24 +40,31 @@ def drawn(name: str) -> bool:
 
 
 def claim() -> Figure:
-    """Draw ERS and worst case against R@1, a mark for each seed."""
-    panels: dict[str, Value] = {"ERS, reference": ERS, "ERS, strict": STRICT, "R@1, worst case": WORST}
-    names = list(dict.fromkeys(n.defense for n in (*CLAIM, *OTHERS)))
+    """Draw ERS and worst case against R@1, a mark for each seed, of what is measured."""
+    networks = [n for n in (*CLAIM, *LONGER, *OTHERS) if n in measured()]
+    panels = [value for value in CLAIMED[1:] if any(value.of(n) is not None for n in networks)]
+    groups: dict[str, list[Network]] = {}
+    for network in networks:
+        name = network.defense if network.epochs == 1 else f"{network.defense}, {network.length}"
+        groups.setdefault(name, []).append(network)
     with styled():
-        figure = new_figure(2.6)
-        for axes, (title, value) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
-            for number, name in enumerate(names):
-                those = [n for n in (*CLAIM, *OTHERS) if n.defense == name and value.of(n) is not None]
+        rows, columns = (len(panels) + 1) // 2, min(len(panels), 2)
+        figure = new_figure(0.8 + 1.8 * rows)
+        for place, value in enumerate(panels, 1):
+            axes = figure.add_subplot(rows, columns, place)
+            for number, (name, seeds) in enumerate(groups.items()):
+                points = [(RECALL.of(n), value.of(n)) for n in seeds]
+                known = [(x, y) for x, y in points if x is not None and y is not None]
                 shape = look(number)
                 axes.plot(
-                    [RECALL.of(n) for n in those],
-                    [value.of(n) for n in those],
+                    [x for x, _ in known],
+                    [y for _, y in known],
                     color=shape.colour,
                     marker=shape.marker,
                     linestyle="none",
                     label=plain(name),
                 )
-            axes.set(xlabel="R@1", title=title)
+            axes.set(xlabel="R@1", title=value.title)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", ncols=2)
     return figure

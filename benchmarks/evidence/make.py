@@ -39,7 +39,7 @@ def trained(network: Network, root: str, work: Path) -> Path:
     if not folder.exists:
         run(network.train(root, str(folder.path)))
     elif not folder.last.is_file() or reached(folder.checkpoint).done < network.epochs:
-        run(["train", "--out", str(folder.path), "--resume"])
+        run(network.resume(str(folder.path)))
     return folder.path
 
 

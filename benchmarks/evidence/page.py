@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jinja2
 
-from benchmarks.evidence import figures, tables
-from benchmarks.evidence.plan import ATTACKED, CHEAP, FASHION, HM, MNIST, QUERIES, RESULTS, SEEDS
+from benchmarks.evidence import figures, reasons, tables
+from benchmarks.evidence.plan import ATTACKED, CHEAP, FASHION, HM, MNIST, QUERIES, RESULTS, SEEDS, SMALL
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"evidence.md.j2": ROOT / "docs" / "evidence.md", "results.md.j2": RESULTS / "README.md"}
@@ -30,8 +30,10 @@ def filled(template: str) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701  # it is Markdown
     text = environment.from_string(source).render(
         tables=tables,
+        reasons=reasons,
         figure=figure,
         eps=ATTACKED,
+        small=SMALL,
         alpha=1.25 * ATTACKED / CHEAP,
         queries=f"{QUERIES:,}",
         epochs=FASHION[0].epochs,

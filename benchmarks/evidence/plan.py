@@ -18,10 +18,16 @@ CHEAP = 8
 """The lower η, whose steps cross the ball as those of 32 do: α = 1.25·ε/η."""
 ATTACKED = 77  # ε, in levels of 255
 
-Kind = Literal["reference", "strict"]
-KINDS: tuple[Kind, ...] = ("reference", "strict")
-"""The records of a network, each by its protocol; that of `strict` holds the worst-case suite."""
+SMALL = 8  # ε of the paper's 224×224 images, in levels of 255
+
+Kind = Literal["reference", "small", "strict", "small-strict"]
+KINDS: tuple[Kind, ...] = ("reference", "small", "strict", "small-strict")
+"""The records of a network, by protocol: those of `strict` hold the worst-case suite, and `small` ones have
+ε = 8/255."""
 WHOLE_SUITE, SHORT_SUITE = "worst-case", "worst-case(goals='misrank,shift')"
+GO_ON = ("--after-collapse", "continue")
+"""A short training goes on where images come to look alike: that is a result too."""
+RECALL_SUITE, RECALL_ATTACKS = "worst-case(goals='misrank')", "ES,LTM,GTM"
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,20 @@ class Network:
         return self.epochs == 8
 
     @property
+    def title(self) -> str:
+        """The training in a few words, whatever its seed."""
+        eta = "" if self.steps is None else f", η = {self.steps}"
+        return f"{self.defense}{eta}{', as published' if self.reference else ''}"
+
+    @property
     def label(self) -> str:
         """The training in a few words."""
-        eta = "" if self.steps is None else f", η = {self.steps}"
-        seed = f", seed {self.seed}" if not self.kept else ""
-        return f"{self.defense}{eta}{', as published' if self.reference else ''}{seed}"
+        return self.title if self.kept else f"{self.title}, seed {self.seed}"
+
+    @property
+    def length(self) -> str:
+        """How long it is trained."""
+        return f"{self.epochs} epoch{'s' * (self.epochs > 1)}"
 
     @property
     def name(self) -> str:
@@ -56,9 +71,8 @@ class Network:
         eta = "" if self.steps is None else f"-{self.steps}"
         if self.kept:
             return f"zoo/{self.data}/{slug(self.defense)}{eta}"
-        return (
-            f"one-epoch/{self.data}/{slug(self.defense)}{eta}{'-reference' * self.reference}-seed{self.seed}"
-        )
+        place = {1: "one-epoch", 3: "three-epochs"}[self.epochs]
+        return f"{place}/{self.data}/{slug(self.defense)}{eta}{'-reference' * self.reference}-seed{self.seed}"
 
     @property
     def suite(self) -> str:
@@ -70,13 +84,17 @@ class Network:
         words = ["train", "--data", self.data, "--root", root, "--defense", self.defense]
         if self.steps == CHEAP:
             words += ["--steps", str(CHEAP), "--alpha", f"{1.25 * ATTACKED / CHEAP}/255"]
-        if self.epochs != 8:
-            words += ["--epochs", str(self.epochs)]
+        if not self.kept:
+            words += ["--epochs", str(self.epochs), *GO_ON]
         if self.seed:
             words += ["--seed", str(self.seed)]
         if self.reference:
             words += ["--set", "reference=true"]
         return [*words, "--out", out]
+
+    def resume(self, out: str) -> list[str]:
+        """Return the arguments that go on with the training in the folder `out`."""
+        return ["train", "--out", out, "--resume", *(() if self.kept else GO_ON)]
 
     def evaluate(
         self, kind: Kind, root: str = "DIR", run: str | None = None, out: str = "SCORES"
@@ -84,9 +102,15 @@ class Network:
         """Return the arguments that evaluate it, as `kind` of record, from the folder of its `run`."""
         words = ["evaluate", run or (f"results/{self.name}" if self.kept else "RUN"), "--data", self.data]
         words += ["--root", root, "--weights", "last", "--queries", str(QUERIES)]
-        if kind == "reference":
-            return [*words, "--protocol", "reference", "--checks", "none", "--out", out]
-        return [*words, "--suite", self.suite, "--out", out]
+        if kind.startswith("small"):
+            words += ["--eps", f"{SMALL}/255"]
+        if kind == "strict":
+            words += ["--suite", self.suite]
+        elif kind == "small-strict":
+            words += ["--attacks", RECALL_ATTACKS, "--suite", RECALL_SUITE]
+        else:
+            words += ["--protocol", "reference", "--checks", "none"]
+        return [*words, "--out", out]
 
     def record(self, kind: Kind) -> Path:
         """Return the file of a record, whether it is there or not."""
@@ -94,8 +118,13 @@ class Network:
 
 
 def written(arguments: Sequence[str]) -> str:
-    """Write a command as one types it."""
-    return shlex.join(["robustmetric", *arguments])
+    """Write a command as one types it: what has quotes of its own stands in double ones.
+
+    >>> print(written(["evaluate", "RUN", "--suite", "worst-case(goals='misrank')"]))
+    robustmetric evaluate RUN --suite "worst-case(goals='misrank')"
+    """
+    words = (f'"{word}"' if "'" in word else shlex.quote(word) for word in arguments)
+    return " ".join(["robustmetric", *words])
 
 
 HM = "HM[S,LGA]&ICS"
@@ -104,33 +133,53 @@ FASHION = tuple(
     for defense, steps in (("N/A[R]", None), ("N/A[S]", None), ("ACT[R]", 32), (HM, 32), (HM, CHEAP))
 )
 """Fashion-MNIST at the recipe's length."""
+COMPARED = (FASHION[0], FASHION[2], FASHION[3])
+"""Those whose ERS was published: they are attacked with the smaller ε too."""
 CLAIM = tuple(
     Network("fashion-mnist", name, CHEAP, 1, seed) for seed in SEEDS for name in ("EST[R]", "ACT[R]", HM)
 )
-"""What the paper's central claim compares, at equal cost."""
+"""What the paper's central claim compares, with the same η and length."""
+LONGER = tuple(Network("fashion-mnist", HM, CHEAP, 3, seed) for seed in SEEDS)
+"""The whole method with about as many images through the network as the others of the claim."""
 OTHERS = tuple(
     Network("fashion-mnist", name, CHEAP, 1, seed)
     for seed in SEEDS
     for name in ("HM[R,M]", "HM[S,M]", "HM[S,LGA]")
 )
 """The steps from ACT to the whole method."""
+HARDER = ("HM[S,-γ/2]&ICS", "HM[S,0]&ICS")
+"""The whole method with fixed destinations: the middle and the hard end of what LGA can ask for."""
 WHY = tuple(
     [Network("fashion-mnist", HM, CHEAP, 1, seed, reference=True) for seed in SEEDS]
     + [Network("fashion-mnist", name, 32, 1) for name in (HM, "ACT[R]")]
+    + [Network("fashion-mnist", name, CHEAP, 1) for name in HARDER]
 )
 """Trainings that tell what a difference to the published figures comes from."""
 MNIST = tuple(
     Network("mnist", name, steps, 1) for name, steps in (("N/A[R]", None), ("ACT[R]", 32), (HM, 32))
 )
 """MNIST, an epoch."""
-NETWORKS = (*FASHION, *CLAIM, *WHY, *MNIST, *OTHERS)
+NETWORKS = (*FASHION, *CLAIM, *LONGER, *WHY, *MNIST, *OTHERS)
 """All trainings, in the order of their weight."""
 
 
 def tasks() -> Iterator[tuple[Network, Kind]]:
     """Return the records in the order in which they are made: what matters most comes first."""
-    for group in (FASHION, CLAIM, WHY, MNIST, OTHERS):
-        for kind in KINDS if group is not WHY else KINDS[:1]:
+    both: tuple[Kind, ...] = ("reference", "strict")
+    plan: tuple[tuple[Sequence[Network], Sequence[Kind]], ...] = (
+        (FASHION, both[:1]),
+        (COMPARED, ("small",)),
+        (FASHION, both[1:]),
+        (CLAIM, both),
+        (FASHION, ("small-strict",)),
+        (WHY, both[:1]),
+        (MNIST, ("reference", "small", "strict")),
+        (OTHERS, both),
+        (CLAIM, ("small-strict",)),
+        (LONGER, (*both, "small-strict")),
+    )
+    for group, kinds in plan:
+        for kind in kinds:
             yield from ((network, kind) for network in group)
 
 

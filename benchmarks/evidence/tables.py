@@ -9,15 +9,18 @@ from statistics import fmean
 from benchmarks.evidence.found import (
     CLAIMED,
     ERS,
+    LESS,
+    LESS_WORST,
     RECALL,
     STRICT,
     WORST,
-    Value,
+    Difference,
     compare,
     hardness_of,
     log_of,
     measured,
     missing,
+    nearer,
     published_of,
     record_of,
 )
@@ -27,20 +30,20 @@ from benchmarks.evidence.plan import (
     FASHION,
     HM,
     KINDS,
+    LONGER,
     OTHERS,
     RESULTS,
     SAMPLERS,
-    SEEDS,
-    WHY,
+    SMALL,
     Kind,
     Network,
     tasks,
     written,
 )
 from robustmetric.experiments.published import Published, published
-from robustmetric.report.summary import SCORES, record_scores
+from robustmetric.report.summary import SCORES
 from robustmetric.report.tables import DRAWN
-from robustmetric.training.runs import RunFolder
+from robustmetric.report.verdict import RECALLS
 
 FULL, FEW = FASHION[3], FASHION[4]
 """The whole method at full length, with η = 32 and with few steps."""
@@ -105,27 +108,8 @@ def _published_row(row: Published) -> list[str]:
     return [f"{row.defense}{eta}", "published", *("–" if text == "-" else text for text in shown)]
 
 
-def agreement(networks: Sequence[Network]) -> str:
-    """Return which published figures lie within our intervals, of trainings with the same η."""
-    rows = []
-    for network in networks:
-        record, known = record_of(network, "reference"), published_of(network)
-        if record is None or known is None:
-            continue
-        scores = record_scores(record)
-        sides: dict[bool, list[str]] = {True: [], False: []}
-        for name, theirs in known.scores.items():
-            score = scores[name]
-            if score.low is not None and score.high is not None:
-                half = 0.5 * 10 ** -SCORES[name].unit.digits  # it was rounded
-                within = score.low - half <= theirs <= score.high + half
-                sides[within].append(name if within else f"{name} ({record.show(name)}, {theirs:g})")
-        rows.append([network.label, ", ".join(sides[True]) or "none", ", ".join(sides[False]) or "none"])
-    return table(["training", "within", "outside (ours, published)"], rows, left=3)
-
-
 def suite(networks: Sequence[Network]) -> str:
-    """Return what the suite leaves of each goal."""
+    """Return what the suite leaves of each goal, and in parentheses what was there before the attacks."""
     found = {
         n.label: r for n in networks if (r := record_of(n, "strict")) is not None and r.suite is not None
     }
@@ -134,11 +118,29 @@ def suite(networks: Sequence[Network]) -> str:
         next(r.goal_column(goal).heading for r in found.values() if r.suite and goal in r.suite.goals)
         for goal in goals
     ]
-    rows = [
-        [label, *(record.goal_column(goal).show(record[goal]) for goal in goals)]
-        for label, record in found.items()
-    ]
+    rows = []
+    for label, record in found.items():
+        cells = []
+        for goal, score in record.suite.goals.items() if record.suite else ():
+            show = record.goal_column(goal).show
+            cells.append(f"{show(score.value)} ({show(score.before)})")
+        rows.append([label, *cells])
     return table(["training", *heads], rows)
+
+
+def small_suite(networks: Sequence[Network]) -> str:
+    """Return what attacks of the smaller budget leave of R@1."""
+    rows = []
+    for network in networks:
+        if (record := record_of(network, "small-strict")) is not None:
+            under = [record.show(name) for name in RECALLS]
+            rows.append([network.label, record.show("R@1"), *under, LESS_WORST.show(network, interval=True)])
+    return table(["training", "R@1", "under ES", "under LTM", "under GTM", "worst case"], rows)
+
+
+def steps(network: Network) -> int:
+    """Return how many steps a training had."""
+    return int(log_of(network)[-1]["step"])
 
 
 def cheap() -> str:
@@ -148,129 +150,39 @@ def cheap() -> str:
     ]
     if not known:
         return f"The training with η = 32 has no record yet, so η = {CHEAP} cannot be compared with it."
-    cost = _images(FEW) / _images(FULL)
+    costs = ", ".join(f"{n.label} {images(n):,.0f}" for n in FASHION if n in measured())
     changes = "; ".join(f"{value.title} {few:.1f} against {many:.1f}" for value, few, many in known)
-    return f"η = {CHEAP} against η = 32, with {cost:.2f} of the images through the network: {changes}."
+    return (
+        f"{HM} with η = {CHEAP} against η = 32: {changes}. Images that went forward and backward through the "
+        f"network in a step, in the mean: {costs}."
+    )
 
 
-def _images(network: Network) -> float:
+def images(network: Network) -> float:
     """Return the mean number of images forward and backward in the steps that were logged."""
     rows = [row for row in log_of(network) if row["images/forward"]]
     return fmean(float(row["images/forward"]) + float(row["images/backward"]) for row in rows)
 
 
-def gap() -> str:
-    """Say how far the published figure is, what it would ask, and which weights were taken."""
-    known, record = published_of(FULL), record_of(FULL, "reference")
-    if known is None or record is None or record.ers is None:
-        return f"{HM} with the published η = 32 has not been measured yet."
-    ours, theirs, gtt = record["ERS"], known.scores["ERS"], record.ers.terms["GTT"] or 0.0
-    below = "below" if ours < theirs else "above"
-    choice = RunFolder(RESULTS / FULL.name).read()["choice"]
-    best, last = choice["best"], choice["last"]
-    highest = (
-        "which had the highest R@1 on the test images too"
-        if best["step"] == last["step"]
-        else f"with R@1 {last['R@1']:.1f}; it was highest, {best['R@1']:.1f}, at step {best['step']:,}"
-    )
-    return (
-        f"The published ERS of {HM} is {theirs:.1f}; ours is {ours:.1f}, {abs(theirs - ours):.1f} {below} "
-        "it. "
-        f"With our GTT of {gtt:.1f}, an ERS of {theirs:.1f} would require {(10 * theirs - gtt) / 9:.1f} from "
-        f"each of the other nine terms; the mean of ours is {(10 * ours - gtt) / 9:.1f}. The weights are "
-        f"those of the last step, {last['step']:,}, {highest}."
-    )
-
-
-def reasons() -> str:
-    """Return the experiments on the difference to the published figures, one change at a time."""
-    one = {(n.defense, n.steps, n.reference, n.seed): n for n in (*CLAIM, *WHY)}
-    short, long = one[HM, CHEAP, False, 0], one[HM, 32, False, 0]
-    seeds = [one[HM, CHEAP, False, seed] for seed in SEEDS]
-    faithful = [one[HM, CHEAP, True, seed] for seed in SEEDS]
-    rows = [
-        ["η of training, 8 epochs", f"{CHEAP}", "32", _change(RECALL, FEW, FULL), _change(ERS, FEW, FULL)],
-        ["η of training, 1 epoch", f"{CHEAP}", "32", _change(RECALL, short, long), _change(ERS, short, long)],
-        [f"epochs, η = {CHEAP}", "1", "8", _change(RECALL, short, FEW), _change(ERS, short, FEW)],
-        ["epochs, η = 32", "1", "8", _change(RECALL, long, FULL), _change(ERS, long, FULL)],
-        [
-            f"[training as published](method.md#the-published-training), η = {CHEAP}, 1 epoch, "
-            f"{len(SEEDS)} seeds",
-            "off",
-            "on",
-            _paired(RECALL, seeds, faithful),
-            _paired(ERS, seeds, faithful),
-        ],
-        [f"seed, η = {CHEAP}, 1 epoch", "lowest", "highest", _range(RECALL, seeds), _range(ERS, seeds)],
-    ]
-    for network in (FULL, FEW):
-        change = _change(ERS, network, network, STRICT) + _most(network)
-        rows.append([f"protocol, η = {network.steps}, 8 epochs", "reference", "strict", "the same", change])
-    measured = [row for row in rows if row[-1] != "–"]
-    return table(["what is changed", "from", "to", "R@1", "ERS"], measured, left=3)
-
-
-def _most(network: Network) -> str:
-    """Say which term differs most between the protocols."""
-    found = [record_of(network, kind) for kind in KINDS]
-    terms = [record.ers.terms for record in found if record is not None and record.ers is not None]
-    if len(terms) < 2:
-        return ""
-    name = max(terms[0], key=lambda n: abs((terms[0][n] or 0) - (terms[1][n] or 0)))
-    return f", most in {name}: {terms[0][name]:.1f} → {terms[1][name]:.1f}"
-
-
-def _change(value: Value, before: Network, after: Network, then: Value | None = None) -> str:
-    """Write a figure of two networks, or two figures of one, with the change."""
-    a, b = value.of(before), (then or value).of(after)
-    return "–" if a is None or b is None else f"{a:.1f} → {b:.1f} ({b - a:+.1f})"
-
-
-def _paired(value: Value, before: Sequence[Network], after: Sequence[Network]) -> str:
-    found = compare(value, after, before)
-    return "–" if found is None else str(found)
-
-
-def _range(value: Value, networks: Sequence[Network]) -> str:
-    found = [figure for figure in map(value.of, networks) if figure is not None]
-    if len(found) < 2:
-        return "–"
-    return f"{min(found):.1f} → {max(found):.1f} ({max(found) - min(found):+.1f})"
-
-
-def masked() -> str:
-    """Say what the checks and the suite tell of masked gradients."""
-    rows = []
-    for network in FASHION:
-        if network.steps is None or (record := record_of(network, "strict")) is None:
-            continue
-        said = "; ".join(f"{c.name}: {c.says}" for c in record.checks if c.status in ("warn", "fail"))
-        least = min(record[name] for name in ("ES:R", "LTM", "GTM"))
-        rows.append([network.label, said or "all pass", f"{least:.1f}", WORST.show(network)])
-    return table(
-        ["training", "checks that warn or fail", "R@1 under ES, LTM, GTM: the least", WORST.title],
-        rows,
-        left=2,
-    )
-
-
 def claim() -> str:
     """Return each seed of the central claim, the differences, and what they say."""
-    seeds = {name: [n for n in CLAIM if n.defense == name] for name in (*RIVALS, HM)}
-    titles = [value.title for value in CLAIMED]
-    each = [
-        [n.defense, str(n.seed), *(v.show(n) for v in CLAIMED)] for those in seeds.values() for n in those
-    ]
-    if not any(v.of(n) is not None for those in seeds.values() for n in those for v in CLAIMED):
+    those = sorted((*CLAIM, *LONGER), key=lambda n: (n.epochs, n.defense, n.seed))
+    if not any(n in measured() for n in those):
         return UNMEASURED
+    titles = [value.title for value in CLAIMED]
+    each = [[n.defense, str(n.epochs), str(n.seed), *(v.show(n) for v in CLAIMED)] for n in those]
     differences, lines = [], []
-    for other in RIVALS:
-        found = {value.title: compare(value, seeds[HM], seeds[other]) for value in CLAIMED}
-        differences.append([f"{HM} − {other}", *("–" if d is None else str(d) for d in found.values())])
-        if line := verdict(other):
-            lines.append(f"- Against {line}")
+    for ours in (CLAIM, LONGER):
+        for other in RIVALS:
+            found = against(other, ours)
+            differences.append(
+                [f"{HM}, {ours[0].length} − {other}"]
+                + ["–" if d is None else minus(str(d)) for d in found.values()]
+            )
+            if line := verdict(other, ours):
+                lines.append(f"- {line}")
     parts = [
-        table(["training", "seed", *titles], each, left=2),
+        table(["training", "epochs", "seed", *titles], each, left=3),
         table(["difference", *titles], differences),
         "\n".join(lines),
     ]
@@ -278,14 +190,17 @@ def claim() -> str:
 
 
 def steps_between() -> str:
-    """Return the means of the trainings between EST and the whole method."""
+    """Return the means of the trainings from EST to the whole method, and what each costs."""
     rows = []
-    for name in dict.fromkeys(n.defense for n in (*CLAIM, *OTHERS)):
-        those = [n for n in (*CLAIM, *OTHERS) if n.defense == name]
+    every = (*CLAIM, *LONGER, *OTHERS)
+    for name, epochs in dict.fromkeys((n.defense, n.epochs) for n in every):
+        those = [n for n in every if (n.defense, n.epochs) == (name, epochs)]
         found = [[f for f in map(value.of, those) if f is not None] for value in CLAIMED]
         if any(found):
-            rows.append([name, *(f"{fmean(f):.1f} ({len(f)})" if f else "–" for f in found)])
-    return table(["training", *(value.title for value in CLAIMED)], rows)
+            cost = fmean(images(n) * steps(n) for n in those if n in measured()) / 1e6
+            shown = (f"{fmean(f):.1f} ({len(f)})" if f else "–" for f in found)
+            rows.append([name, str(epochs), *shown, f"{cost:.1f}"])
+    return table(["training", "epochs", *(value.title for value in CLAIMED), "million images"], rows, left=2)
 
 
 def samplers() -> str:
@@ -296,7 +211,7 @@ def samplers() -> str:
     for one, hardness in found:
         means, variances = ([hardness[n][what] for n in letters] for what in ("mean", "variance"))
         order = _ordered({letter: hardness[letter]["mean"] for letter in letters if len(letter) == 1})
-        rows.append([one.label, "E[H]", order, *(_minus(f"{mean:.3f}") for mean in means)])
+        rows.append([one.label, "E[H]", order, *(minus(f"{mean:.3f}") for mean in means)])
         rows.append([one.label, "Var[H]", "", *(f"{variance:.5f}" for variance in variances)])
     return table(
         ["network", "", "order of E[H]", *(DRAWN.get(letter, letter) for letter in letters)], rows, left=3
@@ -310,7 +225,8 @@ def _ordered(means: dict[str, float]) -> str:
     return names[0] + "".join(sign + name for sign, name in zip(signs, names[1:], strict=True))
 
 
-def _minus(text: str) -> str:
+def minus(text: str) -> str:
+    """Return a text with its hyphens as minus signs."""
     return text.replace("-", "−")
 
 
@@ -321,32 +237,53 @@ def summary() -> str:
         f"- {whole - len(lacks)} of {whole} measurements are made; [the rest](#not-measured-yet) is listed."
     ]
     for network in FASHION:
-        if (ers := ERS.of(network)) is None:
+        if (large := ERS.of(network)) is None:
             continue
         known = published_of(network)
-        theirs = f" (published: {known.scores['R@1']:.1f} and {known.scores['ERS']:.1f})" if known else ""
-        line = f"- {network.label}: R@1 {RECALL.show(network)} and ERS {ers:.1f}{theirs}"
+        line = f"- {network.label}: R@1 {RECALL.show(network)} and ERS {large:.1f}"
+        if known is not None:
+            theirs, small = known.scores["ERS"], LESS.of(network)
+            line += f" (published: {known.scores['R@1']:.1f} and {theirs:.1f}"
+            if small is not None and nearer(theirs, large, small) == SMALL:
+                line += f"; with ε = {SMALL}/255 the ERS is {small:.1f}"
+            line += ")"
         if (worst := WORST.of(network)) is not None:
             line += f"; the suite leaves R@1 {worst:.1f}"
         lines.append(f"{line}.")
-    found = [f"- {HM} against {line}" for other in RIVALS if (line := verdict(other))]
+    found = [f"- {line}" for ours in (CLAIM, LONGER) for other in RIVALS if (line := verdict(other, ours))]
     return "\n".join([*lines, *found])
 
 
-def verdict(other: str) -> str:
-    """Say in which figures the whole method is clearly higher or lower than another defense, seed by seed."""
-    seeds = {name: [n for n in CLAIM if n.defense == name] for name in (other, HM)}
-    found = {value.title: compare(value, seeds[HM], seeds[other]) for value in CLAIMED}
-    said = [f"{title} is {d.verdict}" for title, d in found.items() if d is not None and d.verdict]
-    return f"{other}, at equal cost: {', '.join(said)}." if said else ""
+def against(other: str, ours: Sequence[Network]) -> dict[str, Difference | None]:
+    """Return by how much the whole method, among `ours`, is above another defense, seed by seed."""
+    pairs = [n for n in ours if n.defense == HM], [n for n in CLAIM if n.defense == other]
+    return {value.title: compare(value, *pairs) for value in CLAIMED}
+
+
+def verdict(other: str, ours: Sequence[Network]) -> str:
+    """Say in which figures the whole method, among `ours`, is clearly above or below another defense."""
+    found = against(other, ours).items()
+    said = [f"{title} is {d.verdict}" for title, d in found if d is not None and d.verdict]
+    how = "equal η and length" if ours is CLAIM else f"{ours[0].length} against {CLAIM[0].length}"
+    return f"{HM} against {other}, {how}: {', '.join(said)}." if said else ""
 
 
 def unmeasured() -> str:
-    """List what is not made yet."""
-    lacks, whole = missing(), len(list(tasks())) + len(SAMPLERS)
-    if not lacks:
+    """List what is not made yet, seeds and kinds of record together."""
+    whole = len(list(tasks())) + len(SAMPLERS)
+    if not (lacks := missing()):
         return f"Nothing: all {whole} measurements are made."
-    return "\n".join([f"{len(lacks)} of {whole} measurements:", *(f"- {one}" for one in lacks)])
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for lack in lacks:
+        groups.setdefault((lack.where, lack.what), {}).setdefault(lack.kind, []).append(lack.seed)
+    lines = []
+    for (where, what), kinds in groups.items():
+        each = [
+            kind + (f" (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})" if seeds[0] else "")
+            for kind, seeds in kinds.items()
+        ]
+        lines.append(f"- {where}, {what}{': ' if any(each) else ''}{'; '.join(each)}")
+    return "\n".join([f"{len(lacks)} of {whole} measurements:", *lines])
 
 
 def trainings() -> str:
@@ -363,7 +300,8 @@ def records() -> str:
             if (record := record_of(network, kind)) is not None:
                 name = network.record(kind).parent.relative_to(RESULTS)
                 command = written(network.evaluate(kind))
-                rows.append([f"`{name}`", f"`{command}`", record.show("R@1"), record.show("ERS")])
+                scores = [record.show(score).replace("-", "–") for score in ("R@1", "ERS")]
+                rows.append([f"`{name}`", f"`{command}`", *scores])
     return table(["record", "command", "R@1", "ERS"], rows, left=2)
 
 
