@@ -150,11 +150,16 @@ def cheap() -> str:
     ]
     if not known:
         return f"The training with η = 32 has no record yet, so η = {CHEAP} cannot be compared with it."
+    sides: dict[bool, list[str]] = {True: [], False: []}
+    for value, few, many in known:
+        low, _ = value.ends(FULL) or (many, many)
+        sides[few >= low].append(f"{value.title} ({few:.1f} against {many:.1f})")
+    told = f"Does η = {CHEAP} keep what η = 32 reaches? It keeps {'; '.join(sides[True]) or 'nothing'}"
+    if sides[False]:
+        told += f". It loses {'; '.join(sides[False])}"
     costs = ", ".join(f"{n.label} {images(n):,.0f}" for n in FASHION if n in measured())
-    changes = "; ".join(f"{value.title} {few:.1f} against {many:.1f}" for value, few, many in known)
     return (
-        f"{HM} with η = {CHEAP} against η = 32: {changes}. Images that went forward and backward through the "
-        f"network in a step, in the mean: {costs}."
+        f"{told}. Images that went forward and backward through the network in a step, in the mean: {costs}."
     )
 
 
