@@ -162,7 +162,8 @@ def test_differences_are_those_of_pairs() -> None:
     assert found.high - found.mean == pytest.approx(4.302652729911275 / 3**0.5)
     assert (found.verdict, Difference.of([(1.0, 3.0), (1.0, 3.1)]).verdict) == ("higher", "lower")
     assert Difference.of([(1.0, 3.0), (3.0, 1.0)]).verdict == "not clearly different"
-    assert (str(Difference.of([(1.0, 3.0)])), Difference.of([(1.0, 3.0)]).verdict) == ("-2.0", "")
+    assert (Difference.of([(1.0, 3.0)]).show(), Difference.of([(1.0, 3.0)]).verdict) == ("-2.0", "")
+    assert Difference.of([(1.0, 3.0), (1.0, 3.1)]).show(2) == "-2.05 [-2.69, -1.41]"
 
 
 def test_an_ers_that_is_not_valid_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

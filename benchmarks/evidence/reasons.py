@@ -210,7 +210,7 @@ def _change(value: Value, before: Network, after: Network, then: Value | None = 
 
 def _paired(value: Value, before: Sequence[Network], after: Sequence[Network]) -> str:
     found = compare(value, after, before)
-    return "–" if found is None else minus(str(found))
+    return "–" if found is None else minus(found.show())
 
 
 def _range(value: Value, networks: Sequence[Network]) -> str:

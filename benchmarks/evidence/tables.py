@@ -15,6 +15,7 @@ from benchmarks.evidence.found import (
     STRICT,
     WORST,
     Difference,
+    Value,
     compare,
     hardness_of,
     log_of,
@@ -152,8 +153,9 @@ def cheap() -> str:
         return f"The training with η = 32 has no record yet, so η = {CHEAP} cannot be compared with it."
     sides: dict[bool, list[str]] = {True: [], False: []}
     for value, few, many in known:
-        low, _ = value.ends(FULL) or (many, many)
-        sides[few >= low].append(f"{value.title} ({few:.1f} against {many:.1f})")
+        low, high = value.ends(FULL) or (many, many)
+        keeps = few <= high if value.lower else few >= low
+        sides[keeps].append(f"{value.title} ({value.write(few)} against {value.write(many)})")
     told = f"Does η = {CHEAP} keep what η = 32 reaches? It keeps {'; '.join(sides[True]) or 'nothing'}"
     if sides[False]:
         told += f". It loses {'; '.join(sides[False])}"
@@ -179,11 +181,10 @@ def claim() -> str:
     differences, lines = [], []
     for ours in (CLAIM, LONGER):
         for other in RIVALS:
-            found = against(other, ours)
-            differences.append(
-                [f"{HM}, {ours[0].length} − {other}"]
-                + ["–" if d is None else minus(str(d)) for d in found.values()]
+            shown = (
+                "–" if d is None else minus(d.show(value.digits)) for value, d in against(other, ours).items()
             )
+            differences.append([f"{HM}, {ours[0].length} − {other}", *shown])
             if line := verdict(other, ours):
                 lines.append(f"- {line}")
     parts = [
@@ -203,7 +204,10 @@ def steps_between() -> str:
         found = [[f for f in map(value.of, those) if f is not None] for value in CLAIMED]
         if any(found):
             cost = fmean(images(n) * steps(n) for n in those if n in measured()) / 1e6
-            shown = (f"{fmean(f):.1f} ({len(f)})" if f else "–" for f in found)
+            shown = (
+                f"{value.write(fmean(f))} ({len(f)})" if f else "–"
+                for value, f in zip(CLAIMED, found, strict=True)
+            )
             rows.append([name, str(epochs), *shown, f"{cost:.1f}"])
     return table(["training", "epochs", *(value.title for value in CLAIMED), "million images"], rows, left=2)
 
@@ -259,18 +263,26 @@ def summary() -> str:
     return "\n".join([*lines, *found])
 
 
-def against(other: str, ours: Sequence[Network]) -> dict[str, Difference | None]:
+def against(other: str, ours: Sequence[Network]) -> dict[Value, Difference | None]:
     """Return by how much the whole method, among `ours`, is above another defense, seed by seed."""
     pairs = [n for n in ours if n.defense == HM], [n for n in CLAIM if n.defense == other]
-    return {value.title: compare(value, *pairs) for value in CLAIMED}
+    return {value: compare(value, *pairs) for value in CLAIMED}
 
 
 def verdict(other: str, ours: Sequence[Network]) -> str:
-    """Say in which figures the whole method, among `ours`, is clearly above or below another defense."""
-    found = against(other, ours).items()
-    said = [f"{title} is {d.verdict}" for title, d in found if d is not None and d.verdict]
-    how = "equal η and length" if ours is CLAIM else f"{ours[0].length} against {CLAIM[0].length}"
-    return f"{HM} against {other}, {how}: {', '.join(said)}." if said else ""
+    """Say where the whole method, among `ours`, is clearly better or worse than another defense."""
+    groups: dict[str, list[str]] = {"better in": [], "worse in": [], "not clearly different in": []}
+    for value, found in against(other, ours).items():
+        if found is None or not found.verdict:
+            continue
+        good = "lower" if value.lower else "higher"
+        how = "not clearly different in" if found.verdict not in ("higher", "lower") else "worse in"
+        groups["better in" if found.verdict == good else how].append(value.title)
+    said = [
+        f"{how} {', '.join(f'*{title}*' for title in titles)}" for how, titles in groups.items() if titles
+    ]
+    cost = "equal η and length" if ours is CLAIM else f"{ours[0].length} against {CLAIM[0].length}"
+    return f"{HM} against {other}, {cost}: {'; '.join(said)}." if said else ""
 
 
 def unmeasured() -> str:
