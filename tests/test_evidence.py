@@ -19,6 +19,7 @@ from benchmarks.evidence import figures, found, page, tables
 from benchmarks.evidence.found import (
     ERS,
     RECALL,
+    SHIFT,
     Difference,
     Missing,
     compare,
@@ -93,7 +94,7 @@ def test_nothing_is_kept_that_the_plan_does_not_know() -> None:
 def test_what_is_missing_is_said() -> None:
     lacks = missing()
     for network, kind in tasks():
-        where = {8: "8 epochs", 3: "3 epochs", 1: "1 epoch"}[network.epochs]
+        where = {8: "8 epochs", 2: "2 epochs", 1: "1 epoch"}[network.epochs]
         lack = Missing(
             f"{network.data}, {where}", network.title, kind, "" if network.kept else str(network.seed)
         )
@@ -164,6 +165,24 @@ def test_differences_are_those_of_pairs() -> None:
     assert Difference.of([(1.0, 3.0), (3.0, 1.0)]).verdict == "not clearly different"
     assert (Difference.of([(1.0, 3.0)]).show(), Difference.of([(1.0, 3.0)]).verdict) == ("-2.0", "")
     assert Difference.of([(1.0, 3.0), (1.0, 3.1)]).show(2) == "-2.05 [-2.69, -1.41]"
+    nothing = Difference.of([(0.0, 0.0), (0.0, 0.0)])
+    assert (nothing.show(), nothing.verdict) == ("none", "")
+
+
+def test_a_shift_is_told_in_distances_of_two_images() -> None:
+    network = CLAIM[0]
+    record, ends = record_of(network, "strict"), SHIFT.ends(network)
+    assert record is not None
+    assert ends is not None
+    (cosine,) = (check.figure for check in record.checks if check.name == "collapse")
+    assert cosine is not None
+    unit = (2 - 2 * cosine) ** 0.5  # |a − b|² = 2 − 2·a·b
+    assert SHIFT.of(network) == pytest.approx(record["shift"] / unit)
+    assert ends[0] * unit < record["shift"] < ends[1] * unit
+
+
+def test_the_order_of_samplers_takes_equal_means_as_such() -> None:
+    assert tables._ordered({"D": -0.1525, "H": -0.1524, "R": -0.9, "S": -0.34}) == "R < S < D ≈ H"
 
 
 def test_an_ers_that_is_not_valid_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

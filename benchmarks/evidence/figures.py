@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 NAMES = ("scores", "trainings", "claim", "samplers")
 """The figures, each ``evidence-NAME.svg``."""
 
+LOOKS = {"ACT[R]": 0, HM: 2, "HM[S,M]": 3, "HM[S,LGA]": 4, "EST[R]": 5, "HM[R,M]": 6}
+"""How short trainings look, by the number of a series: two of them as in the figures of the long ones."""
+
 
 def write(folder: Path) -> list[Path]:
     """Draw the figures of which something is measured; return their files."""
@@ -42,7 +45,7 @@ def drawn(name: str) -> bool:
 def claim() -> Figure:
     """Draw ERS and worst case against R@1, a mark for each seed, of what is measured."""
     networks = [n for n in (*CLAIM, *LONGER, *OTHERS) if n in measured()]
-    panels = [value for value in CLAIMED[1:] if any(value.of(n) is not None for n in networks)]
+    panels = [value for value in CLAIMED[1:] if any(value.of(n) for n in networks)]  # 0 for all says nothing
     groups: dict[str, list[Network]] = {}
     for network in networks:
         name = network.defense if network.epochs == 1 else f"{network.defense}, {network.length}"
@@ -52,10 +55,10 @@ def claim() -> Figure:
         figure = new_figure(0.8 + 1.8 * rows)
         for place, value in enumerate(panels, 1):
             axes = figure.add_subplot(rows, columns, place)
-            for number, (name, seeds) in enumerate(groups.items()):
+            for name, seeds in groups.items():
                 points = [(RECALL.of(n), value.of(n)) for n in seeds]
                 known = [(x, y) for x, y in points if x is not None and y is not None]
-                shape = look(number)
+                shape = look(LOOKS[seeds[0].defense] if seeds[0].epochs == 1 else len(LOOKS) + LOOKS[HM])
                 axes.plot(
                     [x for x, _ in known],
                     [y for _, y in known],
@@ -65,6 +68,7 @@ def claim() -> Figure:
                     label=plain(name),
                 )
             axes.set(xlabel="R@1", title=value.title)
+            axes.locator_params(axis="x", nbins=4)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", ncols=2)
     return figure

@@ -103,7 +103,7 @@ class Value:
             return None
         if self.name == "ERS" and record.ers is not None and not record.ers.valid:
             return None
-        found = record[self.name]
+        found = record[self.name] / self._unit(record)
         return None if math.isnan(found) else found
 
     def ends(self, network: Network) -> tuple[float, float] | None:
@@ -112,8 +112,17 @@ class Value:
         if record is None:
             return None
         goals = record.suite.goals if record.suite is not None else {}
-        score = goals.get(self.name) or record_scores(record).get(self.name)
-        return None if score is None or score.low is None or score.high is None else (score.low, score.high)
+        score, unit = goals.get(self.name) or record_scores(record).get(self.name), self._unit(record)
+        if score is None or score.low is None or score.high is None:
+            return None
+        return score.low / unit, score.high / unit
+
+    def _unit(self, record: Record) -> float:
+        """Return what the figure is divided by: that of a shift is the distance of two images."""
+        if self.name != "shift":
+            return 1.0
+        cosine = next(check.figure for check in record.checks if check.name == "collapse")
+        return math.sqrt(2 * (1 - (cosine or 0.0)))  # of the mean square
 
     def show(self, network: Network, *, interval: bool = False) -> str:
         """Return the figure as text, with its interval if that is asked for; a dash if it is missing."""
@@ -133,7 +142,7 @@ ERS = Value("ERS, reference", "reference", "ERS")
 LESS = Value(f"ERS, ε = {SMALL}/255", "small", "ERS")
 STRICT = Value("ERS, strict", "strict", "ERS")
 WORST = Value("R@1, worst case", "strict", "misrank")
-SHIFT = Value("shift, worst case ↓", "strict", "shift", digits=3, lower=True)
+SHIFT = Value("relative shift, worst case ↓", "strict", "shift", digits=2, lower=True)
 LESS_WORST = Value(f"R@1, worst case, ε = {SMALL}/255", "small-strict", "misrank")
 CLAIMED = (RECALL, ERS, STRICT, WORST, SHIFT, LESS_WORST)
 """The figures that the central claim is about, and those that test it."""
@@ -159,14 +168,16 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Say whether the first values are higher; nothing without an interval."""
-        if math.isnan(self.low):
+        """Say whether the first values are higher; nothing without an interval, or with one of no width."""
+        if math.isnan(self.low) or self.low == self.high:
             return ""
         return "higher" if self.low > 0 else "lower" if self.high < 0 else "not clearly different"
 
     def show(self, digits: int = 1) -> str:
         """Return the difference as text, with its interval if it has one."""
         mean, low, high = (f"{end:+.{digits}f}" for end in (self.mean, self.low, self.high))
+        if self.low == self.high == 0:
+            return "none"
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
 

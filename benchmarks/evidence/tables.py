@@ -35,13 +35,16 @@ from benchmarks.evidence.plan import (
     OTHERS,
     RESULTS,
     SAMPLERS,
+    SEEDS,
     SMALL,
     Kind,
     Network,
     tasks,
     written,
 )
+from robustmetric.evaluation import Record
 from robustmetric.experiments.published import Published, published
+from robustmetric.report.records import eps_of
 from robustmetric.report.summary import SCORES
 from robustmetric.report.tables import DRAWN
 from robustmetric.report.verdict import RECALLS
@@ -50,6 +53,8 @@ FULL, FEW = FASHION[3], FASHION[4]
 """The whole method at full length, with η = 32 and with few steps."""
 RIVALS = ("ACT[R]", "EST[R]")
 UNMEASURED = "None of this has been measured yet."
+ORDER = "R < M < S < D ≈ H"
+"""The paper's order of the samplers by the hardness that they draw."""
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
@@ -106,7 +111,8 @@ def attacks(networks: Sequence[Network], kind: Kind) -> str:
 def _published_row(row: Published) -> list[str]:
     eta = "" if row.steps is None else f", η = {row.steps}"
     shown = [column.show(row.scores.get(name)) for name, column in SCORES.items()]
-    return [f"{row.defense}{eta}", "published", *("–" if text == "-" else text for text in shown)]
+    source = "published †" if "ES:R" in row.scores else "published"
+    return [f"{row.defense}{eta}", source, *("–" if text == "-" else text for text in shown)]
 
 
 def suite(networks: Sequence[Network]) -> str:
@@ -135,8 +141,14 @@ def small_suite(networks: Sequence[Network]) -> str:
     for network in networks:
         if (record := record_of(network, "small-strict")) is not None:
             under = [record.show(name) for name in RECALLS]
-            rows.append([network.label, record.show("R@1"), *under, LESS_WORST.show(network, interval=True)])
-    return table(["training", "R@1", "under ES", "under LTM", "under GTM", "worst case"], rows)
+            rows.append([network.label, before(record), *under, LESS_WORST.show(network, interval=True)])
+    heads = ["R@1 of these queries", "under ES", "under LTM", "under GTM", "worst case"]
+    return table(["training", *heads], rows)
+
+
+def before(record: Record) -> str:
+    """Return R@1 of the attacked queries without an attack."""
+    return "–" if record.suite is None else f"{record.suite.goals['misrank'].before:.1f}"
 
 
 def steps(network: Network) -> int:
@@ -155,36 +167,53 @@ def cheap() -> str:
     for value, few, many in known:
         low, high = value.ends(FULL) or (many, many)
         keeps = few <= high if value.lower else few >= low
-        sides[keeps].append(f"{value.title} ({value.write(few)} against {value.write(many)})")
-    told = f"Does η = {CHEAP} keep what η = 32 reaches? It keeps {'; '.join(sides[True]) or 'nothing'}"
-    if sides[False]:
-        told += f". It loses {'; '.join(sides[False])}"
-    costs = ", ".join(f"{n.label} {images(n):,.0f}" for n in FASHION if n in measured())
-    return (
-        f"{told}. Images that went forward and backward through the network in a step, in the mean: {costs}."
-    )
+        if value.lower or max(few, many) >= 1:  # else nothing is left of either
+            sides[keeps].append(f"*{value.title}* ({value.write(few)} and {value.write(many)})")
+    costs = "; ".join(f"{n.label}: {images(n):,.0f}" for n in FASHION if n in measured())
+    lines = [
+        f"Does η = {CHEAP} keep what η = 32 reaches? One training each; kept is what is not worse than the "
+        "interval of η = 32:\n",
+        f"- kept: {', '.join(sides[True]) or 'nothing'};",
+        f"- lost: {', '.join(sides[False]) or 'nothing'}.\n",
+        "Passes of an image through the network in a step of the training, forward and backward ones added, "
+        f"in the mean: {costs}.",
+    ]
+    return "\n".join(lines)
 
 
-def images(network: Network) -> float:
-    """Return the mean number of images forward and backward in the steps that were logged."""
+def images(network: Network, epochs: int | None = None) -> float:
+    """Return the mean number of images forward and backward in logged steps, of the first `epochs` or all."""
     rows = [row for row in log_of(network) if row["images/forward"]]
+    rows = [row for row in rows if epochs is None or int(row["epoch"]) < epochs]
     return fmean(float(row["images/forward"]) + float(row["images/backward"]) for row in rows)
+
+
+def passes() -> str:
+    """Say how many passes one to three epochs of the whole method take, and how many one of ACT."""
+    epoch = steps(FEW) / FEW.epochs
+    ours = [f"{images(FEW, n) * n * epoch / 1e6:.1f}" for n in (1, 2, 3)]
+    act = next(n for n in CLAIM if n.defense == RIVALS[0])
+    return (
+        f"one, two and three of its epochs take {ours[0]}, {ours[1]} and {ours[2]} million passes of an "
+        f"image, one of {RIVALS[0]} {images(act) * steps(act) / 1e6:.1f}"
+    )
 
 
 def claim() -> str:
     """Return each seed of the central claim, the differences, and what they say."""
-    those = sorted((*CLAIM, *LONGER), key=lambda n: (n.epochs, n.defense, n.seed))
-    if not any(n in measured() for n in those):
+    every = sorted((*CLAIM, *LONGER), key=lambda n: (n.epochs, n.defense, n.seed))
+    those = [n for n in every if n in measured()]
+    if not those:
         return UNMEASURED
     titles = [value.title for value in CLAIMED]
     each = [[n.defense, str(n.epochs), str(n.seed), *(v.show(n) for v in CLAIMED)] for n in those]
     differences, lines = [], []
     for ours in (CLAIM, LONGER):
         for other in RIVALS:
-            shown = (
-                "–" if d is None else minus(d.show(value.digits)) for value, d in against(other, ours).items()
-            )
-            differences.append([f"{HM}, {ours[0].length} − {other}", *shown])
+            found = against(other, ours)
+            shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found.items())
+            if any(found.values()):
+                differences.append([f"{HM}, {ours[0].length} − {other}", *shown])
             if line := verdict(other, ours):
                 lines.append(f"- {line}")
     parts = [
@@ -209,7 +238,7 @@ def steps_between() -> str:
                 for value, f in zip(CLAIMED, found, strict=True)
             )
             rows.append([name, str(epochs), *shown, f"{cost:.1f}"])
-    return table(["training", "epochs", *(value.title for value in CLAIMED), "million images"], rows, left=2)
+    return table(["training", "epochs", *(value.title for value in CLAIMED), "million passes"], rows, left=2)
 
 
 def samplers() -> str:
@@ -222,15 +251,16 @@ def samplers() -> str:
         order = _ordered({letter: hardness[letter]["mean"] for letter in letters if len(letter) == 1})
         rows.append([one.label, "E[H]", order, *(minus(f"{mean:.3f}") for mean in means)])
         rows.append([one.label, "Var[H]", "", *(f"{variance:.5f}" for variance in variances)])
-    return table(
-        ["network", "", "order of E[H]", *(DRAWN.get(letter, letter) for letter in letters)], rows, left=3
-    )
+    heads = ["network", "", "order of E[H]", *(DRAWN.get(letter, letter) for letter in letters)]
+    others = [f"{row[0]} ({row[2]})" for row in rows if row[2] not in ("", ORDER)]
+    said = f"The order is the paper's everywhere{' but ' + ', '.join(others) if others else ''}."
+    return "\n\n".join([table(heads, rows, left=3), *([said] if rows else [])])
 
 
 def _ordered(means: dict[str, float]) -> str:
-    """Write names in the order of their means; those that are the same in three digits by ≈."""
+    """Write names in the order of their means; those that are within a thousandth by ≈."""
     names = sorted(means, key=lambda name: means[name])
-    signs = [" ≈ " if round(means[a], 3) == round(means[b], 3) else " < " for a, b in pairwise(names)]
+    signs = [" ≈ " if means[b] - means[a] < 0.001 else " < " for a, b in pairwise(names)]
     return names[0] + "".join(sign + name for sign, name in zip(signs, names[1:], strict=True))
 
 
@@ -251,13 +281,15 @@ def summary() -> str:
         known = published_of(network)
         line = f"- {network.label}: R@1 {RECALL.show(network)} and ERS {large:.1f}"
         if known is not None:
-            theirs, small = known.scores["ERS"], LESS.of(network)
+            theirs, less = known.scores["ERS"], LESS.of(network)
             line += f" (published: {known.scores['R@1']:.1f} and {theirs:.1f}"
-            if small is not None and nearer(theirs, large, small) == SMALL:
-                line += f"; with ε = {SMALL}/255 the ERS is {small:.1f}"
+            if less is not None and nearer(theirs, large, less) == SMALL:
+                line += f"; with ε = {SMALL}/255 the ERS is {less:.1f}"
             line += ")"
         if (worst := WORST.of(network)) is not None:
             line += f"; the suite leaves R@1 {worst:.1f}"
+            if (small := LESS_WORST.of(network)) is not None:
+                line += f", with ε = {SMALL}/255 {small:.1f}"
         lines.append(f"{line}.")
     found = [f"- {line}" for ours in (CLAIM, LONGER) for other in RIVALS if (line := verdict(other, ours))]
     return "\n".join([*lines, *found])
@@ -271,8 +303,15 @@ def against(other: str, ours: Sequence[Network]) -> dict[Value, Difference | Non
 
 def verdict(other: str, ours: Sequence[Network]) -> str:
     """Say where the whole method, among `ours`, is clearly better or worse than another defense."""
-    groups: dict[str, list[str]] = {"better in": [], "worse in": [], "not clearly different in": []}
+    groups: dict[str, list[str]] = {
+        "better in": [],
+        "worse in": [],
+        "not clearly different in": [],
+        "nothing is left of either in": [],
+    }
     for value, found in against(other, ours).items():
+        if found is not None and found.low == found.high == 0:
+            groups["nothing is left of either in"].append(value.title)
         if found is None or not found.verdict:
             continue
         good = "lower" if value.lower else "higher"
@@ -281,7 +320,8 @@ def verdict(other: str, ours: Sequence[Network]) -> str:
     said = [
         f"{how} {', '.join(f'*{title}*' for title in titles)}" for how, titles in groups.items() if titles
     ]
-    cost = "equal η and length" if ours is CLAIM else f"{ours[0].length} against {CLAIM[0].length}"
+    cost = f"η = {CHEAP}, {len(SEEDS)} seeds, {ours[0].length}"
+    cost += " each" if ours is CLAIM else f" against {CLAIM[0].length}"
     return f"{HM} against {other}, {cost}: {'; '.join(said)}." if said else ""
 
 
@@ -318,8 +358,9 @@ def records() -> str:
                 name = network.record(kind).parent.relative_to(RESULTS)
                 command = written(network.evaluate(kind))
                 scores = [record.show(score).replace("-", "–") for score in ("R@1", "ERS")]
-                rows.append([f"`{name}`", f"`{command}`", *scores])
-    return table(["record", "command", "R@1", "ERS"], rows, left=2)
+                worst = "–" if record.suite is None else f"{record['misrank']:.1f}"
+                rows.append([f"`{name}`", f"`{command}`", eps_of(record), *scores, worst])
+    return table(["record", "command", "ε", "R@1", "ERS", "R@1, worst case"], rows, left=3)
 
 
 def measurements() -> str:
