@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from robustmetric.experiments.cells import slug
+from robustmetric.validate import command_line
 
 RESULTS = Path(__file__).parents[2] / "results"
 """Where records are kept."""
@@ -130,8 +130,7 @@ def written(arguments: Sequence[str]) -> str:
     >>> print(written(["evaluate", "RUN", "--suite", "worst-case(goals='misrank')"]))
     robustmetric evaluate RUN --suite "worst-case(goals='misrank')"
     """
-    words = (f'"{word}"' if "'" in word else shlex.quote(word) for word in arguments)
-    return " ".join(["robustmetric", *words])
+    return command_line(["robustmetric", *arguments])
 
 
 HM = "HM[S,LGA]&ICS"

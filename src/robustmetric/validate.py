@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -55,6 +56,21 @@ def one_line(text: str) -> str:
     two\nlines
     """
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return a command of these `words` as one types it: what has single quotes stands in double ones.
+
+    >>> print(command_line(["robustmetric", "evaluate", "my run", "--suite", "worst-case(goals='misrank')"]))
+    robustmetric evaluate 'my run' --suite "worst-case(goals='misrank')"
+    """
+    return " ".join(
+        f'"{word}"' if "'" in word and not _WITHIN_QUOTES.search(word) else shlex.quote(word)
+        for word in words
+    )
+
+
+_WITHIN_QUOTES = re.compile(r'["$`\\!]')  # what a shell reads in double quotes, too
 
 
 def spreadsheet_text(text: str) -> str:

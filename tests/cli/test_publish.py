@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 
 import robustmetric as rm
 from tests.helpers.command import refused, works
+from tests.helpers.records import a_record, written
+from tests.helpers.runs import make_run
 
 FEW = ("--queries", "6", "--steps", "1", "--checks", "none")
 
@@ -19,7 +23,9 @@ def trained(run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation*"))
 
 
-def test_from_a_run_to_a_card_with_scores(trained: Path, tmp_path: Path) -> None:
+def test_from_a_run_to_a_card_with_scores(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights in half precision are published, measured, and the card brought up to date."""
     works("evaluate", trained, *FEW)
     out = tmp_path / "zoo" / "digits" / "mine"
@@ -27,9 +33,14 @@ def test_from_a_run_to_a_card_with_scores(trained: Path, tmp_path: Path) -> None
     assert said[0].startswith("left out: evaluation: it is of other weights, whose SHA-256 is ")
     assert said[1].startswith("c2f2 N/A[S], SHA-256 ")
     assert said[1].endswith(f"…, with 0 records: {out}")
+    assert said[2:] == [
+        f"next: robustmetric evaluate {out} --out scores",
+        f"then: robustmetric publish {out} --record scores",
+    ]
 
-    works("evaluate", out, *FEW, "--out", tmp_path / "scores")
-    (said_again,) = works("publish", out, "--record", tmp_path / "scores").splitlines()
+    monkeypatch.chdir(tmp_path)
+    works(*shlex.split(said[2])[2:], *FEW)
+    (said_again,) = works(*shlex.split(said[3])[2:]).splitlines()
     assert said_again.endswith(f"…, with 1 record: {out}")
     loaded = rm.load_zoo("digits/N/A[S]", tmp_path / "zoo")
     record = rm.load_record(tmp_path / "scores")
@@ -70,6 +81,20 @@ def test_mistakes_are_said(trained: Path, tmp_path: Path) -> None:
     )
     works("publish", trained, out, "--force")
     assert refused("publish", out, "--half").endswith("publish its run to another folder (--half)\n")
+
+
+@pytest.mark.parametrize(("root", "told"), [("/my images", "'/my images'"), (None, "DIR")])
+def test_what_to_do_next_names_the_images(root: str | None, told: str, tmp_path: Path) -> None:
+    about = json.dumps({"images": {"height": 8, "width": 8, "channels": 1}})
+    made = make_run(tmp_path / "made", "last", about=about, data="folder", root=root)
+    out = tmp_path / "out"
+    assert len(works("publish", made, out, "--half").splitlines()) == 1  # nothing was measured before
+    written(a_record(), made / "evaluation")
+    said = works("publish", made, out, "--half", "--force", "--trust").splitlines()
+    assert said[-2:] == [
+        f"next: robustmetric evaluate {out} --root {told} --trust --out scores",
+        f"then: robustmetric publish {out} --trust --record scores",
+    ]
 
 
 @pytest.mark.parametrize("name", ["[bold]run\x1b[2J", "räume und $(touch x)"])

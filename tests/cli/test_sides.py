@@ -388,9 +388,10 @@ def test_weights_that_are_not_there(run: Path, tmp_path: Path) -> None:
     (empty := tmp_path / "run").mkdir()
     (empty / "recipe.yaml").write_bytes((run / "recipe.yaml").read_bytes())
     says = refused("evaluate", empty, "--weights", "best", *ONE, "--out", tmp_path / "out")
-    assert f"there are no weights {empty / 'best.safetensors'}: the run has not been validated" in one_line(
-        says
+    told = (
+        f"there are no weights {empty / 'best.safetensors'}: the folder holds no weights; take a whole copy"
     )
+    assert told in one_line(says)
 
 
 # Refused before anything is decoded

@@ -15,7 +15,7 @@ from robustmetric.cli.request import Request
 from robustmetric.evaluation import CHECKS, COLUMNS, Plan, load_record
 from robustmetric.evaluation.suite import GOALS
 from robustmetric.report.words import AIMS, CHECK_MEANINGS, COLUMN_MEANINGS, aim, command, goal_meaning
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, command_line
 from tests.conftest import GOLDEN
 from tests.helpers.command import refused
 from tests.helpers.records import a_record, altered
@@ -109,6 +109,21 @@ def test_the_command_names_images_that_the_run_was_not_trained_on(
     assert command(record, "runs/a", trained) == shlex.join(
         ["robustmetric", "evaluate", "runs/a", *words, "--eps", "8/255"]
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "typed"),
+    [
+        ("worst-case", "worst-case"),
+        ("HM[S,LGA]&ICS", "'HM[S,LGA]&ICS'"),
+        ("worst-case(goals='misrank')", "\"worst-case(goals='misrank')\""),
+        *((f"it's {sign}x", f"'it'\"'\"'s {sign}x'") for sign in '"$`\\!'),  # a shell reads these in "", too
+        ("", "''"),
+    ],
+)
+def test_a_word_of_a_command_is_quoted_as_one_types_it(word: str, typed: str) -> None:
+    assert command_line(["robustmetric", word]) == f"robustmetric {typed}"
+    assert shlex.split(command_line([word, "b"])) == [word, "b"]
 
 
 def test_every_part_of_the_package_is_explained() -> None:

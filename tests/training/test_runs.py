@@ -106,9 +106,17 @@ def test_weights_that_are_not_there(tmp_path: Path) -> None:
     told = r"no weights .*best\.safetensors: the folder holds the last ones alone; ask for last, or for none"
     with pytest.raises(FileNotFoundError, match=told):
         run.weights("best")
-    told = r"no weights .*best\.safetensors: the run has not been validated yet; resume its training"
+    told = (
+        r"no weights .*best\.safetensors: the folder holds no weights; take a whole copy of it, or train "
+        r"again by its recipe\.yaml$"
+    )
+    new = make_run(tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=told):
-        make_run(tmp_path / "new").weights("best")
+        new.weights("best")
+    new.checkpoint.touch()  # a training that can go on
+    told = r"no weights .*best\.safetensors: the run has not been validated yet; resume its training$"
+    with pytest.raises(FileNotFoundError, match=told):
+        new.weights("best")
     with pytest.raises(FileNotFoundError, match=r"no weights file .*nowhere\.safetensors") as caught:
         run.source(tmp_path / "nowhere.safetensors")
     assert "validated" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,26 @@ def test_every_score_is_the_records(run: Path) -> None:
             assert row[4] == record.column(name).unit.name
         _, *worst = table(section(card, f"{folder}: worst case"))
         assert [row[:6] for row in worst] == [["misrank ↑", "7.4", "4.3 to 10.6", "98.4", "%", "9"]]
-    assert "follows the protocol `reference`" in card
+    assert "- evaluation-reference follows the protocol `reference`: its figures compare with" in card
     assert "Few images were attacked (evaluation-reference 9 and evaluation-strict 9)" in card
     assert "The test images are of 3 classes: chance finds the right one for some 33 %." in card
+
+
+def test_several_records_by_the_reference(run: Path) -> None:
+    for name in ("evaluation-reference", "evaluation-small"):
+        with_record(run, name, protocol="reference")
+    told = (
+        "- evaluation-reference and evaluation-small follow the protocol `reference`: their figures compare"
+    )
+    assert told in published(run)
+
+
+def test_the_command_of_a_record_with_a_suite_is_one_that_is_typed(run: Path) -> None:
+    plan = {"suite": "worst-case(goals='misrank')"}
+    written(altered(record_of(run), settings=plan), run / "evaluation")
+    command = section(published(run), "evaluation").split("```sh\n")[1].split("\n```")[0]
+    assert " --suite \"worst-case(goals='misrank')\" " in command
+    assert plan["suite"] in shlex.split(command)
 
 
 def test_hugging_face_reads_the_figures(run: Path) -> None:
@@ -86,7 +104,7 @@ def test_hugging_face_reads_the_figures(run: Path) -> None:
         "apache-2.0", "robustmetric", "image-feature-extraction",
     )  # fmt: skip
     assert data.datasets is None  # images of one's own
-    assert data.model_name == "c2f2 HM[S,LGA]&ICS"
+    assert data.model_name == "c2f2 HM[S,LGA]&ICS, η = 8"
     found = {(one.dataset_config, one.metric_type): one for one in data.eval_results}
     kinds = {
         "R@1": "recall_at_1", "R@2": "recall_at_2", "mAP": "mean_average_precision",
@@ -135,7 +153,7 @@ def test_images_of_ones_own_are_no_data_set(data: str, name: str, run: Path) -> 
 
 
 def test_the_title_says_where_the_images_come_from(run: Path) -> None:
-    assert "\n# c2f2 HM[S,LGA]&ICS on images of a folder\n" in published(run)
+    assert "\n# c2f2 HM[S,LGA]&ICS on images of a folder, η = 8\n" in published(run)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +212,7 @@ def test_what_the_card_says_of_the_training(run: Path) -> None:
 def test_a_network_without_a_defense(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "best", about=about(choice={"images": "test images"}), defense="N/A[S]")
     card = published(run)
+    assert "\n# c2f2 N/A[S] on digits\n" in card
     assert "without a defense: it is here to compare with" in card
     assert {"eps", "alpha", "steps"}.isdisjoint(row[0] for row in table(section(card, "Training")))
     assert "The weights were chosen on the test images: their R@1 is too high" in card

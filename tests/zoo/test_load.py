@@ -104,6 +104,20 @@ def test_a_missing_card_is_told(zoo: Path) -> None:
         assert rm.load_zoo("digits/N/A[S]", zoo).card == ""
 
 
+@fault("zoo", "a published network has no run.json", "a warning says what cannot be told, and it is loaded")
+def test_a_missing_run_json_is_told(zoo: Path) -> None:
+    """Its recipe may have been changed: the digest of it is gone, too."""
+    before = rm.load_zoo("digits/N/A[S]", zoo)
+    recipe = zoo / "any" / "c" / "recipe.yaml"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("seed: 0", "seed: 5"), encoding="utf-8")
+    (zoo / "any" / "c" / "run.json").unlink()
+    told = r"any/c has no run\.json: whether its recipe was changed cannot be told; take a whole copy"
+    with pytest.warns(UserWarning, match=told):
+        loaded = rm.load_zoo("digits/N/A[S]", zoo)
+    assert (before.recipe.seed, loaded.recipe.seed) == (0, 5)
+    assert loaded.digest == before.digest
+
+
 def test_a_folder_that_is_not_the_zoo_itself(zoo: Path) -> None:
     with pytest.raises(
         rm.UserError, match=r"any/c is a network itself: load it with rm\.load_run, or give the"

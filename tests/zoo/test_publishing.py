@@ -396,6 +396,11 @@ def test_what_is_no_run_or_has_no_weights(run: Path, tmp_path: Path) -> None:
         FileNotFoundError, match=r"there are no weights .*: the run has not been validated yet"
     ):
         rm.publish(run, tmp_path / "out")
+    (run / "last.ckpt").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"there are no weights .*: the folder holds no weights; take a"
+    ):
+        rm.publish(run, tmp_path / "out")
     for text in ("", "Apache 2.0", "mit\n", "a" * 65):
         with pytest.raises(rm.UserError, match=r"a licence is an identifier such as apache-2\.0"):
             rm.publish(run, tmp_path / "out", licence=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import traceback
@@ -121,7 +122,7 @@ def run() -> None:
     except Exception as error:
         if debug:
             raise
-        told = _told(error, arguments)
+        told = _told(error, arguments) + escape(_in_the_zoo(error, arguments))
         Terminal(stderr=True).print(told, markup=True, highlight=False, soft_wrap=True)
         sys.exit(1)
 
@@ -144,6 +145,25 @@ def _told(error: Exception, arguments: list[str]) -> str:
         "This is no mistake of yours, as far as robustmetric can tell: run the same command with --debug and "
         "report the traceback that it shows."
     )
+
+
+def _in_the_zoo(error: Exception, arguments: list[str]) -> str:
+    """Say where a network of the package is, if its name was given where a path is asked for."""
+    if not isinstance(error, FileNotFoundError | UserError):
+        return ""
+    for given in arguments:
+        data, slash, _ = given.strip().partition("/")
+        # Path.exists would raise an error of a path that is too long.
+        if not slash or str(Path(given)) not in str(error) or os.path.exists(given):  # noqa: PTH110
+            continue
+        from robustmetric.data import DATA
+
+        if data in DATA:  # the zoo takes seconds to import
+            from robustmetric.zoo.load import zoo_folder
+
+            if (folder := zoo_folder(given)) is not None:
+                return f"; the network of the zoo is in {folder}"
+    return ""
 
 
 _LOWER = ("batch", "size", "dim", "devices")

@@ -10,7 +10,9 @@ import typer
 from robustmetric.cli.app import TRUST, app, stoppable
 from robustmetric.cli.options import RUN
 from robustmetric.cli.terminal import wide
-from robustmetric.validate import shorten
+from robustmetric.training.recipe import Recipe
+from robustmetric.training.runs import RunFolder
+from robustmetric.validate import command_line, shorten
 from robustmetric.zoo import publish
 
 
@@ -58,3 +60,15 @@ def publish_run(
         say(f"in the folder, and no part of what is published: {shorten(done.beside)}")
     counted = f"{len(done.records)} record{'' if len(done.records) == 1 else 's'}"
     say(f"{done.name}, SHA-256 {done.digest[:12]}…, with {counted}: {done.folder}")
+    if done.left_out and not done.records:
+        for line in _next_lines(RunFolder(run, trust=trust).recipe(), done.folder, trust):
+            say(line)
+
+
+def _next_lines(recipe: Recipe, folder: Path, trust: bool) -> list[str]:
+    """Say how what is published is measured, and its card brought up to date: no record is of its weights."""
+    root = [] if recipe.data == "digits" else ["--root", str(recipe.root or "DIR")]
+    trusting = ["--trust"] if trust else []
+    evaluate = ["robustmetric", "evaluate", str(folder), *root, *trusting, "--out", "scores"]
+    add = ["robustmetric", "publish", str(folder), *trusting, "--record", "scores"]
+    return [f"next: {command_line(evaluate)}", f"then: {command_line(add)}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from robustmetric.cli.options import ADDRESS, ON, check_engine
 from robustmetric.cli.progress import Decoding, Making, duration
 from robustmetric.cli.terminal import Terminal, wide
 from robustmetric.files import check_writable
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, command_line
 
 if TYPE_CHECKING:
     from robustmetric.experiments.cells import Job, Scale
@@ -106,7 +105,7 @@ def reproduce(
     work = _Work.of(shown, scale, out, ["reproduce", *wanted, *_options(given)])
     if dry_run:
         for job in [work.named(cell)] if cell is not None else work.missing:
-            typer.echo(shlex.join(["robustmetric", *job.command]))
+            typer.echo(command_line(["robustmetric", *job.command]))
         return
     console = wide()
     console.quiet = not is_first()

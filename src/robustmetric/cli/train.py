@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from robustmetric.cli.terminal import Terminal
 from robustmetric.files import write_atomically, writing
 from robustmetric.training import CutShortError, Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, command_line
 
 if TYPE_CHECKING:
     from robustmetric.training.runs import RunFolder
@@ -204,7 +203,7 @@ def _command(out: Path, again: dict[str, Any]) -> str:
         elif value:
             for one in value if isinstance(value, list) else [value]:
                 parts += [option, str(one)]
-    return shlex.join(parts)
+    return command_line(parts)
 
 
 def _end_lines(run: RunFolder, cache: Path | None, skip_broken: bool) -> list[str]:
@@ -223,7 +222,7 @@ def _end_lines(run: RunFolder, cache: Path | None, skip_broken: bool) -> list[st
         *([] if cache is None else ["--cache", str(cache)]),
         *(["--skip-broken"] if skip_broken else []),
     ]
-    return [*lines, f"weights: {told}", f"next: {shlex.join(following)}"]
+    return [*lines, f"weights: {told}", f"next: {command_line(following)}"]
 
 
 sets = typer.Typer(no_args_is_help=True, help="Look at data sets.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from decimal import Decimal
 
@@ -12,6 +11,7 @@ from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.report.records import alpha_of, data_of, eps_of
 from robustmetric.report.verdict import with_interval
 from robustmetric.usercode import file_of, split_options, without_folder
+from robustmetric.validate import command_line
 
 COLUMN_MEANINGS: Mapping[str, str] = {
     "CA+": "rank of an image that the attacker wants first for a random query",
@@ -167,7 +167,7 @@ def command(record: Record, run: str | None = None, data: str | None = None) -> 
         value = getattr(how, field)
         if field == "eps" or value != usual[field].default:
             words += [f"--{field}", _written(value, levels=how.norm == "linf")]
-    return shlex.join(words)
+    return command_line(words)
 
 
 def _written(value: object, *, levels: bool) -> str:

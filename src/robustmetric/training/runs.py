@@ -301,11 +301,15 @@ class RunFolder:
         name = next((name for name in names if own[name].is_file()), None)
         if name is None:
             here = [name for name, file in own.items() if file.is_file()]
-            why = (
-                f"the folder holds the {here[0]} ones alone; ask for {here[0]}, or for none"
-                if here
-                else "the run has not been validated yet; resume its training"
-            )
+            if here:
+                why = f"the folder holds the {here[0]} ones alone; ask for {here[0]}, or for none"
+            elif self.checkpoint.is_file():
+                why = "the run has not been validated yet; resume its training"
+            else:
+                why = (
+                    "the folder holds no weights; take a whole copy of it, or train again by its "
+                    f"{self.recipe_file.name}"
+                )
             raise FileNotFoundError(f"there are no weights {own[names[0]]}: {why}")
         return Weights(own[name], "last weights" if name == "last" else f"chosen on {by}")
 

@@ -22,7 +22,7 @@ from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import perturbs
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder
-from robustmetric.validate import one_line
+from robustmetric.validate import command_line, one_line
 from robustmetric.zoo.entries import ZooRun, label_of, licence_of
 from robustmetric.zoo.front import conditions, front_matter, images_of
 from robustmetric.zoo.summary import headline, trust
@@ -52,9 +52,10 @@ def model_card(run: ZooRun, dim: int, about: Mapping[str, Any]) -> str:
     `run` is the network in its folder, with the records to show; `dim` is the length of its vectors, and
     `about` the content of its run.json.
     """
-    name = f"{run.name} on {images_of(run.recipe.data)}"
+    steps = label_of(run.recipe).steps
+    eta = "" if steps is None else f", η = {steps}"
     body = [
-        f"# {marked_down(name)}",
+        f"# {marked_down(f'{run.name} on {images_of(run.recipe.data)}{eta}')}",
         *_what(run, dim, licence_of(about)),
         *_use(run, dim),
         *_data(about),
@@ -65,7 +66,7 @@ def model_card(run: ZooRun, dim: int, about: Mapping[str, Any]) -> str:
         *_limits(run),
         *_citation(run),
     ]
-    front = front_matter(run.name, run.recipe.data, licence_of(about), run.records)
+    front = front_matter(f"{run.name}{eta}", run.recipe.data, licence_of(about), run.records)
     return front + "\n".join(body) + "\n"
 
 
@@ -184,7 +185,7 @@ def _training(run: ZooRun, about: Mapping[str, Any]) -> Iterator[str]:
     if starts and isinstance(starts[0].get("command"), list):
         told = "" if len(starts) == 1 else f", which was started {len(starts)} times"
         yield f"The command{told}, with files and folders by their names alone:"
-        yield from ("```sh", one_line(shlex.join(["robustmetric", *map(str, starts[0]["command"])])), "```")
+        yield from ("```sh", one_line(command_line(["robustmetric", *map(str, starts[0]["command"])])), "```")
     if starts:
         versions = [f"{key} {value}" for key, value in starts[-1].items() if key != "command"]
         yield f"Made with {marked_down(', '.join(versions))}."
@@ -308,9 +309,10 @@ def _limits(run: ZooRun) -> Iterator[str]:
         told = "; all scores here are of the rounded weights" if records else ", which moves scores a little"
         yield f"- The weights are rounded to half precision{told}."
     if reference := [name for name, record in records.items() if record.settings.protocol == "reference"]:
+        follow, their = ("follows", "its") if len(reference) == 1 else ("follow", "their")
         yield (
-            f"- {marked_down(listed(reference))} follows the protocol `reference`: its figures compare with "
-            "published ones, and with no others."
+            f"- {marked_down(listed(reference))} {follow} the protocol `reference`: {their} figures compare "
+            "with published ones, and with no others."
         )
     if few := [f"{name} {r.queries.count:,}" for name, r in records.items() if r.queries.count < _FEW]:
         yield f"- Few images were attacked ({marked_down(listed(few))}): look at the intervals."
@@ -333,7 +335,7 @@ def _citation(run: ZooRun) -> Iterator[str]:
 def _evaluate(run: ZooRun, words: Sequence[str]) -> str:
     """Return a command that evaluates, with where the images are: a published folder does not say."""
     root = [] if run.recipe.data == "digits" else ["--root", "DIR"]
-    return one_line(shlex.join([*words, *root, "--out", "scores"]))
+    return one_line(command_line([*words, *root, "--out", "scores"]))
 
 
 def _interval(column: Column, found: object) -> str:

@@ -175,12 +175,18 @@ def check_recipe(folder: Path) -> None:
 
 
 def read_entry(folder: Path, *, trust: bool = False) -> ZooRun:
-    """Load the network in a `folder` with its records; those that do not count are told by warnings."""
+    """Load the network in a `folder` with its records; warnings tell which do not count, and what is gone."""
     check_recipe(folder)
     run = load_run(folder, trust=trust)
     records, others = sorted_records(folder, run.digest)
     for name, why in others.items():
         warnings.warn(f"the record {folder / name} is left out: {why}", stacklevel=3)
+    if not (about := RunFolder(folder).about).is_file():
+        warnings.warn(
+            f"{folder} has no {about.name}: whether its recipe was changed cannot be told; take a whole copy "
+            "of the folder",
+            stacklevel=3,
+        )
     if not (folder / CARD).is_file():
         warnings.warn(
             f"{folder} has no model card, {CARD}: publish the folder again to write it", stacklevel=3

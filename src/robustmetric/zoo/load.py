@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from robustmetric.data import DATA
@@ -48,7 +48,25 @@ def load_zoo(name: str, folder: Path | str | None = None, *, trust: bool = False
     """
     if not isinstance(name, str):
         raise UserError(f"a network is named by a text such as 'digits/N/A[S]', not {brief(name)}")
-    entries = _entries(folder)
+    return read_entry(_place(name, _entries(folder), folder), trust=trust)
+
+
+def zoo_folder(name: str) -> Path | None:
+    """Return the folder of the package's network that `load_zoo` knows by a `name`; None without one.
+
+    >>> zoo_folder("fashion-mnist/HM[S, LGA] & ICS eta=8").name, zoo_folder("runs/mine")
+    ('HM-S-LGA-and-ICS-8', None)
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of entries that cannot be read
+            return _place(name, _entries(None), None)
+    except UserError:
+        return None
+
+
+def _place(name: str, entries: Mapping[Path, Label], folder: Path | str | None) -> Path:
+    """Return the folder of the one network among `entries`, those of a zoo's folder, that is meant."""
     eta = _ETA.search(name)
     short = name[: eta.start()] if eta else name
     found = {
@@ -68,7 +86,7 @@ def load_zoo(name: str, folder: Path | str | None = None, *, trust: bool = False
             f"{len(places)} networks are called {brief(name)}: {shorten(places)}; load one of them by its "
             "folder, with rm.load_run"
         )
-    return read_entry(places[0], trust=trust)
+    return places[0]
 
 
 def _is_meant(label: Label, short: str) -> bool:
