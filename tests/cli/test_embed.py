@@ -134,11 +134,11 @@ def test_what_cannot_be_is_refused(
 
 
 def test_code_of_a_run_is_run_only_if_it_is_trusted(tmp_path: Path, pictures: Path) -> None:
-    code = "from torch import nn\n\ndef flat():\n    return nn.Flatten()\n"
+    code = "from torch import nn\n\ndef flattened():\n    return nn.Flatten()\n"
     run = tmp_path / "theirs"
     (run / "code").mkdir(parents=True)
     (run / "code" / "nets.py").write_text(code)
-    (run / "recipe.yaml").write_text("data: digits\nmodel: code/nets.py:flat\n")
+    (run / "recipe.yaml").write_text("data: digits\nmodel: code/nets.py:flattened\n")
     rm.save_weights({}, run / "last.safetensors")
     said = refused("embed", run, pictures, "-o", tmp_path / "v.npy")
     assert "nets.py" in said
