@@ -32,6 +32,7 @@ from benchmarks.evidence.plan import (
     HM,
     KINDS,
     LONGER,
+    MNIST,
     OTHERS,
     RESULTS,
     SAMPLERS,
@@ -275,11 +276,12 @@ def summary() -> str:
     lines = [
         f"- {whole - len(lacks)} of {whole} measurements are made; [the rest](#not-measured-yet) is listed."
     ]
-    for network in FASHION:
+    for network in (*FASHION, *MNIST):
         if (large := ERS.of(network)) is None:
             continue
         known = published_of(network)
-        line = f"- {network.label}: R@1 {RECALL.show(network)} and ERS {large:.1f}"
+        line = f"- {network.data}, {network.length}, {network.title}: "
+        line += f"R@1 {RECALL.show(network)} and ERS {large:.1f}"
         if known is not None:
             theirs, less = known.scores["ERS"], LESS.of(network)
             line += f" (published: {known.scores['R@1']:.1f} and {theirs:.1f}"
@@ -320,7 +322,7 @@ def verdict(other: str, ours: Sequence[Network]) -> str:
     said = [
         f"{how} {', '.join(f'*{title}*' for title in titles)}" for how, titles in groups.items() if titles
     ]
-    cost = f"η = {CHEAP}, {len(SEEDS)} seeds, {ours[0].length}"
+    cost = f"η = {CHEAP}, {len(SEEDS)} seeds on {ours[0].data}, {ours[0].length}"
     cost += " each" if ours is CLAIM else f" against {CLAIM[0].length}"
     return f"{HM} against {other}, {cost}: {'; '.join(said)}." if said else ""
 
