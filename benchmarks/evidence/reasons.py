@@ -140,7 +140,7 @@ def reading() -> str:
     best = max((found, network.title) for network in every if (found := ERS.of(network)) is not None)
     theirs = known.scores["ERS"]
     told = (
-        f"No training of {HM} that is measured here, with whatever seed, η, length or other change, has an "
+        f"No training of {HM} on {FULL.data} so far, with whatever seed, η, length or other change, has an "
         f"ERS over {best[0]:.1f} with ε = {ATTACKED}/255 ({best[1]}); with {SMALL}/255 it is {small:.1f}. "
         f"So the smaller budget explains {theirs:.1f} best; only the published network could prove it."
     )
