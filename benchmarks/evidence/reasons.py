@@ -142,8 +142,11 @@ def reading() -> str:
     told = (
         f"No training of {HM} on {FULL.data} so far, with whatever seed, η, length or other change, has an "
         f"ERS over {best[0]:.1f} with ε = {ATTACKED}/255 ({best[1]}); with {SMALL}/255 it is {small:.1f}. "
-        f"So the smaller budget explains {theirs:.1f} best; only the published network could prove it."
+        f"So the smaller budget explains {theirs:.1f} best of what was tried, and was tried because the gap "
+        "had been seen; only the published network could prove it."
     )
+    if MANY not in measured():
+        told += f" The {MANY.workers} workers of the published training are not tried yet."
     act = FASHION[2]
     pairs = [(value.of(act), value.of(FULL)) for value in (ERS, LESS)]
     if all(a is not None and b is not None and a > b for a, b in pairs):
