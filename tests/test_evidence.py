@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import robustmetric as rm
-from benchmarks.evidence import figures, found, page, tables
+from benchmarks.evidence import figures, found, make, page, tables
 from benchmarks.evidence.found import (
     ERS,
     RECALL,
@@ -122,6 +122,19 @@ def test_a_record_is_what_its_command_makes(network: Network, kind: Kind) -> Non
     assert record.network.weights == "last weights"
     if network.kept:
         assert record.network.sha256 == rm.load_run(RESULTS / network.name).digest
+
+
+@pytest.mark.parametrize("network", measured(), ids=named)
+def test_all_records_of_a_network_are_of_the_same_weights(network: Network) -> None:
+    made = [record.network.sha256 for kind in KINDS if (record := record_of(network, kind)) is not None]
+    assert len(set(made)) == 1
+
+
+def test_other_weights_than_those_of_the_records_are_refused() -> None:
+    network, other = FASHION[:2]
+    make.same(network, RESULTS / network.name)
+    with pytest.raises(make.DifferentWeightsError, match=r"evaluation-reference.*delete .*zoo"):
+        make.same(network, RESULTS / other.name)
 
 
 @pytest.mark.parametrize("network", KEPT, ids=named)

@@ -64,6 +64,11 @@ class Missing(NamedTuple):
     seed: str = ""
 
 
+def planned() -> int:
+    """Return how many records and measurements there are to make."""
+    return len(list(tasks())) + len(SAMPLERS)
+
+
 def missing() -> list[Missing]:
     """Return what is not made yet, one for each record and measurement."""
     lacks = [
@@ -122,7 +127,7 @@ class Value:
         if self.name != "shift":
             return 1.0
         cosine = next(check.figure for check in record.checks if check.name == "collapse")
-        return math.sqrt(2 * (1 - (cosine or 0.0)))  # of the mean square
+        return math.nan if cosine is None else math.sqrt(2 * (1 - cosine))  # of the mean square
 
     def show(self, network: Network, *, interval: bool = False) -> str:
         """Return the figure as text, with its interval if that is asked for; a dash if it is missing."""

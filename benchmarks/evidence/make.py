@@ -16,13 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.evidence.plan import NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
+from benchmarks.evidence.plan import KINDS, NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
+from robustmetric.evaluation import load_record
+from robustmetric.training import load_run
 from robustmetric.training.checkpoint import reached
 from robustmetric.training.recipe import dump_recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.zoo import publish
 
 LICENCE = "apache-2.0"
+
+
+class DifferentWeightsError(RuntimeError):
+    """A training came out differently than before."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -55,10 +61,22 @@ def evaluated(network: Network, kind: Kind, root: str, work: Path) -> None:
         publish(place, records=[made])
         return
     source = trained(network, root, work)
+    same(network, source)
     run(network.evaluate(kind, root, str(source), str(made)))
     keep(source, place)
     network.record(kind).parent.mkdir()
     shutil.copy(made / "record.json", network.record(kind))
+
+
+def same(network: Network, source: Path) -> None:
+    """Refuse weights that are not those of the records that are kept already."""
+    digest = load_run(source, weights="last").digest
+    for kind in KINDS:
+        if network.record(kind).is_file() and load_record(network.record(kind)).network.sha256 != digest:
+            raise DifferentWeightsError(
+                f"the weights in {source} are not those of {network.record(kind)}: another processor, or "
+                f"number of threads, rounds differently. To measure these, delete {RESULTS / network.name}"
+            )
 
 
 def keep(source: Path, place: Path) -> None:
@@ -107,6 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if error.returncode in (130, 143):  # it was stopped
                 sys.exit(error.returncode)
             failed.append(name)
+        except DifferentWeightsError as error:
+            failed.append(f"{name}: {error}")
     if failed:
         sys.exit(f"failed: {'; '.join(failed)}")
 

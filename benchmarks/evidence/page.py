@@ -10,8 +10,19 @@ from pathlib import Path
 
 import jinja2
 
-from benchmarks.evidence import figures, reasons, tables
-from benchmarks.evidence.plan import ATTACKED, CHEAP, FASHION, HM, MNIST, QUERIES, RESULTS, SEEDS, SMALL
+from benchmarks.evidence import figures, found, reasons, tables
+from benchmarks.evidence.plan import (
+    ATTACKED,
+    CHEAP,
+    FASHION,
+    HM,
+    MNIST,
+    MNIST_LONGER,
+    QUERIES,
+    RESULTS,
+    SEEDS,
+    SMALL,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"evidence.md.j2": ROOT / "docs" / "evidence.md", "results.md.j2": RESULTS / "README.md"}
@@ -42,6 +53,7 @@ def filled(template: str) -> str:
         seeds=len(SEEDS),
         fashion=FASHION,
         mnist=MNIST,
+        mnist_longer=[network for network in MNIST_LONGER if network in found.measured()],
     )
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 

@@ -22,6 +22,7 @@ from benchmarks.evidence.found import (
     measured,
     missing,
     nearer,
+    planned,
     published_of,
     record_of,
 )
@@ -40,7 +41,6 @@ from benchmarks.evidence.plan import (
     SMALL,
     Kind,
     Network,
-    tasks,
     written,
 )
 from robustmetric.evaluation import Record
@@ -53,6 +53,14 @@ from robustmetric.report.verdict import RECALLS
 FULL, FEW = FASHION[3], FASHION[4]
 """The whole method at full length, with η = 32 and with few steps."""
 RIVALS = ("ACT[R]", "EST[R]")
+PARTS = {
+    RIVALS[0]: "",
+    "HM[R,M]": "hardness manipulation",
+    "HM[S,M]": "softhard source triplets",
+    "HM[S,LGA]": "the gradual adversary",
+    HM: "intra-class structure",
+}
+"""The steps from ACT to the whole method, and what each adds."""
 UNMEASURED = "None of this has been measured yet."
 ORDER = "R < M < S < D ≈ H"
 """The paper's order of the samplers by the hardness that they draw."""
@@ -110,10 +118,10 @@ def attacks(networks: Sequence[Network], kind: Kind) -> str:
 
 
 def _published_row(row: Published) -> list[str]:
-    eta = "" if row.steps is None else f", η = {row.steps}"
     shown = [column.show(row.scores.get(name)) for name, column in SCORES.items()]
     source = "published †" if "ES:R" in row.scores else "published"
-    return [f"{row.defense}{eta}", source, *("–" if text == "-" else text for text in shown)]
+    title = Network(row.data, row.defense, row.steps).title
+    return [title, source, *("–" if text == "-" else text for text in shown)]
 
 
 def suite(networks: Sequence[Network]) -> str:
@@ -253,6 +261,19 @@ def steps_between() -> str:
     return table(["training", "epochs", *(value.title for value in CLAIMED), "million passes"], rows, left=2)
 
 
+def parts() -> str:
+    """Return what each step from ACT to the whole method brings, seed by seed."""
+    rows = []
+    values = [value for value in CLAIMED if any(value.of(network) for network in OTHERS)]
+    seeds = {name: [n for n in (*CLAIM, *OTHERS) if n.defense == name] for name in PARTS}
+    for (before, _), (after, what) in pairwise(PARTS.items()):
+        found = [(value, compare(value, seeds[after], seeds[before])) for value in values]
+        if any(difference for _, difference in found):
+            shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found)
+            rows.append([what, f"{before} → {after}", *shown])
+    return table(["what is added", "from, to", *(value.title for value in values)], rows, left=2)
+
+
 def samplers() -> str:
     """Return Table 1: mean and variance of the hardness that each sampler draws, and the order of means."""
     found = [(one, hardness) for one in SAMPLERS if (hardness := hardness_of(one)) is not None]
@@ -283,10 +304,8 @@ def minus(text: str) -> str:
 
 def summary() -> str:
     """Say in a few lines what was found so far."""
-    lacks, whole = missing(), len(list(tasks())) + len(SAMPLERS)
-    lines = [
-        f"- {whole - len(lacks)} of {whole} measurements are made; [the rest](#not-measured-yet) is listed."
-    ]
+    lacks, whole = len(missing()), planned()
+    lines = [f"- {whole - lacks} of {whole} measurements are made; [the rest](#not-measured-yet) is listed."]
     for network in (*FASHION, *MNIST):
         if (large := ERS.of(network)) is None:
             continue
@@ -340,9 +359,8 @@ def verdict(other: str, ours: Sequence[Network]) -> str:
 
 def unmeasured() -> str:
     """List what is not made yet, seeds and kinds of record together."""
-    whole = len(list(tasks())) + len(SAMPLERS)
     if not (lacks := missing()):
-        return f"Nothing: all {whole} measurements are made."
+        return f"Nothing: all {planned()} measurements are made."
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for lack in lacks:
         groups.setdefault((lack.where, lack.what), {}).setdefault(lack.kind, []).append(lack.seed)
@@ -353,7 +371,7 @@ def unmeasured() -> str:
             for kind, seeds in kinds.items()
         ]
         lines.append(f"- {where}, {what}{': ' if any(each) else ''}{'; '.join(each)}")
-    return "\n".join([f"{len(lacks)} of {whole} measurements:", *lines])
+    return "\n".join([f"{len(lacks)} of {planned()} measurements:", *lines])
 
 
 def trainings() -> str:
