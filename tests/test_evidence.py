@@ -71,6 +71,9 @@ def test_the_figures_show_every_network_that_is_measured(tmp_path: Path) -> None
     assert [file.name for file in kept] == sorted(file.name for file in drawn)
     for file in drawn:
         assert _texts(file) == _texts(page.IMAGES / file.name)
+        size = [float(found) for found in re.findall(r'[\d.]+(?=pt")', file.read_text())[:2]]
+        inner = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', file.read_text())[0]
+        assert size == pytest.approx([figures.SCALE * float(side) for side in inner], abs=0.01)
     scores = _texts(page.IMAGES / "evidence-scores.svg")
     for network in FASHION:
         assert (network.label in scores) == (record_of(network, "reference") is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from robustmetric.report.style import look, new_figure, plain, save, styled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SCALE = 1.75
+"""How much larger figures are than those of a paper."""
 NAMES = ("scores", "trainings", "claim", "samplers")
 """The figures, each ``evidence-NAME.svg``."""
 
@@ -32,7 +35,17 @@ def write(folder: Path) -> list[Path]:
         "claim": claim,
         "samplers": samplers,
     }
-    return [save(made[name](), folder / f"evidence-{name}", ["svg"])[0] for name in NAMES if drawn(name)]
+    files = [save(made[name](), folder / f"evidence-{name}", ["svg"])[0] for name in NAMES if drawn(name)]
+    for file in files:
+        enlarge(file)
+    return files
+
+
+def enlarge(file: Path) -> None:
+    """Make a figure that is a column of a paper wide fit a page on a screen."""
+    text = file.read_text(encoding="utf-8")
+    larger = re.sub(r'="([\d.]+)pt"', lambda size: f'="{SCALE * float(size[1]):.2f}pt"', text, count=2)
+    file.write_text(larger, encoding="utf-8")
 
 
 def drawn(name: str) -> bool:
