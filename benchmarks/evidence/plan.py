@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from robustmetric.evaluation.suite import WorstCase
 from robustmetric.experiments.cells import slug
 from robustmetric.validate import command_line
 
@@ -20,12 +21,13 @@ ATTACKED = 77  # ε, in levels of 255
 
 SMALL = 8  # ε of the paper's 224×224 images, in levels of 255
 
-Kind = Literal["reference", "small", "strict", "small-strict"]
-KINDS: tuple[Kind, ...] = ("reference", "small", "strict", "small-strict")
-"""The records of a network, by protocol: those of `strict` hold the worst-case suite, and `small` ones have
-ε = 8/255."""
+Kind = Literal["reference", "small", "strict", "small-strict", "more-steps"]
+KINDS: tuple[Kind, ...] = ("reference", "small", "strict", "small-strict", "more-steps")
+"""The records of a network, by protocol: those of `strict` hold the worst-case suite, `small` ones have
+ε = 8/255, and the attacks along gradients of `more-steps` have four times the steps of the suite's."""
 WHOLE_SUITE, SHORT_SUITE = "worst-case", "worst-case(goals='misrank,shift')"
 RECALL_SUITE, RECALL_ATTACKS = "worst-case(goals='misrank')", "ES,LTM,GTM"
+SHIFT_SUITE, SHIFT_ATTACKS = f"worst-case(goals='shift', steps={4 * WorstCase().steps})", "ES"
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Network:
             words += ["--suite", self.suite]
         elif kind == "small-strict":
             words += ["--attacks", RECALL_ATTACKS, "--suite", RECALL_SUITE]
+        elif kind == "more-steps":
+            words += ["--attacks", SHIFT_ATTACKS, "--suite", SHIFT_SUITE]
         else:
             words += ["--protocol", "reference", "--checks", "none"]
         return [*words, "--out", out]
@@ -187,6 +191,7 @@ def tasks() -> Iterator[tuple[Network, Kind]]:
         (FASHION, ("small-strict",)),
         (MNIST, (*both, "small")),
         (OTHERS, both),
+        (FASHION[2:], ("more-steps",)),
         ((MANY,), both[:1]),
         (MNIST_LONGER, both[:1]),
         (WHY, both[:1]),
