@@ -185,6 +185,21 @@ def test_differences_are_those_of_pairs() -> None:
     assert (nothing.show(), nothing.verdict) == ("none", "")
 
 
+def test_what_a_part_adds_is_the_mean_difference_of_seeds() -> None:
+    row = next(line for line in tables.parts().splitlines() if "ACT[R] → HM[R,M]" in line)
+    changes = []
+    for seed in range(3):
+        files = [
+            RESULTS / f"one-epoch/fashion-mnist/{name}-8-seed{seed}/evaluation-reference/record.json"
+            for name in ("ACT-R", "HM-R-M")
+        ]
+        if all(file.is_file() for file in files):
+            before, after = (json.loads(file.read_text())["retrieval"]["R@1"]["value"] for file in files)
+            changes.append(after - before)
+    assert changes
+    assert row.split(" | ")[2].startswith(f"{np.mean(changes):+.1f}".replace("-", "−"))
+
+
 def test_a_shift_is_told_in_distances_of_two_images() -> None:
     network = CLAIM[0]
     record, ends = record_of(network, "strict"), SHIFT.ends(network)
