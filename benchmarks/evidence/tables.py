@@ -48,7 +48,7 @@ from robustmetric.experiments.published import Published, published
 from robustmetric.report.records import eps_of
 from robustmetric.report.summary import SCORES
 from robustmetric.report.tables import DRAWN
-from robustmetric.report.verdict import RECALLS
+from robustmetric.report.verdict import RECALLS, listed
 
 FULL, FEW = FASHION[3], FASHION[4]
 """The whole method at full length, with η = 32 and with few steps."""
@@ -262,16 +262,32 @@ def steps_between() -> str:
 
 
 def parts() -> str:
-    """Return what each step from ACT to the whole method brings, seed by seed."""
-    rows = []
+    """Return what each step from ACT to the whole method adds, seed by seed and in the paper, and compare."""
+    rows, names = [], [(RECALL, "R@1"), (ERS, "ERS")]
     values = [value for value in CLAIMED if any(value.of(network) for network in OTHERS)]
     seeds = {name: [n for n in (*CLAIM, *OTHERS) if n.defense == name] for name in PARTS}
+    paper = {row.defense: row.scores for row in published() if (row.data, row.steps) == ("cub", CHEAP)}
+    ways: dict[str, dict[str, list[str]]] = {name: {} for _, name in names}
     for (before, _), (after, what) in pairwise(PARTS.items()):
-        found = [(value, compare(value, seeds[after], seeds[before])) for value in values]
-        if any(difference for _, difference in found):
-            shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found)
-            rows.append([what, f"{before} → {after}", *shown])
-    return table(["what is added", "from, to", *(value.title for value in values)], rows, left=2)
+        found = {value: compare(value, seeds[after], seeds[before]) for value in values}
+        theirs = {name: paper[after][name] - paper[before][name] for _, name in names}
+        if not any(found.values()):
+            continue
+        shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found.items())
+        rows.append([what, f"{before} → {after}", *shown, *(minus(f"{d:+.1f}") for d in theirs.values())])
+        for value, name in names:
+            if (ours := found.get(value)) is not None and ours.verdict:
+                same = "as in the paper" if (ours.mean > 0) == (theirs[name] > 0) else "the other way"
+                way = same if ours.verdict in ("higher", "lower") else "not clearly"
+                ways[name].setdefault(way, []).append(what)
+    heads = ["what is added", "from, to", *(value.title for value in values)]
+    said = [
+        f"{name} moves {'; '.join(f'{way} with {listed(those)}' for way, those in groups.items())}."
+        for name, groups in ways.items()
+        if groups
+    ]
+    whole = table([*heads, *(f"{name}, paper, CUB" for _, name in names)], rows, left=2)
+    return "\n\n".join([whole, *([" ".join(said)] if said else [])])
 
 
 def samplers() -> str:
