@@ -19,6 +19,7 @@ from benchmarks.evidence import figures, found, make, page, tables
 from benchmarks.evidence.found import (
     ERS,
     RECALL,
+    RELATIVE,
     SHIFT,
     Difference,
     Missing,
@@ -59,10 +60,14 @@ def test_a_page_says_what_the_records_do(template: str) -> None:
 
 
 def test_the_readme_shows_rows_of_the_page() -> None:
-    section = (page.ROOT / "README.md").read_text(encoding="utf-8").split("## What trainings come to\n")[1]
+    section = (page.ROOT / "README.md").read_text(encoding="utf-8").split("## Results\n")[1]
     rows = [line for line in section.split("\n## ")[0].splitlines() if line.startswith("|")]
     assert len(rows) == 6
-    assert set(rows) <= set(page.PAGES["evidence.md.j2"].read_text(encoding="utf-8").splitlines())
+    whole = page.PAGES["evidence.md.j2"].read_text(encoding="utf-8")
+    assert set(rows) <= set(whole.splitlines())
+    told = re.findall(r"\d+\.\d+", section.split("\n## ")[0])
+    assert len(told) > 30
+    assert set(told) <= set(re.findall(r"\d+\.\d+", whole))
 
 
 def test_the_figures_show_every_network_that_is_measured(tmp_path: Path) -> None:
@@ -200,15 +205,16 @@ def test_what_a_part_adds_is_the_mean_difference_of_seeds() -> None:
     assert row.split(" | ")[2].startswith(f"{np.mean(changes):+.1f}".replace("-", "−"))
 
 
-def test_a_shift_is_told_in_distances_of_two_images() -> None:
+def test_a_relative_shift_is_told_in_distances_of_two_images() -> None:
     network = CLAIM[0]
-    record, ends = record_of(network, "strict"), SHIFT.ends(network)
+    record, ends = record_of(network, "strict"), RELATIVE.ends(network)
     assert record is not None
     assert ends is not None
     (cosine,) = (check.figure for check in record.checks if check.name == "collapse")
     assert cosine is not None
     unit = (2 - 2 * cosine) ** 0.5  # |a − b|² = 2 − 2·a·b
-    assert SHIFT.of(network) == pytest.approx(record["shift"] / unit)
+    assert RELATIVE.of(network) == pytest.approx(record["shift"] / unit)
+    assert SHIFT.of(network) == record["shift"]
     assert ends[0] * unit < record["shift"] < ends[1] * unit
 
 

@@ -21,12 +21,12 @@ from benchmarks.evidence.found import (
     log_of,
     measured,
     missing,
-    nearer,
     planned,
     published_of,
     record_of,
 )
 from benchmarks.evidence.plan import (
+    ATTACKED,
     CHEAP,
     CLAIM,
     FASHION,
@@ -61,6 +61,18 @@ PARTS = {
     HM: "intra-class structure",
 }
 """The steps from ACT to the whole method, and what each adds."""
+MEANINGS: dict[Kind, str] = {
+    "reference": "scores by the reference protocol",
+    "strict": "scores by the strict protocol, and the worst case",
+    "small": f"scores with ε = {SMALL}/255",
+    "small-strict": f"the worst case with ε = {SMALL}/255",
+    "more-steps": "shift with more steps along gradients",
+}
+"""What the kinds of record hold, in a few words."""
+PAPER = {"R@1": "R@1, paper, CUB", "ERS": "ERS, paper, CUB"}
+"""The scores of the paper that differences stand beside, and the heads of their columns."""
+DIFFERENCES = "where-the-figures-differ-from-the-published-ones"
+"""The section about them."""
 UNMEASURED = "None of this has been measured yet."
 ORDER = "R < M < S < D ≈ H"
 """The paper's order of the samplers by the hardness that they draw."""
@@ -180,14 +192,24 @@ def cheap() -> str:
             sides[keeps].append(f"*{value.title}* ({value.write(few)} and {value.write(many)})")
     costs = "; ".join(f"{n.label}: {images(n):,.0f}" for n in FASHION if n in measured())
     lines = [
-        f"Does η = {CHEAP} keep what η = 32 reaches? One training each; kept is what is not worse than the "
-        "interval of η = 32:\n",
-        f"- kept: {', '.join(sides[True]) or 'nothing'};",
-        f"- lost: {', '.join(sides[False]) or 'nothing'}.\n",
-        "Passes of an image through the network in a step of the training, forward and backward ones added, "
-        f"in the mean: {costs}.",
+        f"Does η = {CHEAP}, with larger steps, keep what η = 32 reaches? By one training each:\n",
+        f"- not worse than the interval of η = 32: {', '.join(sides[True]) or 'nothing'};",
+        f"- worse: {', '.join(sides[False]) or 'nothing'}.\n",
+        f"{_terms()}Passes of an image through the network in a step of the training, forward and backward "
+        f"ones added, on average: {costs}.",
     ]
     return "\n".join(lines)
+
+
+def _terms() -> str:
+    """Say which terms of the ERS differ most between few steps and many."""
+    few, many = (record_of(network, "reference") for network in (FEW, FULL))
+    if few is None or few.ers is None or many is None or many.ers is None:
+        return ""
+    pairs = {name: (few.ers.terms[name] or 0.0, many.ers.terms[name] or 0.0) for name in many.ers.terms}
+    most = sorted(pairs, key=lambda name: -abs(pairs[name][0] - pairs[name][1]))[:3]
+    shown = ", ".join(f"{name} {pairs[name][0]:.1f} and {pairs[name][1]:.1f}" for name in most)
+    return f"The ERS is a mean; of its terms these differ most: {shown}. "
 
 
 def images(network: Network, epochs: int | None = None) -> float:
@@ -221,27 +243,17 @@ def claim() -> str:
         for other in RIVALS:
             found = against(other, ours)
             shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found.items())
+            theirs = paper_change(other, HM).values() if ours is CLAIM else "––"
             if any(found.values()):
-                differences.append([f"{HM}, {ours[0].length} − {other}", *shown])
+                differences.append([f"{HM}, {ours[0].length} − {other}", *shown, *theirs])
             if line := verdict(other, ours):
                 lines.append(f"- {line}")
     parts = [
         table(["training", "epochs", "seed", *titles], each, left=3),
-        table(["difference", *titles], differences),
+        table(["difference", *titles, *PAPER.values()], differences),
         "\n".join(lines),
     ]
     return "\n\n".join(parts)
-
-
-def undivided() -> str:
-    """Say how far embeddings are shifted in plain distances, in which the order may be another."""
-    means = []
-    for name in (HM, *RIVALS):
-        found = [r["shift"] for n in CLAIM if n.defense == name and (r := record_of(n, "strict")) is not None]
-        if not found:
-            return ""
-        means.append(f"{name} {fmean(found):.2f}")
-    return f"Undivided, the shift in the worst case is, in the mean over seeds: {', '.join(means)}."
 
 
 def steps_between() -> str:
@@ -263,30 +275,34 @@ def steps_between() -> str:
 
 def parts() -> str:
     """Return what each step from ACT to the whole method adds, seed by seed and in the paper, and compare."""
-    rows, names = [], [(RECALL, "R@1"), (ERS, "ERS")]
+    rows = []
     values = [value for value in CLAIMED if any(value.of(network) for network in OTHERS)]
     seeds = {name: [n for n in (*CLAIM, *OTHERS) if n.defense == name] for name in PARTS}
-    paper = {row.defense: row.scores for row in published() if (row.data, row.steps) == ("cub", CHEAP)}
-    ways: dict[str, dict[str, list[str]]] = {name: {} for _, name in names}
-    for (before, _), (after, what) in pairwise(PARTS.items()):
+    ways: dict[Value, dict[str, list[str]]] = {RECALL: {}, ERS: {}}
+    for before, after in (*pairwise(PARTS), (RIVALS[0], HM)):
+        what = PARTS[after] if before != RIVALS[0] or after != HM else "the whole method"
         found = {value: compare(value, seeds[after], seeds[before]) for value in values}
-        theirs = {name: paper[after][name] - paper[before][name] for _, name in names}
         if not any(found.values()):
             continue
+        theirs = paper_change(before, after)
         shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found.items())
-        rows.append([what, f"{before} → {after}", *shown, *(minus(f"{d:+.1f}") for d in theirs.values())])
-        for value, name in names:
+        rows.append([what, f"{before} → {after}", *shown, *theirs.values()])
+        for (value, groups), change in zip(ways.items(), theirs.values(), strict=True):
             if (ours := found.get(value)) is not None and ours.verdict:
-                same = "as in the paper" if (ours.mean > 0) == (theirs[name] > 0) else "the other way"
-                way = same if ours.verdict in ("higher", "lower") else "not clearly"
-                ways[name].setdefault(way, []).append(what)
+                sign = (
+                    "has the sign of the paper"
+                    if (ours.mean > 0) == ("+" in change)
+                    else "has the other sign"
+                )
+                way = sign if ours.verdict in ("higher", "lower") else "is not clear"
+                groups.setdefault(way, []).append(what)
     heads = ["what is added", "from, to", *(value.title for value in values)]
     said = [
-        f"{name} moves {'; '.join(f'{way} with {listed(those)}' for way, those in groups.items())}."
-        for name, groups in ways.items()
+        f"The change of {name} {'; '.join(f'{way} for {listed(those)}' for way, those in groups.items())}."
+        for name, groups in zip(PAPER, ways.values(), strict=True)
         if groups
     ]
-    whole = table([*heads, *(f"{name}, paper, CUB" for _, name in names)], rows, left=2)
+    whole = table([*heads, *PAPER.values()], rows, left=2)
     return "\n\n".join([whole, *([" ".join(said)] if said else [])])
 
 
@@ -320,27 +336,69 @@ def minus(text: str) -> str:
 
 def summary() -> str:
     """Say in a few lines what was found so far."""
-    lacks, whole = len(missing()), planned()
-    lines = [f"- {whole - lacks} of {whole} measurements are made; [the rest](#not-measured-yet) is listed."]
-    for network in (*FASHION, *MNIST):
-        if (large := ERS.of(network)) is None:
-            continue
-        known = published_of(network)
-        line = f"- {network.data}, {network.length}, {network.title}: "
-        line += f"R@1 {RECALL.show(network)} and ERS {large:.1f}"
-        if known is not None:
-            theirs, less = known.scores["ERS"], LESS.of(network)
-            line += f" (published: {known.scores['R@1']:.1f} and {theirs:.1f}"
-            if less is not None and nearer(theirs, large, less) == SMALL:
-                line += f"; with ε = {SMALL}/255 the ERS is {less:.1f}"
-            line += ")"
-        if (worst := WORST.of(network)) is not None:
-            line += f"; the suite leaves R@1 {worst:.1f}"
-            if (small := LESS_WORST.of(network)) is not None:
-                line += f", with ε = {SMALL}/255 {small:.1f}"
-        lines.append(f"{line}.")
-    found = [f"- {line}" for ours in (CLAIM, LONGER) for other in RIVALS if (line := verdict(other, ours))]
-    return "\n".join([*lines, *found])
+    lines = []
+    for networks in (FASHION, MNIST):
+        told = []
+        for network in networks:
+            if (known := published_of(network)) is not None and ERS.of(network) is not None:
+                theirs = f"{known.scores['R@1']:.1f} and {known.scores['ERS']:.1f}"
+                told.append(f"{network.title}: {RECALL.show(network)} and {ERS.show(network)} ({theirs})")
+        if told:
+            lines.append(
+                f"- **Reproduced?** R@1 and ERS on {networks[0].data} after {networks[0].length} (in "
+                f"parentheses the published ones, after {FULL.length}). {'; '.join(told)}."
+            )
+    if (small := LESS.of(FULL)) is not None:
+        lines[0] += (
+            f" With ε = {SMALL}/255 the ERS of the last is {small:.1f}, and the published one may be of that "
+            f"budget: see [the experiments](#{DIFFERENCES})."
+        )
+    lines.append(f"- **The central claim**: {answer()}")
+    worst = [found for network in FASHION if (found := WORST.of(network)) is not None]
+    left = [
+        f"{LESS_WORST.show(network)} of {before(record)} ({network.title})"
+        for network in FASHION
+        if (record := record_of(network, "small-strict")) is not None
+    ]
+    if worst and left:
+        lines.append(
+            f"- **The worst case**: strong attacks with ε = {ATTACKED}/255 leave an R@1 of at most "
+            f"{max(worst):.1f}; with {SMALL}/255 they leave {', '.join(left)}."
+        )
+    lines.append(
+        f"- **Not known**: {len(missing())} of {planned()} measurements are "
+        f"[not made yet](#not-measured-yet), and of the trainings of {FULL.length} there is one seed each."
+    )
+    return "\n".join(lines)
+
+
+def answer() -> str:
+    """Say whether the central claim holds, by how much, and what the paper has."""
+    clauses, verdicts = [], set()
+    for other in RIVALS:
+        found, theirs = against(other, CLAIM), paper_change(other, HM)
+        ours = [found[RECALL], found[ERS]]
+        if any(difference is None for difference in ours):
+            return UNMEASURED
+        verdicts |= {difference.verdict for difference in ours if difference is not None}
+        shown = [minus(difference.show()) for difference in ours if difference is not None]
+        clauses.append(
+            f"{other}: R@1 {shown[0]}, ERS {shown[1]} "
+            f"(in the paper, on CUB: {theirs['R@1']} and {theirs['ERS']})"
+        )
+    short = (
+        "it holds" if verdicts == {"higher"} else "it does not hold" if "lower" in verdicts else "undecided"
+    )
+    return (
+        f"{short} on {CLAIM[0].data} with η = {CHEAP}, {CLAIM[0].length} and {len(SEEDS)} seeds. "
+        f"{HM} compared with {'; with '.join(clauses)}."
+    )
+
+
+def paper_change(before: str, after: str) -> dict[str, str]:
+    """Return by how much R@1 and ERS of two defenses differ in the paper, on CUB with the lower η."""
+    those = {row.defense: row.scores for row in published() if (row.data, row.steps) == ("cub", CHEAP)}
+    return {name: minus(f"{those[after][name] - those[before][name]:+.1f}") for name in ("R@1", "ERS")}
 
 
 def against(other: str, ours: Sequence[Network]) -> dict[Value, Difference | None]:
@@ -387,7 +445,9 @@ def unmeasured() -> str:
             for kind, seeds in kinds.items()
         ]
         lines.append(f"- {where}, {what}{': ' if any(each) else ''}{'; '.join(each)}")
-    return "\n".join([f"{len(lacks)} of {planned()} measurements:", *lines])
+    shown = {lack.kind for lack in lacks}
+    legend = "; ".join(f"*{kind}*: {what}" for kind, what in MEANINGS.items() if kind in shown)
+    return "\n".join([f"{len(lacks)} of {planned()} measurements ({legend}):", *lines])
 
 
 def trainings() -> str:
@@ -407,8 +467,10 @@ def records() -> str:
                 scores = [record.show(score).replace("-", "–") for score in ("R@1", "ERS")]
                 goals = {} if record.suite is None else record.suite.goals
                 worst = f"{goals['misrank'].value:.1f}" if "misrank" in goals else "–"
-                rows.append([f"`{name}`", f"`{command}`", eps_of(record), *scores, worst])
-    return table(["record", "command", "ε", "R@1", "ERS", "R@1, worst case"], rows, left=3)
+                rows.append(
+                    [f"`{name}`", f"`{command}`", record.settings.protocol, eps_of(record), *scores, worst]
+                )
+    return table(["record", "command", "protocol", "ε", "R@1", "ERS", "R@1, worst case"], rows, left=4)
 
 
 def measurements() -> str:
