@@ -215,7 +215,7 @@ def changes() -> str:
         *(
             [
                 f"destination, η = {CHEAP}, 1 epoch",
-                f"LGA, in the mean {_destination(short)}",
+                f"LGA, on average {_destination(short)}",
                 minus(name[len("HM[S,") : name.index("]")]),
                 _change(RECALL, short, one[name, CHEAP, False, 0]),
                 _change(ERS, short, one[name, CHEAP, False, 0]),
