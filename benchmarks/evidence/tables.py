@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -242,10 +242,9 @@ def claim() -> str:
     for ours in (CLAIM, LONGER):
         for other in RIVALS:
             found = against(other, ours)
-            shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found.items())
-            theirs = paper_change(other, HM).values() if ours is CLAIM else "––"
+            theirs = map(_signed, paper_change(other, HM).values()) if ours is CLAIM else "––"
             if any(found.values()):
-                differences.append([f"{HM}, {ours[0].length} − {other}", *shown, *theirs])
+                differences.append([f"{HM}, {ours[0].length} − {other}", *_shown(found), *theirs])
             if line := verdict(other, ours):
                 lines.append(f"- {line}")
     parts = [
@@ -279,21 +278,17 @@ def parts() -> str:
     values = [value for value in CLAIMED if any(value.of(network) for network in OTHERS)]
     seeds = {name: [n for n in (*CLAIM, *OTHERS) if n.defense == name] for name in PARTS}
     ways: dict[Value, dict[str, list[str]]] = {RECALL: {}, ERS: {}}
-    for before, after in (*pairwise(PARTS), (RIVALS[0], HM)):
-        what = PARTS[after] if before != RIVALS[0] or after != HM else "the whole method"
+    chain = [(PARTS[after], before, after) for before, after in pairwise(PARTS)]
+    for what, before, after in (*chain, ("the whole method", RIVALS[0], HM)):
         found = {value: compare(value, seeds[after], seeds[before]) for value in values}
         if not any(found.values()):
             continue
         theirs = paper_change(before, after)
-        shown = ("–" if d is None else minus(d.show(value.digits)) for value, d in found.items())
-        rows.append([what, f"{before} → {after}", *shown, *theirs.values()])
+        rows.append([what, f"{before} → {after}", *_shown(found), *map(_signed, theirs.values())])
         for (value, groups), change in zip(ways.items(), theirs.values(), strict=True):
             if (ours := found.get(value)) is not None and ours.verdict:
-                sign = (
-                    "has the sign of the paper"
-                    if (ours.mean > 0) == ("+" in change)
-                    else "has the other sign"
-                )
+                same = (ours.mean > 0) == (change > 0)
+                sign = "has the sign of the paper" if same else "has the other sign"
                 way = sign if ours.verdict in ("higher", "lower") else "is not clear"
                 groups.setdefault(way, []).append(what)
     heads = ["what is added", "from, to", *(value.title for value in values)]
@@ -384,7 +379,7 @@ def answer() -> str:
         shown = [minus(difference.show()) for difference in ours if difference is not None]
         clauses.append(
             f"{other}: R@1 {shown[0]}, ERS {shown[1]} "
-            f"(in the paper, on CUB: {theirs['R@1']} and {theirs['ERS']})"
+            f"(in the paper, on CUB: {' and '.join(map(_signed, theirs.values()))})"
         )
     short = (
         "it holds" if verdicts == {"higher"} else "it does not hold" if "lower" in verdicts else "undecided"
@@ -395,10 +390,19 @@ def answer() -> str:
     )
 
 
-def paper_change(before: str, after: str) -> dict[str, str]:
+def paper_change(before: str, after: str) -> dict[str, float]:
     """Return by how much R@1 and ERS of two defenses differ in the paper, on CUB with the lower η."""
     those = {row.defense: row.scores for row in published() if (row.data, row.steps) == ("cub", CHEAP)}
-    return {name: minus(f"{those[after][name] - those[before][name]:+.1f}") for name in ("R@1", "ERS")}
+    return {name: those[after][name] - those[before][name] for name in PAPER}
+
+
+def _signed(change: float) -> str:
+    return minus(f"{change:+.1f}")
+
+
+def _shown(found: Mapping[Value, Difference | None]) -> list[str]:
+    """Return differences as cells of a table; a dash stands for one that is not measured."""
+    return ["–" if d is None else minus(d.show(value.digits)) for value, d in found.items()]
 
 
 def against(other: str, ours: Sequence[Network]) -> dict[Value, Difference | None]:
