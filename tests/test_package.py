@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,13 @@ def test_tensorboard_is_an_extra() -> None:
     needed, _, extras = stated.partition("[project.optional-dependencies]")
     assert "tensorboard" not in needed.partition("dependencies = [")[2]
     assert 'tensorboard = ["tensorboard' in extras
+
+
+def test_torch_is_one_that_runs_no_code_of_weights() -> None:
+    stated = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    bound = re.search(r'"torch>=(\d+)\.(\d+)"', stated)
+    assert bound is not None
+    assert (int(bound[1]), int(bound[2])) >= (2, 10)  # CVE-2026-24747
 
 
 @pytest.mark.slow

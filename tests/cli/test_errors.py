@@ -74,6 +74,16 @@ def test_a_value_beyond_bounds_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+@fault("terminal", "an output that is not UTF-8, such as a pipe of Windows", "what it lacks is escaped")
+def test_an_output_of_any_encoding_is_written_to(encoding: str, tmp_path: Path) -> None:
+    train = [sys.executable, "-m", "robustmetric", *map(str, TRAIN), "--batch", "512", "--out", "run"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(train, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=600)  # noqa: S603
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u03b5" in done.stdout  # ε
+
+
 @pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is one")
 @fault(
     "training",

@@ -169,7 +169,7 @@ def followed(network: nn.Module, example: Tensor) -> torch.export.ExportedProgra
     >>> followed(nn.Flatten(), torch.rand(2, 1, 2, 2)).module()(torch.rand(3, 1, 2, 2)).shape
     torch.Size([3, 4])
     """
-    # Torch 2.6 takes no slice of a batch whose length may be the largest whole number.
+    # Some versions of torch take no slice of a batch whose length may be the largest whole number.
     shapes = ({0: torch.export.Dim("batch", max=2**30)},)
     with _quiet():
         try:
