@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,10 +18,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import robustmetric as rm
 from robustmetric.locks import LOCK, locked
 from robustmetric.training import callbacks as training_callbacks
 from robustmetric.training import load_recipe
 from robustmetric.training.origins import differences, images_of
+from robustmetric.training.recipe import Recipe
 from robustmetric.training.run import train
 from robustmetric.training.sets import load_sets
 from tests.helpers.command import command, refused, works
@@ -171,6 +174,67 @@ def test_digests_tell_sets_apart() -> None:
     assert differences({"images": found}, {"images": other}) == [
         "of the test images, 797 of 10 classes, some have other pixels: restore them"
     ]
+
+
+# The recipe
+
+OTHER = {
+    "data": "mnist", "model": "resnet18", "weights": "first.safetensors", "dim": 8, "freeze_bn": "true",
+    "defense": "N/A[S]", "reference": "true", "eps": 0.05, "alpha": 0.5, "steps": 3, "margin": 0.3,
+    "epochs": 9, "batch": 64, "lr": 0.5, "schedule": "cosine", "warmup": 7, "clip": 1.0, "weight_decay": 0.1,
+    "resize": 16, "crop": 8, "flip": "true", "validation": 0.3, "validate_every": 2, "save_every": 77,
+    "precision": "64-true", "seed": 5,
+}  # fmt: skip
+
+
+def edit(run: Path, entry: str, value: object) -> None:
+    text = (run / "recipe.yaml").read_text()
+    edited, count = re.subn(rf"(?m)^{entry}: \S+", f"{entry}: {value}", text)
+    assert count == 1
+    (run / "recipe.yaml").write_text(edited)
+
+
+@fault(
+    "training",
+    "an entry of recipe.yaml was edited before --resume, evaluate, load or publish",
+    "refused; the message names the entry, both values and what to do",
+)
+@pytest.mark.parametrize("entry", sorted(Recipe.model_fields.keys() - {"root"}))
+def test_an_edited_recipe_is_noticed(run: Path, tmp_path: Path, entry: str) -> None:
+    was = rm.load_run(run).recipe.model_dump(mode="json")[entry]
+    edit(run, entry, OTHER[entry])
+    before = contents(run)
+    with pytest.raises(rm.UserError) as loaded:
+        rm.load_run(run)
+    with pytest.raises(rm.UserError) as published:
+        rm.publish(run, tmp_path / "given")
+    said = [str(loaded.value), str(published.value), refused("evaluate", run)]
+    if entry != "epochs":  # of which more may be trained
+        said.append(refused("train", "--out", run, "--resume"))
+    now = load_recipe(run / "recipe.yaml").model_dump(mode="json")[entry]
+    for text in said:
+        assert f"{run / 'recipe.yaml'} is not the recipe" in text
+        assert f": {entry} is {now!r}, was {was!r}; restore it" in text
+        assert "in another folder" in text
+    assert contents(run) == before
+
+
+def test_another_layout_of_a_recipe_is_no_edit(run: Path) -> None:
+    file = run / "recipe.yaml"
+    lines = [line.partition("  #")[0] for line in file.read_text().splitlines()]
+    file.write_text("# a remark\n" + "\n".join(reversed(lines)).replace("eps: 0.2", "eps: 2/10"))
+    assert rm.load_run(run).recipe.eps == 0.2
+    assert "goes on from step 8" in works(*resume(run))
+
+
+@pytest.mark.parametrize("by", ["option", "edit"])
+def test_images_that_lie_elsewhere_are_the_same_images(own: Path, tmp_path: Path, by: str) -> None:
+    (tmp_path / "data").rename(tmp_path / "moved")
+    if by == "edit":
+        edit(own, "root", tmp_path / "moved")
+    more = ["--root", tmp_path / "moved"] if by == "option" else []
+    works(*resume(own, 2, "--cache", tmp_path / "cache", *more))
+    assert rm.load_run(own).recipe.root == tmp_path / "moved"
 
 
 # Epochs

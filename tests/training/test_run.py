@@ -120,7 +120,7 @@ def test_recipe_as_resolved(finished: tuple[Path, MetricModule]) -> None:
 
 def test_versions(finished: tuple[Path, MetricModule]) -> None:
     about = json.loads((finished[0] / "run.json").read_text(encoding="utf-8"))
-    assert about["seed"] == 0
+    assert about["recipe"] == load_recipe(finished[0] / "recipe.yaml").model_dump(mode="json")
     assert about["skipped"] == []
     [start] = about["starts"]
     assert start["torch"] == version("torch")

@@ -317,7 +317,7 @@ def test_a_recipe_that_was_changed_is_refused(run: Path, tmp_path: Path) -> None
     file = done.folder / "recipe.yaml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("seed: 7", "seed: 8"), encoding="utf-8")
-    said = r"recipe\.yaml was changed after it was published, .*: restore it, or publish the run anew"
+    said = r"recipe\.yaml is not the recipe that this run began with: seed is 8, was 7; restore it"
     for act in (
         lambda: rm.publish(done.folder, force=True),
         lambda: rm.publish(done.folder, tmp_path / "more"),

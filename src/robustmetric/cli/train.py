@@ -179,7 +179,7 @@ def _resumed(out: Path, name: str, changes: dict[str, Any], trust: bool) -> tupl
 
     run = RunFolder(out, trust=trust)
     if run.exists:
-        return f"the recipe of {out}", run.recipe(changes)
+        return f"the recipe of {out}", run.recipe(changes, resumed=True)
     if not changes and not name:
         raise UserError(f"there is no run in {out} to go on with: give another --out, or leave --resume out")
     return _recipe(name, changes, trust)

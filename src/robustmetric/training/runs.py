@@ -1,4 +1,7 @@
-"""The folder of a run: what is in it, whether it can be taken, and where its network comes from."""
+"""The folder of a run: what is in it, whether it can be taken, and where its network comes from.
+
+Long because: one place knows the files of a run.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -25,18 +29,23 @@ from robustmetric.training.code import (
     remember_files,
     rename_files,
 )
+from robustmetric.training.entries import read_file
 from robustmetric.training.origins import code_of, differences
 from robustmetric.training.parts import inputs_of, source_of
 from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_recipe
 from robustmetric.training.stops import saving
 from robustmetric.trust import store
 from robustmetric.usercode import file_of
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, brief
 
 Which = Literal["last", "best"]
 """The weights of a run: of its end, or of the validation with the highest R@1."""
 
 _CODE = "code"
+_MOVED = {"root"}
+"""The entries of a recipe that may change: digests tell whether moved images are the same."""
+_RESUMED = {*_MOVED, "epochs"}
+"""Those that may change when a run is resumed."""
 
 
 class Weights(NamedTuple):
@@ -133,16 +142,16 @@ class RunFolder:
     def check(self, recipe: Recipe, resume: bool) -> None:
         """Refuse a folder that holds another run or anything else.
 
-        With `resume`, the run that it holds must be one of this `recipe`, its epochs aside; where the user's
-        files are does not count.
+        With `resume`, the run that it holds must be one of this `recipe`, its epochs aside; where the images
+        and the user's files are does not count.
         """
         if self.recipe_file.exists():
             if not resume:
                 raise UserError(
                     f"{self.path} holds a run already: resume it, or give another folder", parameter="out"
                 )
-            before, now = (bare(r.model_dump()) for r in (self.recipe(), recipe))
-            differing = [k for k in Recipe.model_fields if k != "epochs" and before[k] != now[k]]
+            before, now = (bare(r.model_dump()) for r in (self.recipe(resumed=True), recipe))
+            differing = [k for k in Recipe.model_fields if k not in _RESUMED and before[k] != now[k]]
             if differing:
                 told = ", ".join(f"{k} was {before[k]!r}, is {now[k]!r}" for k in differing)
                 raise UserError(
@@ -183,11 +192,11 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def continued(self, recipe: Recipe, report: Callable[[str], None] = print) -> Recipe:
-        """Return the run's own recipe, whose files are its copies, with the epochs of `recipe`.
+        """Return the run's own recipe, whose files are its copies, with the epochs and the root of `recipe`.
 
         `report` is told of files that have changed since they were copied.
         """
-        kept = self.recipe({"epochs": recipe.epochs})
+        kept = self.recipe({name: getattr(recipe, name) for name in _RESUMED}, resumed=True)
         named = named_files(kept.model_dump())
         copies = {file.name: file for file in named}
         known = self._origin().get("files")
@@ -229,7 +238,7 @@ class RunFolder:
         given = [str(file.absolute()) for file in named_files(recipe.model_dump())]
         files = [file for file in given if not Path(file).is_relative_to(here)]
         content = {
-            "seed": recipe.seed,
+            "recipe": kept.model_dump(mode="json"),
             "skipped": skipped,
             "choice": {**(chosen if isinstance(chosen, dict) else {}), **choice},
             "starts": [*(starts if isinstance(starts, list) else []), {"command": sys.argv[1:], **about}],
@@ -277,17 +286,36 @@ class RunFolder:
             )
         return found
 
-    def recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
-        """Return the run's recipe with some `changes`; the files that it names are those of the run."""
+    def recipe(self, changes: Mapping[str, Any] | None = None, *, resumed: bool = False) -> Recipe:
+        """Return the run's recipe with some `changes`; the files that it names are those of the run.
+
+        A recipe that was edited is refused; a `resumed` one may have other epochs.
+        """
         if not self.exists:
             raise FileNotFoundError(
                 f"{self.path} is no run, it has no {self.recipe_file.name}: give the folder of a run"
             )
         recipe = load_recipe(self.recipe_file, changes, trust=self.trust)
+        self._check_edited(_RESUMED if resumed else _MOVED)
         file = file_of(recipe.model)
         # Runs of before copied no files, and kept this number for networks that did not know of it.
         old = file is not None and not file.file.is_relative_to(self.code.absolute()) and recipe.dim == 512
         return recipe.model_copy(update={"dim": None}) if old and "dim" not in (changes or {}) else recipe
+
+    def _check_edited(self, may_change: AbstractSet[str]) -> None:
+        """Refuse a recipe with other values than run.json has; runs of before kept none there."""
+        kept = self.read().get("recipe")
+        if not isinstance(kept, dict):
+            return
+        # Of entries that the version before did not have, it did as the default says.
+        trained = {**make_recipe({}).model_dump(mode="json"), **kept}
+        now = make_recipe(read_file(self.recipe_file)).model_dump(mode="json")
+        if edited := [k for k in now if k not in may_change and now[k] != trained[k]]:
+            told = ", ".join(f"{k} is {brief(now[k])}, was {brief(trained[k])}" for k in edited)
+            raise UserError(
+                f"{self.recipe_file} is not the recipe that this run began with: {told}; restore it, or "
+                f"train by it in another folder (train --recipe {self.recipe_file} --out NEW)"
+            )
 
     def weights(self, which: Which | None = None) -> Weights:
         """Return the weights that count, and how they were chosen.

@@ -163,20 +163,8 @@ def file_digest(file: Path) -> str:
     return text_digest(file.read_text(encoding="utf-8", errors="replace"))
 
 
-def check_recipe(folder: Path) -> None:
-    """Refuse a published `folder` whose recipe is not the one that was published with it."""
-    run = RunFolder(folder)
-    known = stated(run.read(), "recipe")
-    if known is not None and file_digest(run.recipe_file) != known:
-        raise UserError(
-            f"{run.recipe_file} was changed after it was published, so it may not say how this network was "
-            "trained: restore it, or publish the run anew"
-        )
-
-
 def read_entry(folder: Path, *, trust: bool = False) -> ZooRun:
     """Load the network in a `folder` with its records; warnings tell which do not count, and what is gone."""
-    check_recipe(folder)
     run = load_run(folder, trust=trust)
     records, others = sorted_records(folder, run.digest)
     for name, why in others.items():

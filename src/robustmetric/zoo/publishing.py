@@ -35,7 +35,6 @@ from robustmetric.zoo.card import model_card
 from robustmetric.zoo.entries import (
     CARD,
     PUBLISHED,
-    check_recipe,
     file_digest,
     licence_of,
     sorted_records,
@@ -112,7 +111,6 @@ def publish(
     named = [(Path(path), bare_record(load_record(path))) for path in records]
     place = source.path if out is None else Path(out).expanduser()
     recipe, about = source.recipe(), source.read()
-    check_recipe(source.path)
     if place.resolve() == source.path.resolve():
         if out is None and PUBLISHED not in about:
             raise UserError(
@@ -133,7 +131,7 @@ def publish(
             _write_weights(chosen.file, draft / chosen.file.name, half)
             if source.metrics.is_file():
                 shutil.copyfile(source.metrics, made.metrics)
-        content = bare_about(_known(source, about, chosen))
+        content = {**bare_about(_known(source, about, chosen)), "recipe": kept.model_dump(mode="json")}
         made.write(content)
         return _completed(made, source, place, named, content, licence, force)
 
@@ -159,7 +157,7 @@ def _completed(
         if record not in records.values():
             records[_free_name(_record_name(path), {*records, *left_out})] = record
     kept = {name: records[name] for name in sorted(records)}
-    entry = {"licence": licence, "robustmetric": __version__, "recipe": file_digest(made.recipe_file)}
+    entry = {"licence": licence, "robustmetric": __version__}
     content = {**about, PUBLISHED: entry}
     card = model_card(with_records(loaded, made.path, kept), _dim(loaded, made), content)
     if not force:
