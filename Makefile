@@ -3,16 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# The tests that compute, and the kernels of other processors, which round otherwise. Left out are tests that
-# start processes with settings of their own.
-NUMERIC := tests/attacks tests/models $(addprefix tests/, \
-	defenses/test_defenses.py defenses/test_hardness.py evaluation/test_same_as_before.py \
-	evaluation/test_checks.py evaluation/test_ers.py evaluation/test_evaluate.py evaluation/test_plane.py \
-	evaluation/test_record.py evaluation/test_shots.py evaluation/test_verify.py test_verification.py \
-	test_destination.py test_distance.py test_losses.py test_perturb.py test_places.py test_retrieval.py \
-	test_squares.py test_triplets.py training/test_module.py) \
-	--deselect tests/test_squares.py::test_the_same_bits_come_out_of_every_kernel \
-	--deselect tests/test_retrieval.py::test_memory_stays_within_the_budget
+# The kernels of other processors, which round differently. Tests marked `kernels` run under each of them.
 AVX2 := MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 SSE41 := MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 # Two threads in each of two processes: one that waits must not spin while another has work.
@@ -20,7 +11,7 @@ TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
 AXE := .venv/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: setup browser chromium demo screenshot quick test kernels lint bench mutants fuzz docs wheel clean
+.PHONY: setup browser chromium demo screenshot test test-all kernels lint bench fuzz docs wheel clean
 
 setup: .venv/.ready-dev
 
@@ -57,18 +48,20 @@ screenshot: demo setup chromium
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy src
 
-quick: setup
+# The tests that protect a user; property tests draw the same examples every time.
+test: lint
 	$(BIN)/pytest -n 2 -m 'not slow'
 
-test: lint
-	$(BIN)/pytest -n 2
-	$(MAKE) kernels
+# All the rest: tests in processes, in a browser and of the evidence, property tests on new examples, other kernels.
+test-all: test kernels
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 -m 'slow or hypothesis' --hypothesis-profile explore
 
 kernels: setup
-	$(AVX2) $(TWO) $(BIN)/pytest -n 2 $(NUMERIC)
-	$(SSE41) $(BIN)/pytest -n 2 $(NUMERIC)
+	$(AVX2) $(TWO) $(BIN)/pytest -n 2 -m 'kernels and not slow'
+	$(SSE41) $(BIN)/pytest -n 2 -m 'kernels and not slow'
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
@@ -80,10 +73,6 @@ bench: setup
 	$(BIN)/python -m benchmarks.planted
 	$(BIN)/python benchmarks/digests.py
 	$(BIN)/python benchmarks/plan.py
-
-# MUTANTS='pgd seed' plants those bugs alone that have one of these words in their file, tests or description.
-mutants: setup
-	PYTHONPATH=src $(BIN)/python -m tests.mutants $(MUTANTS)
 
 # FUZZ='csv image' tries those readers alone.
 fuzz: setup

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -18,6 +19,11 @@ GOLDEN = Path(__file__).parent / "golden"
 
 # The tests run in two processes; more threads than cores would only get in each other's way.
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
+
+# No test looks at a clock: a busy machine takes many times as long. `make test-all` explores new examples.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

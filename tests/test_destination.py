@@ -41,6 +41,8 @@ from robustmetric.triplets import (
     Triplets,
 )
 
+pytestmark = pytest.mark.kernels
+
 GAMMA = 0.2
 LABELS = torch.tensor([0, 0, 1, 1, 0, 0, 2, 2, 1, 1, 3, 3])
 SAMPLERS: list[Sampler] = [Random(), Semihard(), Softhard(), Distance(), Hardest()]

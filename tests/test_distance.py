@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from robustmetric.distance import cross_distance, embed, hardness, pair_distance, wide_dtype
 
+pytestmark = pytest.mark.kernels
+
 
 def sphere(n: int, dim: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     g = torch.Generator().manual_seed(seed)

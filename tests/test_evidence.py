@@ -48,6 +48,8 @@ from robustmetric.training import run as training
 from robustmetric.training.recipe import Recipe, load_recipe
 from tests.helpers.command import works
 
+pytestmark = pytest.mark.slow  # not of the package
+
 MADE = [(network, kind) for network, kind in tasks() if network.record(kind).is_file()]
 KEPT = [network for network in NETWORKS if (RESULTS / network.name / "recipe.yaml").is_file()]
 named = lambda value: value.name if isinstance(value, Network | Samplers) else value  # noqa: E731
@@ -250,7 +252,6 @@ def write_idx(root: Path, each: int) -> Path:
     return root
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("network", [CLAIM[2], WHY[2], MNIST[0]], ids=named)
 def test_a_short_one_is_made_again_in_the_same_form(network: Network, tmp_path: Path) -> None:
     root, run = write_idx(tmp_path / "images", 6), tmp_path / "run"
@@ -283,7 +284,6 @@ def _form(value: Any, kind: str) -> Any:
     return "number" if isinstance(value, int | float) else type(value)
 
 
-@pytest.mark.slow
 def test_a_measurement_of_the_samplers_is_made_again_in_the_same_form(tmp_path: Path) -> None:
     root, samplers = write_idx(tmp_path / "images", 30), SAMPLERS[0]
     works(*samplers.reproduce(str(root), str(tmp_path / "out")), "--batches", "2")

@@ -13,6 +13,8 @@ from robustmetric.losses import ROLES as TABLE
 from robustmetric.losses import TERMS, SextupletTerm, check_term, term_loss, triplet_loss
 from robustmetric.validate import UserError
 
+pytestmark = pytest.mark.kernels
+
 ROLES = ("a", "p", "n", "a~", "p~", "n~")
 WITHIN_A_CLASS = {"ICS": ("a", "a~", "p"), "L(a,a~,p~)": ("a", "a~", "p~"), "L(p,p~,a)": ("p", "p~", "a")}
 ACROSS = {"L(a,a~,n~)": ("a", "a~", "n~"), "L(a,p,n~)": ("a", "p", "n~"), "L(a,p,n)": ("a", "p", "n")}
@@ -92,9 +94,9 @@ def test_the_terms_are_those_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("weight", [None, 0.0, 0.05, 2.0])
-@pytest.mark.parametrize("margin", [None, 0.0, 0.7])
-@pytest.mark.parametrize("gamma", [0.2, 0.9])
+@pytest.mark.parametrize(
+    ("weight", "margin", "gamma"), [(None, None, 0.2), (0.0, 0.0, 0.9), (0.05, 0.7, 0.2)]
+)
 def test_a_term_is_the_loop(kind: str, weight: float | None, margin: float | None, gamma: float) -> None:
     z = sextuplet()
     used = margin if margin is not None else (0.0 if kind in WITHIN_A_CLASS else gamma)

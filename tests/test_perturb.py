@@ -26,6 +26,8 @@ from robustmetric.perturb import (
     value_and_slope,
 )
 
+pytestmark = pytest.mark.kernels
+
 
 def test_one_step_is_as_long_as_the_budget() -> None:
     x = torch.full((1, 3), 0.5)
@@ -45,7 +47,7 @@ def test_one_step_is_as_long_as_the_budget() -> None:
     seed=st.integers(0, 2**31),
     offset=st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_stays_in_the_budget_and_equals_a_plain_loop(
     rows: int,
     shape: tuple[int, ...],
@@ -294,7 +296,7 @@ def test_images_of_any_channels_and_size_are_taken(shape: tuple[int, ...]) -> No
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 2**31),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_norms_against_plain_loops(shape: tuple[int, ...], eps: float, dtype: torch.dtype, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     origin = torch.rand(4, *shape, generator=g, dtype=torch.float64).to(dtype)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from robustmetric import places
 from robustmetric.squares import keys_of
+
+pytestmark = pytest.mark.kernels
 
 
 @given(
@@ -14,7 +16,6 @@ from robustmetric.squares import keys_of
     st.data(),
     st.sampled_from([0, 2, 10, 1000]),
 )
-@settings(deadline=None)
 def test_places_are_those_of_a_sorted_list(values: list[float], data: st.DataObject, few: int) -> None:
     chosen = st.sets(st.integers(0, len(values) - 1), min_size=1)
     ranking = sorted(range(len(values)), key=lambda i: (values[i], i))

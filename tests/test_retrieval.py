@@ -26,6 +26,8 @@ from robustmetric.distance import cross_distance
 from robustmetric.places import places_by_keys
 from robustmetric.retrieval import Ranking, distances, nmi, rank, retrieval_scores
 
+pytestmark = pytest.mark.kernels
+
 
 @dataclass
 class Plain:
@@ -104,7 +106,7 @@ types = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bflo
 
 
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=40), st.integers(0, 2**31), kinds, types)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_leave_one_out_is_that_of_a_loop(labels: list[int], seed: int, kind: str, dtype: torch.dtype) -> None:
     labels = [*labels, labels[0], 77]  # a class of two at least, and a single image
     z = embeddings(len(labels), seed, kind).to(dtype)
@@ -124,7 +126,7 @@ def test_leave_one_out_is_that_of_a_loop(labels: list[int], seed: int, kind: str
     st.integers(0, 2**31),
     kinds,
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_queries_of_a_gallery_are_those_of_a_loop(
     labels: list[int], asked: list[tuple[int, int]], seed: int, kind: str
 ) -> None:
@@ -227,7 +229,7 @@ cameras_of = st.sampled_from([-3, 0, 1, 7, 10**12])
 @given(
     st.lists(st.tuples(st.integers(0, 5), cameras_of), min_size=4, max_size=40), st.integers(0, 2**31), kinds
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_cameras_leave_out_what_a_loop_leaves_out(
     images: list[tuple[int, int]], seed: int, kind: str
 ) -> None:
@@ -247,7 +249,7 @@ def test_cameras_leave_out_what_a_loop_leaves_out(
     st.integers(0, 2**31),
     kinds,
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_cameras_of_queries_and_gallery_are_those_of_a_loop(
     images: list[tuple[int, int]], asked: list[tuple[int, int, int]], seed: int, kind: str
 ) -> None:

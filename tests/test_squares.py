@@ -26,6 +26,8 @@ from robustmetric.squares import (
     squares_of,
 )
 
+pytestmark = pytest.mark.kernels
+
 # What other processors' kernels add in another order: see the Makefile.
 KERNELS = [
     {},

@@ -38,6 +38,8 @@ from robustmetric.triplets import (
     find_anchors,
 )
 
+pytestmark = pytest.mark.kernels
+
 LETTERS = "RMSDH"
 DRAWS = 1500
 DIM = 4  # small, so that D is not all but certain of the nearest negative
@@ -368,7 +370,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[list[float]]]:
 
 
 @given(batch=batches(), letter=st.sampled_from(LETTERS), seed=st.integers(0, 2**31), dim=st.integers(2, 600))
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 def test_any_layout(batch: tuple[list[int], list[list[float]]], letter: str, seed: int, dim: int) -> None:
     labels, dist = batch
     g = torch.Generator().manual_seed(seed)

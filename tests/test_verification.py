@@ -25,6 +25,8 @@ from robustmetric.verification import (
     verification_scores,
 )
 
+pytestmark = pytest.mark.kernels
+
 
 def auc_by_pairs(distances: list[float], same: list[bool]) -> float:
     ours = [d for d, s in zip(distances, same, strict=True) if s]

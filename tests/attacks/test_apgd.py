@@ -13,6 +13,8 @@ from robustmetric.attacks.apgd import checkpoints
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.perturb import Budget, Norm, Objective
 
+pytestmark = pytest.mark.kernels
+
 NORMS: list[Norm] = ["linf", "l2"]
 Value = Callable[[Tensor], Tensor]
 

@@ -89,11 +89,10 @@ def draws() -> Draws:
 
 
 @pytest.mark.parametrize("name", [*dict.fromkeys([*ATTACKS, *GOALS]), "CA+(w=3)", "SP-QA-(m=2)"])
-@pytest.mark.parametrize("protocol", ["strict", "reference"])
 def test_what_is_built_in_keeps_the_contract_and_passes_unchanged(
-    name: str, protocol: str, queries: Queries, gallery: Gallery, moved: Tensor
+    name: str, queries: Queries, gallery: Gallery, moved: Tensor
 ) -> None:
-    made = attack(name, protocol=protocol)
+    made = attack(name)
     assert checked_columns(made) == made.columns
     index = checked_select(made, queries, gallery, draws=draws())
     assert index.equal(made.select(queries, gallery, draws=draws()))

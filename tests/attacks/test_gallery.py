@@ -9,6 +9,8 @@ from robustmetric.attacks.gallery import away_from, count_nearer, nearest, norma
 from robustmetric.distance import ROUNDING, at, pair_distance
 from robustmetric.squares import distances, square_distance
 
+pytestmark = pytest.mark.kernels
+
 
 def order(z: Tensor, gallery: Gallery) -> list[int]:
     """All positions, nearest first, ties by position: a plain loop."""

@@ -13,7 +13,6 @@ from robustmetric.attacks import (
     Misrank,
     Promote,
     Queries,
-    RankingAttack,
     Translocate,
     attack,
 )
@@ -21,23 +20,19 @@ from robustmetric.attacks.goals import Goal
 from tests.helpers import goals
 from tests.helpers.goals import GOALS, aimed
 
+pytestmark = pytest.mark.kernels
+
 World = tuple[Queries, Gallery]
 ENDS = [name for name in GOALS if name != "shift"]  # those with an end to what they want
 
 
-@pytest.fixture(scope="module", params=["whole", "in pieces", "cameras", "cameras in pieces"])
+@pytest.fixture(scope="module", params=["whole", "cameras in pieces"])
 def world(
     request: pytest.FixtureRequest, queries: Queries, gallery: Gallery, asked: Queries, seen: Gallery
 ) -> World:
-    """The queries and their gallery, as one block or several, with cameras or without."""
+    """The queries and their gallery, as one block without cameras, or several with them."""
     q, g = (asked, seen) if "cameras" in request.param else (queries, gallery)
     return q, replace(g, chunk=7) if "pieces" in request.param else g
-
-
-def lost(which: RankingAttack, measured: dict[str, Tensor]) -> Tensor:
-    (column,) = which.columns
-    assert column.lost in (0.0, 100.0)
-    return measured[which.name] == column.lost
 
 
 # What is minimised
@@ -80,21 +75,7 @@ def test_objective_where_distances_are_tied_or_zero(name: str, world: World, tie
         assert value[i].item() == pytest.approx(wanted.item(), abs=2.1e-6)
 
 
-@pytest.mark.parametrize("name", GOALS)
-def test_gradient_against_differences(name: str, gallery: Gallery, queries: Queries, moved: Tensor) -> None:
-    which = attack(name)
-    target = which.aim(aimed(which, queries, gallery), queries, gallery)
-    way = torch.randn(moved.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    leaf = moved.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(which.objective(leaf, target, queries, gallery).sum(), leaf)
-    step = 1e-6
-    ahead, behind = (which.objective(moved + sign * step * way, target, queries, gallery) for sign in (1, -1))
-    # Rounding: 1e-15 over the step; curvature: the step squared over that of a distance, or over τ², 400.
-    torch.testing.assert_close((ahead - behind) / (2 * step), (slope * way).sum(1), rtol=1e-6, atol=1e-7)
-    assert (slope * way).sum(1).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("name", GOALS)
+@pytest.mark.parametrize("name", ["misrank", "promote", "demote(side='candidate')", "shift"])
 def test_goals_are_judged_by_the_definitions_whatever_the_protocol(
     name: str, gallery: Gallery, queries: Queries, tied: Tensor
 ) -> None:
@@ -114,19 +95,16 @@ def test_goals_are_judged_by_the_definitions_whatever_the_protocol(
 # What is reported
 
 
-@pytest.mark.parametrize("where", ["moved", "tied", "benign"])
 @pytest.mark.parametrize("name", GOALS)
-def test_measure_against_a_sorted_ranking(
-    name: str, where: str, world: World, moved: Tensor, tied: Tensor
-) -> None:
+def test_measure_against_a_sorted_ranking(name: str, world: World, moved: Tensor, tied: Tensor) -> None:
     which, (q, g) = attack(name), world
-    z = {"moved": moved, "tied": tied, "benign": q.z}[where]
     index = aimed(which, q, g, seed=1)
-    found = which.measure(z, which.aim(index, q, g), q, g)
-    assert list(found) == [which.name]
-    for i in range(18):
-        wanted = goals.measure(which, z[i].tolist(), i, index[i].tolist(), q, g)
-        assert found[which.name][i].item() == pytest.approx(wanted, abs=1e-9, nan_ok=True), i
+    for where, z in {"moved": moved, "tied": tied, "benign": q.z}.items():
+        found = which.measure(z, which.aim(index, q, g), q, g)
+        assert list(found) == [which.name]
+        for i in range(18):
+            wanted = goals.measure(which, z[i].tolist(), i, index[i].tolist(), q, g)
+            assert found[which.name][i].item() == pytest.approx(wanted, abs=1e-9, nan_ok=True), (where, i)
 
 
 def test_the_worlds_have_answers_of_every_kind(world: World, moved: Tensor, tied: Tensor) -> None:
@@ -143,17 +121,15 @@ def test_the_worlds_have_answers_of_every_kind(world: World, moved: Tensor, tied
     (4, 3, 0, True), (4, 4, 0, False), (4, 2, 2, True), (4, 3, 1, False), (4, 0, 6, True), (4, 0, 7, False),
     (1, 0, 0, True), (1, 0, 1, False), (1, 1, 0, False),
 ])  # fmt: skip
-@pytest.mark.parametrize("name", ["promote", "demote", "translocate"])
-def test_places_count_by_the_middle_rank(name: str, k: int, nearer: int, level: int, inside: bool) -> None:
+def test_places_count_by_the_middle_rank(k: int, nearer: int, level: int, inside: bool) -> None:
     """On a line, by the angle to the query: some nearer than the target, some as near, some behind."""
     angles = torch.tensor([0.0] + [0.1] * nearer + [0.2] * (level + 1) + [0.9] * 5, dtype=torch.float64)
     line = Gallery(torch.stack([angles.cos(), angles.sin()], 1), torch.zeros(len(angles)).long())
     one = Queries(line.z[:1], torch.zeros(1).long(), torch.tensor([0]))
-    which = attack(name, k=k)
-    target = which.aim(torch.tensor([[1 + nearer]]), one, line)
-    wanted = not inside if name == "demote" else inside
-    assert which.measure(line.z[:1], target, one, line)[which.name].tolist() == [100.0 * wanted]
-    assert which.appraise(line.z[:1], target, one, line)[1] is not None
+    for name, wanted in {"promote": inside, "demote": not inside, "translocate": inside}.items():
+        which = attack(name, k=k)
+        target = which.aim(torch.tensor([[1 + nearer]]), one, line)
+        assert which.measure(line.z[:1], target, one, line)[which.name].tolist() == [100.0 * wanted]
 
 
 # What is aimed at
@@ -226,14 +202,12 @@ def test_where_all_are_of_one_class_there_is_nothing_to_misrank(name: str) -> No
 # What is surely lost
 
 
-@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("name", ENDS)
 def test_a_query_is_said_to_be_lost_where_it_is_beyond_rounding(
-    name: str, single: bool, world: World, moved: Tensor, tied: Tensor
+    name: str, world: World, moved: Tensor, tied: Tensor
 ) -> None:
     which, (q, g) = attack(name), world
-    if single:
-        q, g = replace(q, z=q.z.float()), replace(g, z=g.z.float())
+    q, g = replace(q, z=q.z.float()), replace(g, z=g.z.float())
     target = which.aim(aimed(which, q, g), q, g)
     margin = replace(which, by="margin")  # type: ignore[call-arg]
     plain = margin.aim(aimed(margin, q, g), q, g)
@@ -257,7 +231,7 @@ def test_a_query_is_said_to_be_lost_where_it_is_beyond_rounding(
     assert clear
 
 
-@pytest.mark.parametrize("apart", [1e-4, 1e-3, 1e-2])
+@pytest.mark.parametrize("apart", [1e-4, 1e-2])
 @pytest.mark.parametrize("name", ENDS)
 def test_none_is_said_to_be_lost_that_is_not_where_images_lie_together(name: str, apart: float) -> None:
     """Squares are off by 1e-7 in single precision: distances of a thousandth by as much as they are long."""
@@ -284,17 +258,16 @@ def test_none_is_said_to_be_lost_that_is_not_where_images_lie_together(name: str
 # What a goal says of itself
 
 
-@pytest.mark.parametrize("name", GOALS)
-def test_a_goal_has_one_column_and_says_when_it_has_won(name: str) -> None:
-    which = attack(name)
-    assert which.name == name
-    (column,) = which.columns
-    assert column.name == name
-    assert column.term is None
-    assert which.can_win is (name != "shift")
-    up = name.startswith(("misrank", "translocate"))
-    assert column.better == ("higher" if up else "lower")
-    assert column.lost == (None if name == "shift" else 0.0 if up else 100.0)
+def test_a_goal_has_one_column_and_says_when_it_has_won() -> None:
+    for name in GOALS:
+        which = attack(name)
+        assert which.name == name
+        (column,) = which.columns
+        assert (column.name, column.term) == (name, None)
+        assert which.can_win is (name != "shift")
+        up = name.startswith(("misrank", "translocate"))
+        assert column.better == ("higher" if up else "lower")
+        assert column.lost == (None if name == "shift" else 0.0 if up else 100.0)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Ta
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget, frozen
 
+pytestmark = pytest.mark.kernels
+
 Golden = dict[str, NDArray[Any]]
 FIGURES = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
 ONE_QUERY = 100 / 64

@@ -7,6 +7,8 @@ from torch import Tensor
 from robustmetric.attacks import Gallery, Queries
 from robustmetric.attacks.hinge import rank_hinge
 
+pytestmark = pytest.mark.kernels
+
 
 def by_loop(z: Tensor, index: list[int], weights: list[float], gallery: Gallery, own: int | None) -> Tensor:
     """One query's hinges, an image at a time; only the query itself and the target are left out."""

@@ -13,6 +13,8 @@ from robustmetric.attacks.goals import surely_nearer
 from robustmetric.attacks.margin import SLACK, kth_nearest, rivals, smooth_margin
 from tests.helpers.goals import counted
 
+pytestmark = pytest.mark.kernels
+
 
 def cosine(x: Tensor, y: Tensor) -> float:
     return math.fsum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))

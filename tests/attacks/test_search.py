@@ -24,6 +24,8 @@ from robustmetric.attacks import (
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget, Objective, frozen, pgd
 
+pytestmark = pytest.mark.kernels
+
 BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
 SEARCHES = [
     "pgd",

@@ -11,6 +11,8 @@ from robustmetric.attacks import Draws, Square
 from robustmetric.attacks.square import _bump, _move_square, _pattern, side
 from robustmetric.perturb import Budget, Norm
 
+pytestmark = pytest.mark.kernels
+
 NORMS: list[Norm] = ["linf", "l2"]
 SHAPE = (3, 9, 7)
 

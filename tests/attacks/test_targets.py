@@ -10,6 +10,8 @@ from torch import Tensor
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
 from tests.helpers.goals import GOALS
 
+pytestmark = pytest.mark.kernels
+
 EVERY = [
     *dict.fromkeys([*ATTACKS, *GOALS]),
     "CA+(w=3)",
@@ -55,7 +57,7 @@ def test_strict_targets_at_random_are_distinct_and_never_the_query(
 ) -> None:
     which = attack(name)
     seen: set[int] = set()
-    for seed in range(60):
+    for seed in range(30):
         for i, row in enumerate(select(which, queries, gallery, seed)[:, : count(name)].tolist()):
             assert len(set(row)) == count(name)
             assert int(queries.own[i]) not in row
@@ -78,7 +80,7 @@ def test_strict_targets_at_random_are_uniform(name: str, own: int) -> None:
 
 
 @pytest.mark.parametrize("name", NEAR)
-@pytest.mark.parametrize(("size", "share"), [(40, 1), (100, 1), (101, 2), (250, 3), (400, 4)])
+@pytest.mark.parametrize(("size", "share"), [(100, 1), (101, 2), (400, 4)])
 def test_strict_targets_nearby_are_drawn_from_the_nearest_1_percent(name: str, size: int, share: int) -> None:
     generator = torch.Generator().manual_seed(1)
     z = torch.nn.functional.normalize(torch.randn(size, 5, generator=generator, dtype=torch.float64))
@@ -139,7 +141,7 @@ def test_sp_qa_has_the_candidates_of_qa(sign: str, gallery: Gallery, queries: Qu
 
 @pytest.mark.parametrize("sign", "+-")
 @pytest.mark.parametrize("protocol", ["strict", "reference"])
-@pytest.mark.parametrize(("size", "m", "keep"), [(8, 1, 5), (9, 2, 5), (40, 1, 37), (40, 30, 8), (900, 3, 5)])
+@pytest.mark.parametrize(("size", "m", "keep"), [(8, 1, 5), (40, 30, 8), (300, 3, 5)])
 def test_what_sp_qa_moves_is_never_what_it_keeps(
     sign: str, protocol: str, size: int, m: int, keep: int
 ) -> None:
@@ -147,7 +149,7 @@ def test_what_sp_qa_moves_is_never_what_it_keeps(
     z = torch.nn.functional.normalize(torch.randn(size, 4, generator=generator, dtype=torch.float64))
     cut, own = Gallery(z, torch.arange(size) % 2), torch.arange(8)
     asked = Queries(z[:8], cut.labels[:8], own.where(own % 3 > 0, -1) if protocol == "strict" else own)
-    for seed in range(20):
+    for seed in range(4):
         found = select(attack(f"SP-QA{sign}", protocol=protocol, m=m, keep=keep), asked, cut, seed)
         for i, row in enumerate(found.tolist()):
             others = [p for p in order(z[i], cut) if p != asked.own[i] and p not in row[:m]]
@@ -202,34 +204,34 @@ def test_es_and_ltm_aim_at_no_image(name: str, protocol: str, gallery: Gallery, 
 # Independence
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("protocol", ["strict", "reference"])
+@pytest.mark.parametrize(
+    "which",
+    [*map(attack, EVERY), *(attack(name, protocol="reference") for name in [*RANDOM, *NEAR, "GTM", "GTT"])],
+)
 def test_a_target_depends_on_nothing_but_the_query(
-    name: str, protocol: str, gallery: Gallery, queries: Queries
+    which: RankingAttack, gallery: Gallery, queries: Queries
 ) -> None:
-    which = attack(name, protocol=protocol)
     numbers = torch.arange(100, 118)
 
     def found(rows: Tensor, chunk: int) -> Tensor:
         cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
-        return which.select(queries[rows], cut, draws=Draws(7, name, numbers[rows].tolist()))
+        return which.select(queries[rows], cut, draws=Draws(7, which.name, numbers[rows].tolist()))
 
     whole = found(torch.arange(18), 8192)
-    for chunk in (1, 7):
-        assert torch.equal(found(torch.arange(18), chunk), whole)
+    assert torch.equal(found(torch.arange(18), 7), whole)
     mixed = torch.randperm(18, generator=torch.Generator().manual_seed(0))
     assert torch.equal(found(mixed, 8192), whole[mixed])
-    for begin, end in pairwise([0, 1, 2, 7, 12, 18]):
+    for begin, end in pairwise([0, 1, 12, 18]):
         rows = torch.arange(begin, end)
         assert torch.equal(found(rows, 7), whole[rows])
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_selecting_changes_no_input(name: str, gallery: Gallery, queries: Queries) -> None:
+def test_selecting_changes_no_input(gallery: Gallery, queries: Queries) -> None:
     kept = [t.clone() for t in (gallery.z, gallery.labels, queries.z, queries.labels, queries.own)]
-    for protocol in ("strict", "reference"):
-        which = attack(name, protocol=protocol)
-        which.aim(select(which, queries, gallery), queries, gallery)
+    for name in EVERY:
+        for protocol in ("strict", "reference"):
+            which = attack(name, protocol=protocol)
+            which.aim(select(which, queries, gallery), queries, gallery)
     now = (gallery.z, gallery.labels, queries.z, queries.labels, queries.own)
     assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
 

@@ -198,7 +198,7 @@ def test_cells_nested_without_end_are_refused(tmp_path: Path) -> None:
         read_mat(file)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200))
 def test_no_text_makes_a_table_end_in_anything_but_an_error_of_its_file(
     content: bytes, tmp_path: Path

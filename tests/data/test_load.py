@@ -195,7 +195,7 @@ def test_a_split_where_no_class_has_two_images_is_refused(
         load(name, root, split)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(counts=st.lists(st.integers(1, 3), min_size=2, max_size=5))
 @pytest.mark.parametrize("name", ZERO_SHOT)
 def test_labels_count_from_zero_in_a_fixed_order_and_splits_share_no_class(
@@ -228,7 +228,7 @@ def test_labels_count_from_zero_in_a_fixed_order_and_splits_share_no_class(
             assert not set(train.files or ()) & set(test.files or ())
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(counts=st.lists(st.integers(1, 3), min_size=2, max_size=4))
 @pytest.mark.parametrize("name", ZERO_SHOT)
 def test_all_is_every_image_whatever_the_classes_have(

@@ -22,7 +22,7 @@ from robustmetric.data.pairs import ImageArray, ImageLoader, PairLoader, draw_pa
     seed=st.integers(0, 1000),
     epoch=st.integers(0, 50),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_image_is_an_anchor_once_over_all_workers(
     labels: list[int], pairs: int, world: int, seed: int, epoch: int
 ) -> None:

@@ -143,20 +143,18 @@ IMAGES: dict[str, tuple[Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", DEFENSES)
 @pytest.mark.parametrize("case", IMAGES)
-def test_wrong_images_are_refused(name: str, case: str) -> None:
+def test_wrong_images_are_refused(case: str) -> None:
     images, says = IMAGES[case]
     model = Net()
-    message = refused(name, model, images, LABELS)
+    message = refused("HM[S,LGA]&ICS", model, images, LABELS)
     assert [part for part in says if part not in message] == []
     assert model.calls == 0
 
 
-@pytest.mark.parametrize("name", DEFENSES)
-def test_an_empty_batch_is_refused(name: str) -> None:
+def test_an_empty_batch_is_refused() -> None:
     images, labels = batch()
-    message = refused(name, Net(), images[:0], labels[:0])
+    message = refused("N/A[R]", Net(), images[:0], labels[:0])
     assert "images have shape (0, 1, 4, 4)" in message
     assert "give at least one image" in message
 
@@ -192,12 +190,11 @@ CLASSES: dict[str, tuple[Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", DEFENSES)
 @pytest.mark.parametrize("case", CLASSES)
-def test_wrong_labels_are_refused(name: str, case: str) -> None:
+def test_wrong_labels_are_refused(case: str) -> None:
     labels, says = CLASSES[case]
     model = Net()
-    message = refused(name, model, batch()[0], labels)
+    message = refused("HM[S,LGA]&ICS", model, batch()[0], labels)
     assert [part for part in says if part not in message] == []
     assert model.calls == 0
 
@@ -234,18 +231,17 @@ NETWORKS: dict[str, tuple[Callable[[Net, Tensor], object], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", DEFENSES)
 @pytest.mark.parametrize("case", NETWORKS)
-def test_a_wrong_network_is_refused(name: str, case: str) -> None:
+def test_a_wrong_network_is_refused(case: str) -> None:
     spoil, says = NETWORKS[case]
     model = Net(spoil)
-    message = refused(name, model, *batch())
+    message = refused("N/A[R]", model, *batch())
     assert [part for part in says if part not in message] == []
     assert model.calls == 1
 
 
 @pytest.mark.parametrize("name", ATTACKING)
-@pytest.mark.parametrize("case", NETWORKS)
+@pytest.mark.parametrize("case", ["a row too few", "NaN"])
 def test_a_network_that_goes_wrong_within_pgd_is_refused(name: str, case: str) -> None:
     spoil, says = NETWORKS[case]
     model = Net(lambda net, z: spoil(net, z) if net.calls == 3 else z)
@@ -323,29 +319,28 @@ def test_an_interrupt_within_pgd_restores_the_network(name: str) -> None:
 SETTINGS: list[tuple[str, Any, list[str]]] = [
     *[
         ("eps", value, ["eps must be in [0, 1], not ", "pixels are in [0, 1], so 8 grey levels are 8/255"])
-        for value in (-0.1, 1.5, 8, math.nan, math.inf, -math.inf)
+        for value in (-0.1, 8, math.nan, math.inf)
     ],
     *[
         ("alpha", value, ["alpha must be in (0, 1], not ", "pixels are in [0, 1], so a grey level is 1/255"])
-        for value in (0, -0.1, 2, math.inf, math.nan)
+        for value in (0, 2, math.nan)
     ],
     *[
         ("steps", value, ["steps must be a whole number of at least 1, not "])
-        for value in (0, -1, 2.5, 8.0, True, False, math.nan, "8", None)
+        for value in (0, 2.5, 8.0, True, math.nan, "8", None)
     ],
     *[
         ("margin", value, ["margin must be in (0, 2], not ", "distances on the unit sphere are at most 2"])
-        for value in (0, -0.2, 3, 2.01, math.nan, math.inf)
+        for value in (0, 2.01, math.nan)
     ],
 ]
 
 
-@pytest.mark.parametrize("name", DEFENSES)
 @pytest.mark.parametrize(("setting", "value", "says"), SETTINGS, ids=lambda part: str(part)[:12])
-def test_wrong_settings_are_refused(name: str, setting: str, value: Any, says: list[str]) -> None:
+def test_wrong_settings_are_refused(setting: str, value: Any, says: list[str]) -> None:
     given = {setting: value}
     with pytest.raises(ValueError, match=rf"^{setting} must be") as error:
-        rm.defense(name, **given)
+        rm.defense("HM[S,LGA]&ICS", **given)
     message = str(error.value)
     assert [part for part in says if part not in message] == []
     assert f"not {value!r}" in message
@@ -371,11 +366,10 @@ def test_a_budget_of_its_own_is_checked_alike(given: dict[str, Any], says: str) 
         rm.Budget(**({"eps": 0.1, "alpha": 0.1, "steps": 1} | given))
 
 
-@pytest.mark.parametrize("name", DEFENSES)
-def test_a_pixel_just_beyond_the_end_gets_other_advice(name: str) -> None:
+def test_a_pixel_just_beyond_the_end_gets_other_advice() -> None:
     images = with_pixel(1.0)
     images[0, 0, 0, 0] = 1.0000001
-    message = refused(name, Net(), images, LABELS)
+    message = refused("EST[R]", Net(), images, LABELS)
     assert "1.00000012]; they must be in [0, 1]: use images.clamp(0, 1)" in message
 
 

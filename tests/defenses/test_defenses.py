@@ -22,6 +22,8 @@ from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
 from robustmetric.triplets import Batch, Softhard, Triplets
 
+pytestmark = pytest.mark.kernels
+
 NAMES = [
     "N/A[R]",
     "N/A[S]",
@@ -76,7 +78,7 @@ def batch(layout: str, channels: int, size: int, dtype: torch.dtype, seed: int) 
     steps=st.integers(1, 4),
     seed=st.integers(0, 10_000),
 )
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 def test_every_defense_keeps_its_word(
     name: str,
     layout: str,
@@ -136,7 +138,7 @@ def test_every_defense_keeps_its_word(
     eps=st.floats(0, 0.5),
     seed=st.integers(0, 10_000),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_the_batch_that_the_loss_saw(name: str, layout: str, mixing: bool, eps: float, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -20,6 +20,8 @@ from robustmetric.losses import SextupletTerm, triplet_loss
 from robustmetric.perturb import Budget, frozen, project
 from robustmetric.triplets import SAMPLERS, Batch, Mined, Semihard, Softhard, Triplets
 
+pytestmark = pytest.mark.kernels
+
 Golden = dict[str, NDArray[Any]]
 BUDGET = Budget(eps=16 / 255, alpha=2 / 255, steps=8)
 FIGURES = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())

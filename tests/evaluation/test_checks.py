@@ -17,6 +17,8 @@ from robustmetric.perturb import Budget, Objective, frozen
 from tests.helpers.masked import ByClass, Through, rounded
 from tests.helpers.searches import Own
 
+pytestmark = pytest.mark.kernels
+
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
 Ask = Callable[..., Check]

@@ -114,7 +114,7 @@ values_with_gaps = st.lists(st.one_of(st.floats(-100, 100), st.just(math.nan)), 
 
 @given(values=values_with_gaps, group=st.one_of(st.none(), st.integers(1, 50)))
 @example(values=[1.0, math.nan, 3.0, 5.0], group=1)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_means_are_those_of_a_loop(values: list[float], group: int | None) -> None:
     batches = []
     for begin in range(0, len(values), group or len(values)):

@@ -30,6 +30,8 @@ from robustmetric.evaluation import (
 from robustmetric.evaluation.store import Store
 from robustmetric.perturb import frozen
 
+pytestmark = pytest.mark.kernels
+
 Tiny = Callable[..., Evaluation]
 Evaluated = Callable[..., Record]
 Golden = dict[str, NDArray[Any]]

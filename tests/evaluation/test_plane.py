@@ -10,6 +10,8 @@ from torch import Tensor
 
 from robustmetric.evaluation.plane import Map, Plane, draw_map
 
+pytestmark = pytest.mark.kernels
+
 Doubles = NDArray[np.float64]
 ROUNDED = 0.5e-4 + 1e-9  # four digits are kept
 

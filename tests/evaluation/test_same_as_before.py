@@ -23,6 +23,8 @@ import torch
 
 from tests.golden import make_records
 
+pytestmark = pytest.mark.kernels
+
 EXACT = 1e-9
 PLACE, QUERY = 100 / 79, 100 / 16  # of the case in single precision, in %
 HITS = ("ES:R", "LTM", "GTM", "GTT")

@@ -18,6 +18,8 @@ from tests.attacks.test_measures import oracle
 from tests.evaluation.conftest import make_network
 from tests.helpers import crowd, goals
 
+pytestmark = pytest.mark.kernels
+
 SIDES = ["misrank(side='candidate')", "promote(side='candidate')", "demote(k=7,side='candidate')"]
 EVERY = [*ATTACKS, *SIDES, "CA+(w=3)", "QA-(m=3)", "SP-QA+(m=3)", "misrank(by=2)"]
 REFERENCE = [name for name in ATTACKS if name not in goals.GOALS]
@@ -123,12 +125,11 @@ def check_lists(shot: Shot, ends: tuple[Tensor, Tensor], world: World, k: int) -
         assert [entry.itself for entry in found] == [p == -1 for p, _, _ in wanted]
 
 
-@pytest.mark.parametrize("where", ["moved", "tied"])
 @pytest.mark.parametrize("title", WORLDS)
 @pytest.mark.parametrize("name", EVERY)
-def test_lists_and_places_against_plain_loops(name: str, title: str, where: str) -> None:
+def test_lists_and_places_against_plain_loops(name: str, title: str) -> None:
     which, world, k = attack(name), WORLDS[title], 5
-    z = world.moved[where]
+    z = world.moved["tied"]
     index = aimed(which, world)
     for shot in shots_of(which, world, z, k):
         row = shot.number
@@ -138,7 +139,7 @@ def test_lists_and_places_against_plain_loops(name: str, title: str, where: str)
         assert len(shot.before) == len(shot.after) == k
 
 
-@pytest.mark.parametrize("k", [1, 2, 37, 39, 40, 1000])
+@pytest.mark.parametrize("k", [1, 39, 1000])
 @pytest.mark.parametrize("title", WORLDS)
 @pytest.mark.parametrize("name", ["ES", "CA-"])
 def test_lists_of_any_length(name: str, title: str, k: int) -> None:

@@ -30,6 +30,8 @@ from robustmetric.verification import exact_interval, roc
 from tests.evaluation.conftest import make_network
 from tests.helpers.faults import fault
 
+pytestmark = pytest.mark.kernels
+
 FILES = {"plan.json", "queries.safetensors", "verification.json"}
 
 

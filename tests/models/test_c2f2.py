@@ -11,6 +11,8 @@ from torch import Tensor
 from robustmetric.models import C2F2, load_weights, save_weights
 from robustmetric.models.weights import digest_of
 
+pytestmark = pytest.mark.kernels
+
 Plain = dict[str, Tensor]
 
 

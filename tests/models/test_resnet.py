@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from robustmetric.models import IMAGENET_MEAN, IMAGENET_STD, ResNet, resnet18, resnet50
 from robustmetric.models.resnet import BasicBlock, Bottleneck
 
+pytestmark = pytest.mark.kernels
+
 
 def randomise_batch_norm(net: nn.Module) -> None:
     """Fresh BatchNorm is nearly the identity; random numbers make a mistake in it visible."""

@@ -20,6 +20,7 @@ from robustmetric.retrieval import retrieval_scores
 from robustmetric.training.module import MetricModule, random_states, set_random_states
 
 pytestmark = [
+    pytest.mark.kernels,
     # Lightning's advice on DataLoader's workers, and what torch says of a class that Lightning uses
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),

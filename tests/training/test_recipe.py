@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -329,7 +329,6 @@ RECIPES = st.builds(
 
 
 @given(RECIPES)
-@settings(deadline=None)
 def test_what_is_written_reads_back_equal(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert load_recipe(write(Path(folder), dump_recipe(recipe))) == recipe

@@ -43,7 +43,7 @@ def quick(**changes: Any) -> Recipe:
     share=st.floats(0.01, 0.5),
     seed=st.integers(0, 100),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_whole_classes_or_some_images_of_each(labels: list[int], share: float, seed: int) -> None:
     counts = Counter(labels)
     array = np.array(labels)
