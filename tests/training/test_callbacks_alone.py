@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +16,7 @@ from torch import nn
 import robustmetric as rm
 from robustmetric.training import CollapsedError, CollapseGuard, Keeper, MetricModule
 from robustmetric.training.callbacks import MetricsFile
+from tests.helpers.command import Clock
 from tests.helpers.faults import fault
 
 
@@ -62,6 +66,54 @@ def test_the_good_weights_are_of_before_the_spread_shrank(tmp_path: Path) -> Non
     with pytest.raises(CollapsedError, match="collapsed at about step 6"):
         guard.on_train_batch_end(trainer(8, loss=0.1, spread=0.0), be(network, 8), None, None, 0)
     assert written(tmp_path / "good.safetensors") == 3
+
+
+def worker(step: int, together: Callable[[bool], bool], saved: list[int]) -> Any:
+    """A trainer in the midst of an epoch."""
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: together(mine))  # noqa: A006
+    return SimpleNamespace(
+        global_step=step, is_last_batch=False, strategy=strategy, save_checkpoint=lambda _: saved.append(step)
+    )
+
+
+def test_a_checkpoint_is_written_by_time_as_well(tmp_path: Path) -> None:
+    """A step takes four minutes; checkpoints come every 6 steps and, from the last one, after 10 minutes."""
+    clock, saved = Clock(100.0), []  # type: ignore[var-annotated]
+    keeper = Keeper(tmp_path, every=6, minutes=10.0, clock=clock)
+    clock.now = 5000.0  # what was before the first step does not count
+    keeper.on_train_start(worker(0, bool, saved), module())
+    for step in range(1, 12):
+        clock.now += 240
+        keeper.on_train_batch_end(worker(step, bool, saved), module(), None, None, 0)
+    assert saved == [3, 6, 9]
+
+
+def test_workers_whose_clocks_differ_save_together(tmp_path: Path) -> None:
+    """The second one is late at step 3; each of them asks the others as often, or one would wait for ever."""
+    barrier, said = threading.Barrier(2, timeout=300), [False, False]
+    saved: list[list[int]] = [[], []]
+    asked = [0, 0]
+
+    def train(rank: int) -> None:
+        def together(mine: bool) -> bool:
+            asked[rank] += 1
+            said[rank] = mine
+            barrier.wait()
+            found = any(said)
+            barrier.wait()
+            return found
+
+        clock = Clock()
+        keeper = Keeper(tmp_path, every=5, minutes=10.0, clock=clock)
+        for step in range(1, 8):
+            clock.now += 100 + 100 * rank
+            keeper.on_train_batch_end(worker(step, together, saved[rank]), module(), None, None, 0)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(train, rank) for rank in (0, 1)]:
+            done.result()
+    assert saved == [[3, 5], [3, 5]]
+    assert asked[0] == asked[1]
 
 
 @fault(

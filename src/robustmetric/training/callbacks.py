@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,24 @@ from robustmetric.validate import spreadsheet_text
 
 
 class Keeper(L.Callback):
-    """Writes a checkpoint at intervals of steps and when told to stop, and weights at each validation.
+    """Writes a checkpoint at intervals and when told to stop, and weights at each validation.
 
-    `folder` is that of the run; `every` is the number of steps between two checkpoints. `signals` say when to
-    stop.
+    `folder` is that of the run; between two checkpoints are `every` steps and `minutes` by the `clock`, which
+    counts seconds, at most. `signals` say when to stop.
     """
 
-    def __init__(self, folder: Path, every: int, signals: Signals | None = None) -> None:
-        self.run, self.every = RunFolder(folder), every
-        self.signals = signals
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        signals: Signals | None = None,
+        *,
+        minutes: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run, self.every, self.minutes = RunFolder(folder), every, minutes
+        self.signals, self.clock = signals, clock
+        self.saved = clock()
         self.best: dict[str, float] = {}
         self.last: dict[str, float] = {}
 
@@ -46,6 +57,7 @@ class Keeper(L.Callback):
         """Take the signals back, for Lightning's own handler would stop before the checkpoint is written."""
         if self.signals is not None:
             self.signals.take()
+        self.saved = self.clock()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -59,11 +71,14 @@ class Keeper(L.Callback):
         self._save_or_stop(trainer, True)
 
     def _save_or_stop(self, trainer: L.Trainer, due: bool) -> None:
-        # All workers must agree, or some would wait for the others for ever.
+        # All workers must agree, or some would wait for the others for ever; their clocks do not.
         asked = None if self.signals is None else self.signals.stop
+        late = self.clock() - self.saved >= 60 * self.minutes
+        due = due or trainer.strategy.reduce_boolean_decision(late or asked is not None, all=False)
+        if not due:
+            return
         stop = trainer.strategy.reduce_boolean_decision(asked is not None, all=False)
-        if stop or due:
-            self._save(trainer)
+        self._save(trainer)
         if stop:
             raise Stopped(asked or "another worker was told to stop")
 
@@ -72,6 +87,7 @@ class Keeper(L.Callback):
             self.signals.busy = True
         try:
             trainer.save_checkpoint(self.run.checkpoint)
+            self.saved = self.clock()
         finally:
             if self.signals is not None:
                 self.signals.busy = False

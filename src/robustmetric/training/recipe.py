@@ -71,6 +71,7 @@ class Recipe(BaseModel):
     )
     validate_every: int = Field(1, ge=1, le=1_000_000, description="epochs between two validations")
     save_every: int = Field(100, ge=1, le=1_000_000_000, description="steps between two checkpoints")
+    save_minutes: float = Field(10.0, gt=0, le=1e6, description="minutes between two checkpoints, at most")
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
         "32-true", description="floats"
     )

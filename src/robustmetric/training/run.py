@@ -82,17 +82,17 @@ def train(
 ) -> MetricModule:
     """Train as a `recipe` says, write to `out` all that explains and continues the run; return the module.
 
-    `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out, which images chose the best
-    weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps and on SIGTERM or
-    Ctrl-C), `last.safetensors` and `best.safetensors` (by R@1), and `code/`, copies of the Python files that
-    the recipe names. A start that fails before its first step leaves nothing in `out`; what can be refused is
-    refused before images are decoded, with the network tried on a few. A stop that was asked for raises
-    `Stopped` when its checkpoint is written; a network that collapses raises `CollapsedError`, with the last
-    good weights in `good.safetensors`; a disk that is full, or a worker that is killed, a `CutShortError`.
-    Nobody else can train in `out` meanwhile.
+    `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out, which images chose the
+    best weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps or
+    `save_minutes`, and on SIGTERM or Ctrl-C), `last.safetensors` and `best.safetensors` (by R@1), and
+    `code/`, copies of the Python files that the recipe names. A start that fails before its first step
+    leaves nothing in `out`; what can be refused is refused before images are decoded, with the network
+    tried on a few. A stop that was asked for raises `Stopped` when its checkpoint is written; a network
+    that collapses raises `CollapsedError`, with the last good weights in `good.safetensors`; a disk that
+    is full, or a worker that is killed, a `CutShortError`. Nobody else can train in `out` meanwhile.
 
-    - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs, while
-      images, the run's copies of files and the number of workers must be those it began with.
+    - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs and
+      another root; images, the run's copies of files and the number of workers must be those it began with.
     - `machines`: what to train on, by default one worker on the best device available.
     - `cache`: where decoded images are kept, by default ``~/.cache/robustmetric``.
     - `skip_broken`: leave out images that cannot be read.
@@ -164,7 +164,7 @@ def _train(
     go_on = run.checkpoint if again and run.checkpoint.exists() else None
     method = defense_of(recipe)
     signals = Signals()
-    keeper = Keeper(run.path, recipe.save_every, signals)
+    keeper = Keeper(run.path, recipe.save_every, signals, minutes=recipe.save_minutes)
     collapse = CollapseGuard(run.path, go_on=go_on_after_collapse, report=report)
     with _quiet():
         trainer = _trainer(
