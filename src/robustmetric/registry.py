@@ -180,13 +180,18 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     raise UserError(unknown(kind, name, known))
 
 
-def unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
+def unknown(
+    kind: str, name: str, known: Mapping[str, object], synonyms: Mapping[str, str] | None = None
+) -> str:
     """Return a message that a `name` of a `kind` is unknown, with the nearest and all of `known`.
+
+    `synonyms` are names that others use for some of them, in lower case.
 
     >>> unknown("sampler", "X", {"R": 0, "M": 1})
     "unknown sampler 'X'; known: M, R"
     """
-    nearest = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
+    meant = (synonyms or {}).get(name.lower(), name.lower())
+    nearest = difflib.get_close_matches(meant, [k.lower() for k in known], n=1, cutoff=0.5)
     original = [k for k in known if nearest and k.lower() == nearest[0]]
     hint = f" (did you mean {original[0]!r}?)" if original else ""
     return f"unknown {kind} {brief(name)}{hint}; known: {', '.join(sorted(known))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_records_under_the_same_conditions(records: dict[str, Path]) -> None:
     for check in record.checks:
         if check.status in ("warn", "fail"):
             assert re.search(rf"{check.name} +{check.status} ", printed)
+
+
+def test_a_run_without_a_record_is_to_be_evaluated(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "not yet"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluation*"))
+    assert f"robustmetric evaluate '{copy}'" in refused("compare", copy)
 
 
 def test_a_record_is_found_in_its_run(run: Path, whole: tuple[Path, str], records: dict[str, Path]) -> None:

@@ -63,6 +63,9 @@ def test_what_cannot_be_exported_is_said(made: Path, tmp_path: Path) -> None:
     assert "is no run, it has no recipe.yaml: give the folder of a run" in said
     said = refused("export", made, "-o", tmp_path / "net", "--weights", tmp_path / "gone")
     assert "there is no weights file" in said
+    said = refused("export", made, "-o", tmp_path / "net.xyz")
+    assert all(part in said for part in ("'.xyz'", ".onnx (--to onnx)", ".pt2 (--to exported)", "(--out)"))
+    assert not (tmp_path / "net.xyz").exists()
 
 
 def test_without_the_extra(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

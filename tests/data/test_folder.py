@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from robustmetric.data import load, own_validation
-from robustmetric.data.folder import SUFFIXES
+from robustmetric.data.decode import SUFFIXES
 
 Maker = Callable[..., Path]
 
@@ -124,7 +124,7 @@ def test_images_are_known_by_their_suffix(suffix: str, make_folder: Maker, tmp_p
 
 def test_other_hidden_and_deeper_files_are_ignored(make_folder: Maker, tmp_path: Path) -> None:
     root = make_folder(tmp_path, {"cat": 2, "dog": 2, ".hidden": 2, "cat/deeper": 2, "cat/odd.png": 1})
-    for name in ("readme.txt", "cat/notes.txt", "cat/.0.png", "cat/film.gif", "cat/Thumbs.db", "cat/png"):
+    for name in ("readme.txt", "cat/notes.txt", "cat/.0.png", "cat/photo.heic", "cat/Thumbs.db", "cat/png"):
         (root / name).touch()
     train = load("folder", root)
     assert train.classes == ("cat",)
@@ -152,20 +152,20 @@ def test_a_class_that_is_a_broken_link_is_named(make_folder: Maker, tmp_path: Pa
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_class_directories_without_images_are_named(split: str, make_folder: Maker, tmp_path: Path) -> None:
     root = make_folder(tmp_path)
-    for name in ("ant", "bee"):
-        (root / name).mkdir()
-    (root / "ant" / "film.gif").touch()
-    with pytest.raises(
-        ValueError, match=r"^2 class directories hold no images: .*ant, .*bee; expected"
-    ) as caught:
+    for name in ("ant/1.heic", "ant/2.HEIC", "bee/notes", "bee/.hidden", "bee/deeper/1.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    with pytest.raises(ValueError, match=r"^2 class directories .*ant, .*bee; in them are (.*), and") as told:
         load("folder", root, "train" if split == "train" else "test")
-    assert ".bmp, .jpeg, .jpg, .png, .webp directly in each" in str(caught.value)
+    assert "2 .heic, 1 without an ending, and read are .jpg, .jpeg, .png" in str(told.value)
+    assert "Convert" in str(told.value)
+    assert "emove" not in str(told.value), "nobody is told to delete images"
 
 
 def test_a_lone_train_directory_gets_the_hint(make_folder: Maker, tmp_path: Path) -> None:
     root = make_folder(tmp_path, {"train/cat": 2, "dev/cat": 2})
     with pytest.raises(
-        ValueError, match=r"2 class directories hold no images.*call splits train and test, val"
+        ValueError, match=r"2 class directories hold no images.*no files.*call splits train and test, val"
     ):
         load("folder", root)
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from robustmetric.data import Inputs, load
+from robustmetric.data import Inputs, load, load_pixels
 from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import cached
-from robustmetric.data.decode import FORMATS
+from robustmetric.data.decode import FORMATS, SUFFIXES
 from robustmetric.data.describe import contact_sheet, describe, typical_size
 from robustmetric.validate import UserError
 from tests.helpers.command import refused
@@ -116,6 +116,17 @@ def test_what_is_read_is_read_under_any_name(form: str, tmp_path: Path) -> None:
     assert np.abs(found.astype(int) - NOISE).mean() <= (25 if lossy else 0)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_folder_takes_every_kind_that_is_decoded(suffix: str, tmp_path: Path) -> None:
+    form = Image.registered_extensions()[suffix]
+    assert suffix in FORMATS[form]
+    for name in ("ape/1", "ape/2", "bee/1", "bee/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(NOISE).convert("1" if suffix == ".pbm" else "L").save(tmp_path / f"{name}{suffix}")
+    (found,) = load_pixels("folder", tmp_path, Inputs(resize=8, channels=1), ["train"], tmp_path / "cache")
+    assert (found.classes, found.pixels.shape) == (("ape",), (2, 8, 8, 1))
+
+
 @pytest.mark.parametrize("form", ["EPS", "PCX", "TGA", "ICO", "SGI", "JPEG2000", "DDS", "PDF"])
 def test_what_is_not_on_the_list_is_refused(form: str, tmp_path: Path) -> None:
     Image.init()
@@ -126,6 +137,21 @@ def test_what_is_not_on_the_list_is_refused(form: str, tmp_path: Path) -> None:
     file.write_bytes(written(form))
     with pytest.raises(UserError, match=r"image.png: is not PNG.*\n.*leave them out with skip_broken"):
         cached(one(file), tmp_path / "cache", size=None)
+
+
+def test_the_command_names_its_options(tmp_path: Path) -> None:
+    """Images that cannot be read, and those of several sizes that are to stay as they are."""
+    root = tmp_path / "data"
+    for name, side in (("ape/1", 8), ("ape/2", 9), ("bee/1", 8), ("bee/2", 8)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (side, side)).save(root / f"{name}.pgm")
+    train = ["train", "--data", "folder", "--root", root, "--model", "c2f2", "--out", tmp_path / "run"]
+    train += ["--cache", tmp_path / "cache"]
+    assert "(--size)" in refused(*train, "--set", "resize=null", "--set", "crop=null")
+    (root / "ape" / "2.pgm").write_bytes(b"P5")
+    said = refused(*train, "--size", 8)
+    assert "2.pgm" in said
+    assert "leave them out with --skip-broken" in said
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -202,6 +202,8 @@ def test_a_recipe_does_not_change() -> None:
         ("weight-decay", "weight_decay"),
         ("batch_size", "batch"),
         ("defence", "defense"),
+        ("learning_rate", "lr"),
+        ("epsilon", "eps"),
     ],
 )
 def test_an_unknown_key_names_the_nearest(key: str, nearest: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robustmetric.data.folder import SUFFIXES
+from robustmetric.data.decode import SUFFIXES
 from robustmetric.validate import UserError
 from robustmetric.vectors import Names, images_below
 
@@ -86,7 +86,7 @@ def put(root: Path, *names: str) -> None:
 
 def test_images_are_found_below_all_folders_in_the_order_of_their_names(tmp_path: Path) -> None:
     put(tmp_path, "b/2.png", "b/10.PNG", "b/c/1.webp", "a-1.jpg", "a/1.jpeg", "a.bmp", "z.png", "b.png/1.png")
-    put(tmp_path, "notes.txt", "b/film.gif", ".hidden.png", ".hidden/1.png", "png")
+    put(tmp_path, "notes.txt", "b/photo.heic", ".hidden.png", ".hidden/1.png", "png")
     wanted = sorted(
         file.relative_to(tmp_path).as_posix()
         for file in tmp_path.rglob("*")
@@ -134,7 +134,7 @@ def test_boxes_have_no_names(tmp_path: Path) -> None:
 def test_a_folder_without_images(tmp_path: Path) -> None:
     put(tmp_path, "notes.txt")
     with pytest.raises(
-        UserError, match=r"no images below .*; expected files that end in \.bmp, \.jpeg, \.jpg"
+        UserError, match=r"no images below .*; expected files that end in \.jpg, \.jpeg, \.png"
     ):
         images_below(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere of images; give one, or"):

@@ -141,7 +141,10 @@ def _told(error: Exception, arguments: list[str]) -> str:
         return f"[bold red]error:[/] {escape(told)}"
     if isinstance(error, UserError):
         flag = _flag(error.parameter, arguments)
-        return f"[bold red]error:[/] {escape(str(error))}{f' ({flag})' if flag else ''}"
+        text = str(error)
+        if flag == "--skip-broken":  # its name stands in the text, as Python has it
+            text, flag = text.replace("skip_broken", flag), None
+        return f"[bold red]error:[/] {escape(text)}{f' ({flag})' if flag else ''}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = escape(f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}")
     return (
@@ -180,7 +183,9 @@ def _flag(parameter: str | None, arguments: list[str]) -> str | None:
     for argument in arguments:
         command = getattr(command, "commands", {}).get(argument, command)
     flags = {option.name: option.opts[0] for option in command.params if option.opts}
-    found = flags.get(parameter or "")
+    if any(argument.startswith(f"{parameter}=") for argument in arguments):
+        return f"--set {parameter}"
+    found = flags.get("size" if parameter in ("resize", "crop") and parameter not in flags else parameter)
     return found if found is not None and found.startswith("-") else None
 
 

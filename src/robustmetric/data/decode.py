@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -18,8 +19,20 @@ from robustmetric.validate import UserError
 Size = tuple[int, int]  # height, width
 Channels = Literal[1, 3]
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""What images may be, by content: others of Pillow's readers start programs or open further files."""
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+}
+"""What images may be, by content: others of Pillow's readers start programs or open further files. Of each,
+the endings of its files."""
+
+SUFFIXES = tuple(chain.from_iterable(FORMATS.values()))
+"""The endings of files that are taken for images."""
 
 LONGEST = 16384  # pixels of a side that images may be brought to
 
@@ -50,7 +63,7 @@ def open_image(file: Path) -> Image.Image:
     ...
     PIL.UnidentifiedImageError: cannot identify image file ...
     """
-    return Image.open(file, formats=FORMATS)
+    return Image.open(file, formats=list(FORMATS))
 
 
 def prepared(image: Image.Image, box: Box | None, size: Size | None, channels: Channels) -> NDArray[np.uint8]:
@@ -127,7 +140,8 @@ def one_size(images: Iterable[tuple[Path, Box | None]]) -> Size:
             (size, first), (other, second) = sizes.items()
             raise UserError(
                 f"{first} is {size[0]} x {size[1]} pixels (height x width) and {second} is "
-                f"{other[0]} x {other[1]}; give the size that all are to have, such as size=(256, 256)"
+                f"{other[0]} x {other[1]}; give the size that all are to have",
+                parameter="size",
             )
     return next(iter(sizes), (1, 1))  # no file opens: any size will do to list the reasons
 

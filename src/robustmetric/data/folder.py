@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from robustmetric.data.base import ImageSet, Part, sets_apart
+from robustmetric.data.decode import SUFFIXES
 from robustmetric.data.listing import check_root, half, listed, with_queries
 from robustmetric.validate import UserError, shorten
 
-# Not .gif: it may be a film, of which only the first picture would be used.
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 HINT = "mend or remove these links"
 
 
@@ -21,9 +21,9 @@ def read_folder(root: Path | None, split: Part) -> ImageSet:
 
     The splits are ``train``; ``test``, or else ``query`` and ``gallery``; and ``val`` or ``validation``,
     which is the test split if there is no other. Without them, the first half of the classes, sorted by name,
-    trains and the rest tests. Images are the files directly in a class's directory that end in .bmp, .jpeg,
-    .jpg, .png or .webp, in natural order (2 before 10); other files and hidden ones are ignored, links are
-    followed.
+    trains and the rest tests. Images are the files directly in a class's directory that end in .jpg, .jpeg,
+    .png, .webp, .bmp, .gif, .tif, .tiff, .ppm, .pgm, .pbm or .pnm, in natural order (2 before 10); of films
+    and files of several pages the first counts. Other files and hidden ones are ignored, links are followed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -76,11 +76,19 @@ def _images(root: Path) -> dict[str, list[Path]]:
     classes = {path.name: _class_images(path) for path in visible if path.is_dir()}
     if not classes:
         raise UserError(f"{root} holds no directories; put the images of each class into one of its own")
-    if empty := [str(root / name) for name, images in classes.items() if not images]:
+    if empty := [root / name for name, images in classes.items() if not images]:
+        found = Counter(
+            path.suffix.lower() or "without an ending"
+            for folder in empty
+            for path in folder.iterdir()
+            if path.is_file() and not path.name.startswith(".")
+        )
+        held = shorten([f"{count} {kind}" for kind, count in found.most_common()])
         raise UserError(
-            f"{len(empty)} class directories hold no images: {shorten(empty)}; expected files that end in "
-            f"{', '.join(SUFFIXES)} directly in each. Remove the empty ones, and call splits train and "
-            "test, val, or query and gallery"
+            f"{len(empty)} class directories hold no images that are read: "
+            f"{shorten([str(path) for path in empty])}; in them are {held or 'no files'}, and read are "
+            f"{', '.join(SUFFIXES)}, directly in each. Convert images of another kind, to .png for one; keep "
+            "other directories outside the root; and call splits train and test, val, or query and gallery"
         )
     return classes
 

@@ -50,7 +50,7 @@ def check_root(name: str, root: Path | None, needs: str) -> Path:
     FileNotFoundError: there is no directory nowhere for mine; give the directory of the images
     """
     if root is None:
-        raise UserError(f"{name} needs a root: {needs}")
+        raise UserError(f"{name} needs a root: {needs}", parameter="root")
     if not root.is_dir():
         raise FileNotFoundError(f"there is no directory {root} for {name}; give {needs}")
     return root

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from robustmetric.data.base import ImageSet
+from robustmetric.data.decode import SUFFIXES
 from robustmetric.data.listing import integer, listed, quoted, read_text
 from robustmetric.data.table import DELIMITERS, TRUTH
 from robustmetric.validate import UserError
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-"""What the name of an image may end in, where a list leaves it out."""
 
 _LFW = re.compile(r"\s*\d+(\s+\d+)?\s*")  # the first line: how many sets of how many pairs
 

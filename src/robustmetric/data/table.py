@@ -93,7 +93,7 @@ def read_csv(root: Path | None, split: Part) -> ImageSet:
 def _csv_file(root: Path | None) -> Path:
     needs = "a CSV file with the columns path and label, or the directory that holds it"
     if root is None:
-        raise UserError(f"csv needs a root: {needs}")
+        raise UserError(f"csv needs a root: {needs}", parameter="root")
     if not root.exists():
         raise FileNotFoundError(f"there is no {root} for csv; give {needs}")
     if not root.is_dir():

@@ -17,7 +17,7 @@ from torch import Tensor
 from robustmetric.evaluation.schema import Part
 from robustmetric.evaluation.store import ARRAYS, GO_ON
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
-from robustmetric.validate import UserError, shorten
+from robustmetric.validate import UserError, command_line, shorten
 
 
 class Arrays(Part):
@@ -131,6 +131,9 @@ class Format(Generic[D]):
                 f"there is no {self.what} in {path} itself; give the one that is meant: "
                 f"{shorten([file.parent for file in inside])}"
             )
+        if (path / "recipe.yaml").is_file():  # a run
+            done, command = _MADE_BY[self.what]
+            raise FileNotFoundError(f"{path} is not {done} yet: {command_line([*command, str(path)])}")
         raise FileNotFoundError(
             f"there is no {self.what} {path}; give a {self.file}, or a folder that holds one"
         )
@@ -163,6 +166,13 @@ class Format(Generic[D]):
             return load(content)
         except SafetensorError as error:
             raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
+
+
+_MADE_BY = {
+    "record": ("evaluated", ["robustmetric", "evaluate"]),
+    "certificate": ("certified", ["robustmetric", "certify"]),
+    "verification": ("verified", ["robustmetric", "verify"]),
+}
 
 
 def _dumped(document: Sealed) -> dict[str, Any]:

@@ -70,7 +70,13 @@ def export(run: Run, path: str | os.PathLike[str], *, to: str = "onnx", force: b
     kind = FORMATS[to]
     place = Path(path).expanduser()
     _check_place(place, force)
-    meant = SUFFIXES.get(place.suffix.lower(), to)
+    meant = SUFFIXES.get(place.suffix.lower())
+    if meant is None:
+        known = ", ".join(f"{suffix} (--to {name})" for suffix, name in SUFFIXES.items())
+        raise UserError(
+            f"{place.name} ends in {place.suffix!r}, as no format does: give a name that ends in {known}",
+            parameter="out",
+        )
     if meant != to:
         raise UserError(
             f"{place.name} is a name for the format {meant}, and {to} was asked for: give --to {meant}, or "

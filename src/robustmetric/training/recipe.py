@@ -147,17 +147,28 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
     """
     for key in entries:
         if key not in Recipe.model_fields:
-            raise UserError(unknown("recipe entry", str(key), Recipe.model_fields), parameter=str(key))
+            told = unknown("recipe entry", str(key), Recipe.model_fields, _SYNONYMS)
+            raise UserError(told, parameter=str(key))
     try:
         return Recipe(**entries)
     except ValidationError as error:
         problems = [
             f"{problem['loc'][0]} is {brief(problem['input'])}: "
             f"{problem['msg'][:1].lower()}{problem['msg'][1:]}"
+            f"{_LEVELS if problem['loc'][0] in ('eps', 'alpha') else ''}"
             for problem in error.errors()
         ]
         first = str(error.errors()[0]["loc"][0])
         raise UserError("; ".join(problems), parameter=first) from None
+
+
+_LEVELS = ", for pixels are in [0, 1]: 8 grey levels are 8/255"
+_SYNONYMS = {
+    "learning_rate": "lr", "wd": "weight_decay", "network": "model", "backbone": "model", "arch": "model",
+    "embedding_size": "dim", "epsilon": "eps", "step_size": "alpha", "gamma": "margin",
+    "iterations": "steps", "pretrained": "weights",
+}  # fmt: skip
+"""What others call some entries, as far as the letters do not tell."""
 
 
 def recipe_text(name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robustmetric.data import load
-from robustmetric.data.folder import SUFFIXES
+from robustmetric.data.decode import SUFFIXES
 from robustmetric.validate import UserError
 
 
@@ -89,7 +89,7 @@ class Names(Sequence[str]):
 def images_below(folder: Path) -> Names:
     """Return the images below a `folder`, by their names relative to it, sorted.
 
-    They end in .bmp, .jpeg, .jpg, .png or .webp; hidden files and folders are left out, links are followed.
+    They end as those of `read_folder` do; hidden files and folders are left out, links are followed.
     Instead of a folder it may be a CSV file as the data set `csv` reads it; names are then relative to the
     folder that it is in.
 
