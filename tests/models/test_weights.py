@@ -184,10 +184,15 @@ def test_weights_of_a_network_in_data_parallel(tmp_path: Path, counters: bool) -
     assert torch.equal(other.conv1.weight, source.conv1.weight)
 
 
-@pytest.mark.parametrize("case", ["one has no prefix", "one is missing", "one is too many"])
-def test_names_that_do_not_fit_without_the_prefix_either_are_listed_as_they_are(
-    tmp_path: Path, case: str
-) -> None:
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("one has no prefix", "not in the model: module.conv1.weight,"),
+        ("one is missing", "7 of 8 tensors fit | missing from the file: conv1.bias |"),
+        ("one is too many", "8 of 8 tensors fit | not in the model: head |"),
+    ],
+)
+def test_names_that_do_not_fit_without_the_prefix_either(tmp_path: Path, case: str, told: str) -> None:
     net = small()
     content = {f"module.{name}": value for name, value in state(net).items()}
     if case == "one is too many":
@@ -195,8 +200,65 @@ def test_names_that_do_not_fit_without_the_prefix_either_are_listed_as_they_are(
     else:
         bias = content.pop("module.conv1.bias")
         content |= {"conv1.bias": bias} if case == "one has no prefix" else {}
-    path = write(content, tmp_path / "other.pt")
-    refuses(net, path, "missing from the file: conv1.weight,", "not in the model: module.conv1.weight,")
+    refuses(net, write(content, tmp_path / "other.pt"), told)
+
+
+class Own(nn.Module):
+    """A backbone with BatchNorm, and a head of two layers by any name."""
+
+    def __init__(self, head: str, width: int, middle: int = 6) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+        self.add_module(head, nn.Sequential(nn.Linear(6, middle), nn.Linear(middle, width)))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "new", "left"),
+    [
+        (Own("classifier", 9), Own("embed", 3), "embed", "classifier"),
+        (Own("embed", 9), Own("embed", 3), "embed.1", "embed.1"),
+        (Own("embed", 3, middle=5), Own("embed", 3), "embed", "embed"),  # one bias has the right shape
+        (Own("x", 3).backbone, nn.Sequential(*Own("x", 3).backbone, nn.Linear(6, 2)), "2", None),
+    ],
+)
+def test_a_backbone_is_loaded_under_a_new_head(
+    theirs: nn.Module, ours: nn.Module, new: str, left: str | None, tmp_path: Path
+) -> None:
+    save_weights(theirs, tmp_path / "their.safetensors")
+    said: list[str] = []
+    before, given = state(ours), state(theirs)
+    kept = load_weights(ours, tmp_path / "their.safetensors", report=said.append)
+    assert kept == [name for name in before if name.startswith(f"{new}.")]
+    for name, value in state(ours).items():
+        assert torch.equal(value, before[name] if name in kept else given[name])
+    rest = sorted(name for name in given if left is not None and name.startswith(f"{left}."))
+    told = f"new in the network: {', '.join(kept)}; left over in the file: {', '.join(rest) or 'none'}"
+    assert said == [
+        f"{tmp_path / 'their.safetensors'}: {len(before) - len(kept)} of {len(before)} tensors loaded; {told}"
+    ]
+
+
+@pytest.mark.parametrize("other", ["name", "shape of one that is not the head", "only counters fit"])
+def test_weights_without_a_backbone_in_common_are_refused_in_a_line(tmp_path: Path, other: str) -> None:
+    net, file = resnet18(dim=8), tmp_path / "their.pth"
+    content = state(net)
+    if other == "name":
+        content = {f"encoder.{name}": value for name, value in content.items()}
+        told = "0 of 122 tensors fit"
+    elif other == "only counters fit":
+        content = {n: torch.zeros(3) if v.ndim else v for n, v in content.items()}
+        told = "20 of 122 tensors fit"
+    else:
+        content["layer1.0.conv2.weight"] = torch.zeros(3)
+        told = "121 of 122 tensors fit | wrong shape: layer1.0.conv2.weight is (3,), the model has (64, 64, "
+    before = state(net)
+    with pytest.raises(ValueError, match=re.escape(str(file))) as refused:
+        load_weights(net, write(content, file), report=pytest.fail)
+    assert told in str(refused.value)
+    # Five names at most of each kind, and a count.
+    assert sum(str(refused.value).count(f"{name},") for name in before) <= 10
+    assert len(str(refused.value)) < 1000
+    assert equal(before, state(net))
 
 
 def test_a_model_that_has_the_prefix_itself_loads_its_own_names(tmp_path: Path) -> None:

@@ -148,3 +148,28 @@ def test_a_resnet_without_weights_says_so(
     assert [line for line in said if "begins without weights, at random" in line] == said
     assert bool(said) is told
     assert all("give --weights FILE" in line for line in said)
+
+
+def test_a_backbone_begins_a_network_of_ones_own(nets: Path) -> None:
+    torch.manual_seed(5)
+    normal = nn.BatchNorm1d(192)
+    nn.init.uniform_(normal.weight)
+    theirs = nn.Sequential(nn.Flatten(), normal, nn.Linear(192, 40))
+    file = nets.parent / "their.safetensors"
+    rm.save_weights({f"net.{name}": value for name, value in theirs.state_dict().items()}, file)
+    said: list[str] = []
+    changes = {"model": f"{nets}:Statistics", "weights": file}
+    network = make_network(make_recipe(changes), torch.device("cpu"), said.append)
+    found = network.state_dict()
+    assert torch.equal(found["net.1.weight"], normal.weight)
+    assert found["net.2.weight"].shape == (8, 192)
+    assert said == [
+        f"{file}: 5 of 7 tensors loaded; new in the network: net.2.weight, net.2.bias; left over in the "
+        "file: net.2.bias, net.2.weight"
+    ]
+
+
+def test_a_network_that_may_load_weights_itself_is_not_said_to_start_at_random(nets: Path) -> None:
+    said = works(*with_network(nets, "fits"))
+    assert "starts as nets.py:fits makes it" in said
+    assert "at random" not in said

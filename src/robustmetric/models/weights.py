@@ -8,7 +8,7 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,24 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from robustmetric.files import DamagedError, write_atomically
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, shorten
 
+_COUNTER = "num_batches_tracked"
 _DIGEST = "sha256"  # of the tensors, in a file's metadata
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
+def load_weights(
+    model: nn.Module, path: str | os.PathLike[str], *, report: Callable[[str], None] | None = None
+) -> list[str]:
     """Load weights from `path` into a `model` and return the names of the parameters that were not loaded.
 
     The file is ``.safetensors``, or a ``torch.save`` of a state dict (alone, or under ``"state_dict"``).
     Every parameter must be there with its shape, with one exception: a last layer with another number of
-    outputs, such as an ImageNet classifier's, is left out and the model keeps its own. That is the only
-    reason for a name to be returned. Where ``DataParallel`` put ``module.`` before every name, the names
-    behind it count if they are the model's. A file that does not fit raises and leaves the model as it was.
+    outputs, such as an ImageNet classifier's, is left out and the model keeps its own. With a `report`, which
+    is called with what was not loaded, the weights of a backbone are enough: names may be missing or left
+    over, and layers after the last one that fits may have other shapes. Where ``DataParallel`` put
+    ``module.`` before every name, the names after it count. A file that does not fit raises and leaves the
+    model as it was.
 
     >>> import tempfile
     >>> from robustmetric.models import C2F2
@@ -49,29 +54,34 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     if path.stat().st_size == 0:
         raise UserError(f"{path} is an empty file, without weights; copy it again or save them again")
     own = model.state_dict()
-    # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
-    optional = {name for name in own if name.endswith("num_batches_tracked")}
-    found = _unwrapped(read_tensors(path), own.keys() - optional, own.keys())
-
+    found = _unwrapped(read_tensors(path), own.keys())
+    wrong = [name for name in own if name in found and _form(found[name]) != _form(own[name])]
+    fits = [name for name in own if name in found and name not in wrong]
     kept = _other_head(model, own, found)
-    found = {name: value for name, value in found.items() if name not in kept}
-
-    problems = []
-    if missing := [name for name in own if name not in found and name not in optional and name not in kept]:
-        problems.append(f"missing from the file: {', '.join(missing)}")
-    if extra := [name for name in found if name not in own]:
-        problems.append(f"not in the model: {', '.join(extra)}")
-    forms = {name: (_form(found[name]), _form(own[name])) for name in found if name in own}
-    if wrong := [
-        f"{name} is {its}, the model has {ours}" for name, (its, ours) in forms.items() if its != ours
-    ]:
-        problems.append(f"wrong shape: {'; '.join(wrong)}")
-    if problems:
+    kept, left = (kept, []) if report is None else _partial(own, found, wrong, kept)
+    problems = {
+        "missing from the file": [name for name in _missing(own, found) if name not in kept],
+        "not in the model": [name for name in found if name not in own and name not in left],
+        "wrong shape": [
+            f"{name} is {_form(found[name])}, the model has {_form(own[name])}"
+            for name in wrong
+            if name not in kept
+        ],
+    }
+    if any(problems.values()):
+        told = (f"{what}: {shorten(names)}" for what, names in problems.items() if names)
         raise UserError(
-            f"{path} does not fit this {type(model).__name__}: {' | '.join(problems)}"
-            " | create the model with the name and options that the weights were saved with"
+            f"{path} does not fit this {type(model).__name__}: {len(fits)} of {len(own)} tensors fit | "
+            f"{' | '.join(told)} | create the model with the name and options that the weights were saved "
+            "with"
         )
-    model.load_state_dict({**own, **found})
+    taken = {name: found[name] for name in fits if name not in kept}
+    model.load_state_dict({**own, **taken})
+    if report is not None and (kept or left):
+        report(
+            f"{path}: {len(taken)} of {len(own)} tensors loaded; new in the network: "
+            f"{shorten(kept) or 'none'}; left over in the file: {shorten(left) or 'none'}"
+        )
     return kept
 
 
@@ -207,14 +217,37 @@ def _read(path: Path) -> object:
         ) from error
 
 
-def _unwrapped(
-    found: dict[str, Tensor], needed: AbstractSet[str], known: AbstractSet[str]
-) -> dict[str, Tensor]:
-    """Take off the prefix that DataParallel puts before every name, if all names then fit the model's."""
+def _unwrapped(found: dict[str, Tensor], own: AbstractSet[str]) -> dict[str, Tensor]:
+    """Take off the prefix that DataParallel puts before every name, if the model's `own` have none."""
     prefix = "module."
     bare = {name.removeprefix(prefix): value for name, value in found.items()}
     wrapped = all(name.startswith(prefix) for name in found)
-    return bare if wrapped and needed <= bare.keys() <= known else found
+    return bare if wrapped and own & bare.keys() and not own & found.keys() else found
+
+
+def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
+    return [name for name in own if name not in found and not name.endswith(_COUNTER)]
+
+
+def _partial(
+    own: Mapping[str, Tensor], found: Mapping[str, Tensor], wrong: Sequence[str], head: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return what the model keeps of its own, and what is left over in the file; nothing if none of it fits.
+
+    Of the `wrong` shapes, those of the `head` and of layers after all that fit are no mistake.
+    """
+
+    def layer(name: str) -> str:
+        return name.rpartition(".")[0]
+
+    others = {layer(name) for name in wrong}
+    order = {name: number for number, name in enumerate(own)}
+    fits = [order[n] for n in own if n in found and layer(n) not in others and not n.endswith(_COUNTER)]
+    if not fits:
+        return [], []
+    kept = {*_missing(own, found), *head, *(n for n in own if layer(n) in others and order[n] > fits[-1])}
+    return [n for n in own if n in kept], sorted(n for n in found if n not in own or n in kept)
 
 
 def _other_head(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

@@ -26,7 +26,7 @@ def make_network(
     """Make the network of a `recipe` on a `device`, and refuse one that cannot learn from images.
 
     It begins with the recipe's weights unless it is `resumed`, for a checkpoint has later ones. `report` is
-    told of a last layer that does not fit, of a ResNet that begins without weights, and of a BatchNorm that
+    told what the weights lack, of a ResNet that begins without weights, and of a BatchNorm that
     learns though the recipe freezes it.
 
     >>> network = make_network(Recipe(data="digits", dim=4), torch.device("cpu"))
@@ -38,8 +38,8 @@ def make_network(
     first = inputs.first(images)
     model = source_of(recipe).build(*inputs.shape(first))
     begins = None if resumed else recipe.weights
-    if begins is not None and (kept := load_weights(model, begins)):
-        report(f"the last layer of {begins} does not fit; starting with a new one ({', '.join(kept)})")
+    if begins is not None:
+        load_weights(model, begins, report=report)
     if recipe.weights is None and not resumed and recipe.model.startswith("resnet"):
         report(
             f"{recipe.model} begins without weights, at random: recipes with it are made for those of "

@@ -12,6 +12,7 @@ import lightning as L
 from robustmetric.data.pairs import ImageArray
 from robustmetric.training.code import bare
 from robustmetric.training.sets import PairData
+from robustmetric.usercode import file_of
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,9 @@ def start_lines(title: str, trainer: L.Trainer, module: L.LightningModule) -> li
     workers = f"{trainer.world_size} workers on {module.device.type}" if trainer.world_size > 1 else ""
     count = sum(p.numel() for p in module.parameters() if p.requires_grad)
     named = bare(recipe.model_dump())
-    begins = "starts at random" if recipe.weights is None else f"starts with {recipe.weights}"
+    begins = "starts at random" if file_of(recipe.model) is None else f"starts as {named['model']} makes it"
+    if recipe.weights is not None:
+        begins = f"starts with {recipe.weights}"
     if trainer.global_step:
         begins = f"goes on from step {trainer.global_step:,}"
     batches = int(trainer.num_training_batches)
