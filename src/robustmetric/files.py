@@ -79,11 +79,11 @@ def remedy(error: BaseException) -> str | None:
     return _REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
-def write_sealed(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_sealed(path: Path, write: Callable[[BinaryIO], object], key: bytes = b"") -> None:
     r"""Let `write` fill `path` as `write_atomically` does, from beginning to end; a digest is the last line.
 
     The digest is in the file itself, so that a kill cannot part the two. Readers of zip archives, torch.load
-    among them, take no notice of the line.
+    among them, take no notice of the line. It covers a `key` too: only a reader with the same one accepts it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def write_sealed(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
 
     def sealed(file: BinaryIO) -> None:
-        hashed = _Hashed(file)
+        hashed = _Hashed(file, key)
         write(hashed)  # type: ignore[arg-type]
         file.write(_SEAL + hashed.digest.hexdigest().encode() + b"\n")
 
@@ -104,8 +104,8 @@ def write_sealed(path: Path, write: Callable[[BinaryIO], object]) -> None:
 class _Hashed:
     """A file that is written from beginning to end, and the digest of what was written."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest = file, hashlib.sha256()
+    def __init__(self, file: BinaryIO, key: bytes) -> None:
+        self.file, self.digest = file, hashlib.sha256(key)
 
     def write(self, content: bytes) -> int:
         self.digest.update(content)
@@ -145,8 +145,8 @@ def check_seal(path: Path) -> bool:
     return True
 
 
-def read_sealed(path: Path) -> bytes:
-    """Return what `write_sealed` wrote to `path`; anything else raises a `DamagedError`.
+def read_sealed(path: Path, key: bytes = b"") -> bytes:
+    """Return what `write_sealed` wrote to `path` with this `key`; anything else raises a `DamagedError`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def read_sealed(path: Path) -> bytes:
     """
     content = path.read_bytes()
     body, seal = content[:-_SEALED], content[-_SEALED:]
-    if seal != _SEAL + hashlib.sha256(body).hexdigest().encode() + b"\n":
+    if seal != _SEAL + hashlib.sha256(key + body).hexdigest().encode() + b"\n":
         raise DamagedError(f"{path} is damaged: its content does not match the digest at its end")
     return body
 

@@ -13,12 +13,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.data.pairs import ImageLoader, PairLoader
-from robustmetric.evaluation import Evaluation, load_arrays, load_record
+from robustmetric.evaluation import (
+    Certification,
+    CertifyPlan,
+    Evaluation,
+    Plan,
+    Subject,
+    load_arrays,
+    load_record,
+)
+from robustmetric.evaluation.staged import Staged
 from robustmetric.evaluation.store import Store
+from robustmetric.evaluation.verify import Verifying
+from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.files import DamagedError
 from robustmetric.locks import InUseError, locked
 from robustmetric.retrieval import check_cameras, check_own, rank
@@ -95,6 +106,55 @@ def test_pieces_that_are_no_pieces(tiny: Tiny, made: tuple[Path, Path], tmp_path
     tiny(out=tmp_path / "out", report=said.append, **HOW).run()
     assert [sum(name in line for line in said) for name in damages] == [1] * len(damages) == [1] * len(said)
     assert contents(tmp_path / "out") == contents(whole)
+
+
+def staged(kind: str, subject: Subject, out: Path, said: list[str], seed: int = 0) -> Staged[Any, Any]:
+    """An evaluation, certification or verification with at least two pieces of most kinds."""
+    few: dict[str, Any] = {"steps": 1, "batch": 16, "seed": seed}
+    if kind == "verification":
+        return Verifying.of(subject, VerifyPlan.make(count=40, **few), out=out, report=said.append)
+    if kind == "certification":
+        noise = {
+            "sigma": 0.1,
+            "samples": 50,
+            "choose": 5,
+            "gallery_samples": 5,
+            "attack_samples": 2,
+            "queries": 16,
+        }
+        return Certification(subject, CertifyPlan.make(**noise, **few), out, report=said.append)
+    suite = "worst-case(goals='misrank,shift', steps=1, trials=2)"
+    plan = Plan.make(**{**HOW, **few, "batch": 4}, search="transfer", suite=suite)
+    return Evaluation(subject, plan, out, report=said.append)
+
+
+@fault(
+    "evaluation",
+    "the file of another piece, or of the same piece of other work, stands in the place of a finished piece",
+    "the piece is named and made anew; the result has the same bytes",
+)
+@pytest.mark.parametrize("kind", ["evaluation", "certification", "verification"])
+@pytest.mark.parametrize("of", ["another piece", "another seed"])
+def test_no_piece_stands_in_for_another(
+    of: str, kind: str, images: Tensor, labels: Tensor, network: nn.Module, tmp_path: Path
+) -> None:
+    other = nn.Flatten() if kind == "evaluation" else None
+    subject, said = Subject(network, images, labels, surrogate=other), list[str]()
+    wanted = staged(kind, subject, tmp_path / "whole", said).run()
+    staged(kind, subject, tmp_path / "out", said).work(0, 1)
+    staged(kind, subject, tmp_path / "other", said, seed=1).work(0, 1)
+    parts = tmp_path / "out" / "parts"
+    files = sorted(parts.iterdir(), key=lambda file: (file.suffix, file.name))
+    kept = {file.name: file.read_bytes() for file in files}
+    assert len(kept) >= 4
+    for file, before in zip(files, [files[-1], *files[:-1]], strict=True):
+        another = tmp_path / "other" / "parts" / file.name
+        file.write_bytes(another.read_bytes() if of == "another seed" else kept[before.name])
+    assert staged(kind, subject, tmp_path / "out", said).run() == wanted
+    assert len(said) == len(kept)
+    assert {name for name in kept if any(name in line and "made anew" in line for line in said)} == {*kept}
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
 
 
 def spoil(

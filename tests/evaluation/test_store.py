@@ -65,7 +65,7 @@ def test_pieces_are_files_that_appear_whole(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / PLAN).read_text()) == {"settings": {"eps": 0.1}}
     store.keep(Word(), "yes")
     assert [file.name for file in (tmp_path / "out" / PARTS).iterdir()] == ["word.txt"]
-    assert read_sealed(tmp_path / "out" / PARTS / "word.txt") == b"yes"
+    assert read_sealed(tmp_path / "out" / PARTS / "word.txt", store.key(Word())) == b"yes"
     assert Store(tmp_path / "out").get(Word()) == "yes"
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_piece_is_not_read(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DamagedError, match="is damaged"):
             store.get(Word())
-    write_sealed(file, lambda draft: draft.write(b"\xff"))
+    write_sealed(file, lambda draft: draft.write(b"\xff"), store.key(Word()))
     with pytest.raises(DamagedError, match=r"is damaged: .*utf-8"):
         store.get(Word())
     file.unlink()

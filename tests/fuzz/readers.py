@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from robustmetric.evaluation import certify, load_certificate, load_verification
 from robustmetric.evaluation.pictures import load_pictures
 from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
-from robustmetric.evaluation.store import PARTS, Store, check_folder
+from robustmetric.evaluation.store import PARTS, Storable, Store, check_folder
 from robustmetric.files import digest_of_entries, write_sealed
 from robustmetric.locks import LOCK, locked
 from robustmetric.training.recipe import load_recipe, make_recipe
@@ -66,10 +67,10 @@ def _put(path: Path, content: bytes) -> Path:
     return path
 
 
-def _sealed(path: Path, content: bytes) -> None:
+def _sealed(path: Path, content: bytes, key: bytes = b"") -> None:
     """Somebody who changes a file may know how its digest is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(path, lambda file: file.write(content))
+    write_sealed(path, lambda file: file.write(content), key)
 
 
 def _picture(kind: str = "PNG", mode: str = "RGB", **options: object) -> bytes:
@@ -240,15 +241,15 @@ def _plan(folder: Path, content: bytes) -> object:
     return check_folder(folder, {"settings": {"eps": 0.1}, "options": None, "model": "0" * 64})
 
 
-def _piece(folder: Path, content: bytes) -> object:
-    _sealed(folder / PARTS / RetrievalPiece.file, content)
-    return Store(folder).get(RetrievalPiece())
+def _piece(folder: Path, content: bytes, piece: Storable[Any] = RetrievalPiece()) -> object:  # noqa: B008
+    store = Store(folder)
+    store.begin({"settings": {}})
+    _sealed(folder / PARTS / piece.file, content, store.key(piece))
+    return store.get(piece)
 
 
 def _check(folder: Path, content: bytes) -> object:
-    piece = CheckPiece("collapse")
-    _sealed(folder / PARTS / piece.file, content)
-    return Store(folder).get(piece)
+    return _piece(folder, content, CheckPiece("collapse"))
 
 
 def _lock(folder: Path, content: bytes) -> None:

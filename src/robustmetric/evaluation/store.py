@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -67,7 +69,7 @@ class Store:
         content = piece.encode(value)
         with writing(self._path(piece), GO_ON):
             self._path(piece).parent.mkdir(exist_ok=True)
-            write_sealed(self._path(piece), lambda file: file.write(content))
+            write_sealed(self._path(piece), lambda file: file.write(content), self.key(piece))
 
     def get(self, piece: Storable[T]) -> T:
         """Return what was made of a finished piece; one that is not what was kept raises a `DamagedError`."""
@@ -76,13 +78,22 @@ class Store:
             return value
         path = self._path(piece)
         try:
-            return piece.decode(read_sealed(path))
+            return piece.decode(read_sealed(path, self.key(piece)))
         except FileNotFoundError:
             raise DamagedError(f"{path} is gone") from None
         except DamagedError:
             raise
         except ValueError as error:
             raise DamagedError(f"{path} is damaged: {error}") from None
+
+    def key(self, piece: Storable[Any]) -> bytes:
+        """Return what the digest of a piece covers besides its content: no piece stands in for another."""
+        return f"{self._plan} {piece.file}\n".encode()
+
+    @cached_property
+    def _plan(self) -> str:
+        assert self.folder is not None  # noqa: S101
+        return hashlib.sha256((self.folder / PLAN).read_bytes()).hexdigest()
 
     def drop_damaged(self, pieces: Iterable[Storable[Any]]) -> None:
         """Remove those of the `pieces` that are there and damaged, and say so: they will be made anew."""
