@@ -151,7 +151,8 @@ def rank(
     scale = 2.0 ** -math.frexp(longest)[1]
 
     pieces = order.tensor_split(-(-len(order) // rows))
-    near = torch.empty(len(gallery) if mutual else len(pieces[0]), len(gallery), device=gallery.device)
+    size = (len(gallery) if mutual else len(pieces[0]), len(gallery))
+    near = torch.empty(size, dtype=torch.float32, device=gallery.device)
     if mutual:
         squares.write_mutual(near, scale)
     kinds = (torch.long, torch.float64, torch.float64)

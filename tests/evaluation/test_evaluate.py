@@ -24,8 +24,10 @@ from robustmetric.evaluation import (
     Plan,
     Record,
     Subject,
+    certify,
     evaluate,
     run_attack,
+    verify,
 )
 from robustmetric.evaluation.store import Store
 from robustmetric.perturb import frozen
@@ -517,6 +519,33 @@ def test_a_surrogate_that_is_the_network_itself_attacks_as_the_network_does(
     assert_same(mine, theirs)
     assert record.network.surrogate == record.network.sha256
     assert record.settings.search == "transfer(pgd)"
+
+
+def test_torch_s_default_precision_changes_nothing(
+    images: Tensor, labels: Tensor, network: nn.Module
+) -> None:
+    every = [*ERS_ATTACKS, "SP-QA+", "SP-QA-"]
+    few: dict[str, Any] = {"steps": 1, "queries": 8, "batch": 8}
+
+    def found() -> list[Any]:
+        kinds = [
+            {"attacks": every, "suite": "worst-case(steps=1, trials=2)"},
+            {"attacks": every, "protocol": "reference", "checks": "none,gradient,transfer"},
+            {"attacks": ["CA+"], "search": "spsa", "cameras": torch.arange(40) % 3},
+            {"attacks": ["CA+"], "search": "apgd(random_start=True)", "norm": "l2", "eps": 1.0},
+        ]
+        return [
+            *(evaluate(network, images, labels, **{"checks": "none", **few, **kind}) for kind in kinds),
+            certify(network, images, labels, sigma=0.1, samples=50, attack_samples=2, **few),
+            verify(network, images, labels, count=20, steps=1),
+        ]
+
+    wanted = found()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert found() == wanted
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_draws_are_of_the_evaluation_s_seed(tiny: Tiny) -> None:

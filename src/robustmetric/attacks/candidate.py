@@ -94,5 +94,6 @@ class CandidateAttack(SignedAttack):
             if self.strict:
                 ranks.append(normalised_rank(gallery.z[q], level, gallery, (queries.own, q)))
             else:
-                ranks.append(100 * count_nearer(gallery.z[q], level, gallery)[0] / len(gallery))
+                nearer = count_nearer(gallery.z[q], level, gallery)[0]
+                ranks.append((100 * nearer).float() / len(gallery))
         return {self.name: torch.stack(ranks).double().mean(0)}

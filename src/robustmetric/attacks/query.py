@@ -55,7 +55,8 @@ class QueryAttack(SignedAttack):
             if self.strict:
                 ranks.append(normalised_rank(z, level, gallery, (queries.own, c)))
             else:
-                ranks.append(100 * count_nearer(z, level, gallery, [c])[0] / len(gallery))
+                nearer = count_nearer(z, level, gallery, [c])[0]
+                ranks.append((100 * nearer).float() / len(gallery))
         return torch.stack(ranks).double().mean(0)
 
 

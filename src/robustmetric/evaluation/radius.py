@@ -42,7 +42,7 @@ class Samples:
         begin = 0
         for part in parts:
             if begin == 0:
-                z = torch.empty(count, part.shape[1])
+                z = torch.empty(count, part.shape[1], dtype=torch.float32)
             z[begin : begin + len(part)] = part.detach().cpu()
             begin += len(part)
         return cls(z, Moments.of(z.split(_ROWS)))

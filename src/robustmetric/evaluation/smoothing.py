@@ -256,7 +256,7 @@ class Smoothed(nn.Module):
         self.seed = check_whole("seed", seed, 0)
         self._noise: Tensor | None = None
         # They decide what the network returns: its digest has them.
-        self.register_buffer("level", torch.tensor([self.sigma]), persistent=False)
+        self.register_buffer("level", torch.tensor([self.sigma], dtype=torch.float32), persistent=False)
         self.register_buffer("draw", torch.tensor([self.samples, self.seed]), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:

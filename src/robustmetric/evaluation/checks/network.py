@@ -21,7 +21,7 @@ def _collapse(findings: Findings) -> Verdict:
     cosine = float((z.sum(0).square().sum() - z.square().sum()) / (count * (count - 1)))
     mates = count_mates(queries, findings.scene.gallery, queries.own)
     # Of the queries that have an answer, as R@1 is.
-    chance = 100 * float((mates / (count - (queries.own >= 0).long()))[mates > 0].mean())
+    chance = 100 * float((mates.float() / (count - (queries.own >= 0).long()))[mates > 0].mean())
     # With few classes five times chance is out of reach.
     least = min(5 * chance, (100 + chance) / 2)
     limit = f"mean cosine of pairs at most 0.95, R@1 at least {least:.1f} (chance is {chance:.1f})"
@@ -119,7 +119,7 @@ def _slopes_of_network(findings: Findings, numbers: Tensor) -> Tensor:
     """Find how steep the network is at each query, along a random direction: (B,)."""
     model, z = findings.scene.model, findings.scene.gallery.z
     generator = torch.Generator().manual_seed(findings.plan.seed)
-    way = torch.randn(z.shape[1], generator=generator).to(z)
+    way = torch.randn(z.shape[1], generator=generator, dtype=torch.float32).to(z)
     images, _ = findings.scene.batch(numbers)
     rows = torch.arange(len(images), device=images.device)
     return _steepest(differentiate(lambda x, _: embed(model, x) @ way, images, rows))

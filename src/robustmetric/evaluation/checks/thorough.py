@@ -109,7 +109,7 @@ def _transfer(findings: Findings) -> Verdict:
     generator = torch.Generator().manual_seed(findings.plan.seed)
     with torch.no_grad():
         for p in sibling.parameters():
-            noise = torch.randn(p.shape, generator=generator).to(p)
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p)
             p.add_(noise * 0.05 * (p.std() if p.numel() > 1 else p.abs().mean()))
     search = PGD() if findings.budget.norm == "linf" else APGD()
     return _against(findings, [(search, findings.scene.seen_by(sibling, findings.plan.batch))], "transfer")
