@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from robustmetric import load_record, save_weights
+from robustmetric.cli.app import COMMANDS
 from robustmetric.zoo.load import NETWORKS
 from tests.cli.tables import DIGITS, ONE
 from tests.helpers.command import command, refused, works
@@ -262,3 +263,8 @@ def test_brackets_in_a_path_are_printed(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "images[bold]1"
     printed = works("attack", run, "--attack", "ES", "--queries", 2, "--steps", 1, "--out", out)
     assert f"are in {out}" in printed
+
+
+def test_only_what_transfers_takes_a_surrogate() -> None:
+    takes = {name for name in COMMANDS if "--surrogate" in works(name, "--help")}
+    assert takes == {"evaluate", "attack"}

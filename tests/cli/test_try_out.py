@@ -123,7 +123,6 @@ def test_what_cannot_be_is_refused_before_images_are_decoded(
         )
     assert "seconds must be more than 0, not -1 (--seconds)" in refused("app", runs[0], "--seconds", -1)
     assert "steps must be at most 64 here, not 65 (--steps)" in refused("app", runs[0], "--steps", 65)
-    assert "without a surrogate" in refused("app", runs[0], "--surrogate", runs[1])
     assert f"{tmp_path} is no run" in refused("app", runs[0], "--beside", tmp_path)
     assert "unknown attack 'SE'" in refused("app", runs[0], "--attacks", "SE")
     monkeypatch.setattr(try_out, "find_spec", lambda _: None)

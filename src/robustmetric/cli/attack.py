@@ -47,7 +47,11 @@ _IMAGE = re.compile(r"\d{6,}-(before|after)\.png")
 
 
 @app.command()
-@takes(*(name for name in Plan.model_fields if name not in ("attacks", "checks", "suite")), queries=16)
+@takes(
+    *(name for name in Plan.model_fields if name not in ("attacks", "checks", "suite")),
+    transfers=True,
+    queries=16,
+)
 def attack(
     tested: Tested,
     settings: dict[str, object],

@@ -29,7 +29,7 @@ from robustmetric.validate import UserError
 
 
 @app.command()
-@takes(*Plan.model_fields)
+@takes(*Plan.model_fields, transfers=True)
 def evaluate(
     tested: Tested,
     settings: dict[str, object],

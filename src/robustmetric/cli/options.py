@@ -84,22 +84,26 @@ class Tested:
                 raise UserError(f"{name} must be at most {most:,}, not {getattr(self, name)}", parameter=name)
 
 
-def takes(*settings: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *settings: str, transfers: bool = False, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of `Tested` and those of a plan that `settings` names.
 
     The command is called with a `Tested` and with the settings of its plan, as far as they were given, before
-    its own options. `defaults` are those of settings where they differ from the plan's.
+    its own options. Only a command that `transfers` perturbations takes a surrogate. `defaults` are those of
+    settings where they differ from the plan's.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[2:]
         hints = get_type_hints(Tested, include_extras=True)
-        tested = [_parameter(f.name, hints[f.name], f.default) for f in fields(Tested)]
+        asked = [f for f in fields(Tested) if transfers or f.name != "surrogate"]
+        tested = [_parameter(f.name, hints[f.name], f.default) for f in asked]
         planned = [_of_plan(name, defaults) for name in settings]
 
         @wraps(command)
         def call(**values: Any) -> None:
-            network = Tested(**{f.name: values.pop(f.name) for f in fields(Tested)})
+            network = Tested(**{f.name: values.pop(f.name) for f in asked})
             plan = {name: _read(name, values.pop(name)) for name in settings}
             command(network, {k: v for k, v in plan.items() if v is not None}, **values)
 

@@ -42,10 +42,6 @@ def try_out(
         raise UserError("the app needs gradio: pip install 'robustmetric[app]'")
     if seconds <= 0:
         raise UserError(f"seconds must be more than 0, not {seconds:g}", parameter="seconds")
-    if tested.surrogate is not None:
-        raise UserError(
-            "the app attacks by gradients, without a surrogate: leave it out", parameter="surrogate"
-        )
     check_port(port)
     settings = {**settings, "checks": "none"}
     first = Request.of(tested, settings)
