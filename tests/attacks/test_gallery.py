@@ -53,6 +53,17 @@ def test_nearest_finds_copies_in_their_order_however_near_they_are(apart: float,
     assert nearest(near, cut, 3).tolist() == [[5, 11, 38]] * 64
 
 
+def test_a_sample_is_every_nth_image_with_its_label_and_camera() -> None:
+    numbers = torch.arange(3100)
+    gallery = Gallery(torch.eye(7)[numbers % 7], numbers % 5, cameras=numbers % 11)
+    sample = gallery.sample
+    kept = [n for n in range(3100) if n % 3 == 0]
+    assert sample.z.equal(torch.stack([gallery.z[n] for n in kept]))
+    assert sample.labels.tolist() == [n % 5 for n in kept]
+    assert sample.cameras is not None
+    assert sample.cameras.tolist() == [n % 11 for n in kept]
+
+
 def test_rows_of_queries_and_targets() -> None:
     queries = Queries(torch.eye(5), torch.arange(5) + 10, torch.tensor([4, 3, 2, 1, -1]))
     some = queries[torch.tensor([3, 0])]

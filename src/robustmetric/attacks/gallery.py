@@ -57,7 +57,9 @@ class Gallery:
         """Every n-th image, beginning with the first, some 1,024 to 2,047 of them: a quick look at all."""
         if self.stride == 1:
             return self
-        return replace(self, z=self.z[:: self.stride].contiguous(), labels=self.labels[:: self.stride])
+        every = slice(None, None, self.stride)
+        cameras = None if self.cameras is None else self.cameras[every]
+        return replace(self, z=self.z[every].contiguous(), labels=self.labels[every], cameras=cameras)
 
     def in_sample(self, position: Tensor) -> Tensor:
         """Return where images at a `position` (B,) stand in the `sample`, −1 for those that do not."""
@@ -231,7 +233,7 @@ def normalised_rank(z: Tensor, level: Tensor, gallery: Gallery, without: tuple[T
     nearer, tied = count_nearer(z, level, gallery, without)
     own, other = without
     left = len(gallery) - (own >= 0).long() - ((other >= 0) & (other != own)).long()
-    return 100 * (nearer + tied / 2) / left
+    return 100 * (nearer + tied.float() / 2) / left
 
 
 def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
