@@ -25,24 +25,13 @@ from robustmetric.validate import UserError, is_number
 FARS = (1e-1, 1e-2, 1e-3, 1e-4)
 """The FAR at which TAR is usually given."""
 
-_HALVINGS = 60
-
 
 class Rates(NamedTuple):
-    """What a `threshold` does: the shares of same (`tar`) and of different pairs (`far`) that it accepts.
-
-    >>> Rates(0.7, tar=1.0, far=0.5).accuracy
-    0.75
-    """
+    """What a `threshold` does: the shares of same (`tar`) and of different pairs (`far`) that it accepts."""
 
     threshold: float
     tar: float
     far: float
-
-    @property
-    def accuracy(self) -> float:
-        """The mean of TAR and 1 − FAR: how often it is right on as many same pairs as different ones."""
-        return (self.tar + (1 - self.far)) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +44,8 @@ class Roc:
     >>> curve = roc(torch.tensor([0.25, 0.5, 0.5, 0.75]), torch.tensor([True, True, False, False]))
     >>> curve.tar.tolist(), curve.far.tolist()
     ([0.5, 1.0, 1.0], [0.0, 0.5, 1.0])
-    >>> curve.auc, curve.eer, curve.best()
-    (0.875, 0.25, 0.375)
+    >>> curve.auc, curve.eer, curve.at_far(0.5)
+    (0.875, 0.25, Rates(threshold=0.5, tar=1.0, far=0.5))
     """
 
     distance: NDArray[np.float64]
@@ -123,24 +112,21 @@ class Roc:
         """
         if unresolved(far, int(self.mistaken[-1])) is not None:
             return None
-        k = int((self.far <= far).sum())
-        return (
-            self.at(float(self.distance[k - 1]))
-            if k
-            else Rates(float(np.nextafter(self.distance[0], -1)), 0.0, 0.0)
-        )
+        return self._first(int((self.far <= far).sum()))
 
-    def best(self) -> float:
-        """Return the threshold with the highest accuracy; of several that of the lowest distance.
+    def choose(self, far: float) -> Rates:
+        """Return the largest distance as a threshold that accepts another different pair with at most `far`.
 
-        It lies in the middle between that distance and the next one.
+        A new pair falls on each of the n + 1 ranks among the n different ones here with one probability, so a
+        threshold that accepts m of these accepts it with at most (m + 1)/(n + 1). At least m = 0 is taken,
+        which is the strictest choice, if n is too small for `far`.
         """
-        lead = self.accepted * int(self.mistaken[-1]) - self.mistaken * int(self.accepted[-1])
-        k = int(np.argmax(lead))
-        if k + 1 == len(self.distance):
-            return float(self.distance[k])
-        middle = float(self.distance[k] + (self.distance[k + 1] - self.distance[k]) / 2)
-        return middle if middle < self.distance[k + 1] else float(self.distance[k])
+        likely = (self.mistaken + 1) / (int(self.mistaken[-1]) + 1)
+        return self._first(int(((likely <= far) | (self.mistaken == 0)).sum()))
+
+    def _first(self, k: int) -> Rates:
+        """Return what a threshold accepts that accepts the first `k` distances."""
+        return self.at(float(self.distance[k - 1] if k else np.nextafter(self.distance[0], -1)))
 
 
 def roc(distances: Tensor, same: Tensor) -> Roc:
@@ -183,10 +169,15 @@ def unresolved(far: float, different: int) -> str | None:
     >>> unresolved(1e-2, 200) is None
     True
     """
-    if 1 / different <= far:
+    least = pairs_for(far)
+    if different >= least:
         return None
-    least = math.ceil(1 / far - 1e-9)
     return f"a FAR of {far:g} takes at least {least:,} different pairs, and there are {different:,}"
+
+
+def pairs_for(far: float) -> int:
+    """Return how many different pairs there must be for one of them to be a share of at most `far`."""
+    return math.ceil(1 / far - 1e-9)
 
 
 def exact_interval(count: int, of: int, level: float = 0.95) -> tuple[float, float]:
@@ -197,21 +188,11 @@ def exact_interval(count: int, of: int, level: float = 0.95) -> tuple[float, flo
     >>> [round(end, 4) for end in exact_interval(0, 100)]
     [0.0, 0.0362]
     """
-    k = torch.arange(of + 1, dtype=torch.float64)
-    ways = math.lgamma(of + 1) - torch.lgamma(k + 1) - torch.lgamma(of - k + 1)
+    from scipy.special import betaincinv  # not needed to train
 
-    def bound(seen: slice, upward: bool) -> float:
-        """Find the share at which what was seen, or what is farther off, has the probability of a side."""
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            share = torch.tensor((low + high) / 2, dtype=torch.float64)
-            logs = ways[seen] + torch.xlogy(k[seen], share) + torch.xlogy(of - k[seen], 1 - share)
-            enough = float(logs.logsumexp(0).exp()) > (1 - level) / 2
-            low, high = ((low + high) / 2, high) if enough == upward else (low, (low + high) / 2)
-        return (low + high) / 2
-
-    least = 0.0 if count == 0 else bound(slice(count, None), upward=False)
-    most = 1.0 if count == of else bound(slice(0, count + 1), upward=True)
+    side = (1 - level) / 2
+    least = 0.0 if count == 0 else float(betaincinv(count, of - count + 1, side))
+    most = 1.0 if count == of else float(betaincinv(count + 1, of - count, 1 - side))
     return least, most
 
 
@@ -225,7 +206,9 @@ def check_far(far: object) -> float:
     """
     if not is_number(far) or not 0 < far < 1:  # type: ignore[operator]
         raise UserError(
-            f"a FAR must be in (0, 1), not {far!r}: it is the share of different pairs that are accepted"
+            f"a FAR must be in (0, 1), not {far!r}: it is the share of different pairs that are accepted, "
+            "0.01 for 1 %",
+            parameter="far",
         )
     return float(far)  # type: ignore[arg-type]
 

@@ -42,10 +42,10 @@ def test_the_tables_have_the_values_of_the_document(verified: tuple[Path, str]) 
     assert {file.name for file in folder.iterdir()} == FILES
     found = load_verification(folder)
     head, *rows = rows_of(printed)
-    assert head == ["", "TAR ↑", "FAR ↓", "accuracy ↑", "AUC ↑", "EER ↓"]
+    assert head == ["", "TAR ↑", "FAR ↓", "AUC ↑", "EER ↓"]
     assert [row[0] for row in rows[:8:2]] == ["clean", "evasion", "impersonation", "both"]
     for k, rates in enumerate(found.conditions.values()):
-        scores = (rates.tar, rates.far, rates.accuracy, rates.auc, rates.eer)
+        scores = (rates.tar, rates.far, rates.auc, rates.eer)
         assert rows[2 * k][1:] == [f"{score.value:.1f}" for score in scores]
         ends = [f"{score.low:.1f}–{score.high:.1f}".replace("100.0", "100") for score in scores]
         assert rows[2 * k + 1][1:] == ends
@@ -57,12 +57,13 @@ def test_the_tables_have_the_values_of_the_document(verified: tuple[Path, str]) 
     assert rows[9][4:] == [f"{point.evaded:.1f}", f"{point.impersonated:.1f}"]
     assert rows[10][1:] == ["-"] * 5
     assert "a FAR of 0.01 takes at least 100 different pairs, and there are 30" in printed
-    threshold = found.threshold
-    assert threshold.source == "validation images"
-    assert f"same up to a distance of {threshold.value:.4f}, a cosine of" in printed
-    assert "chosen on 30 same and 30 different pairs of 10 classes, validation images, with an" in printed
-    assert "c2f2 N/A[S]: 30 same and 30 different pairs of " in printed
-    assert "ε = 51/255, α = 3/255, η = 2, pgd" in printed
+    assert found.threshold.source == "validation images"
+    # The headline is what is printed first, before the tables.
+    begin = printed.index(f"c2f2 N/A[S]: {found.headline[0]}")
+    assert begin < printed.index(found.headline[1]) < printed.index(found.headline[2]) < printed.index("┏")
+    assert "too few pairs for the target of 1 %" in found.headline[0]
+    assert "30 same and 30 different pairs of " in printed
+    assert "ε = 51/255, α = 3/255, η = 2" in printed
     assert f"the verification is in {folder}" in printed
     # Tables fit a narrow terminal, whatever the values.
     assert max(len(line) for line in printed.splitlines() if line[:1] in "┏┃┡│└") <= 80
@@ -149,6 +150,11 @@ def test_few_validation_classes_leave_it_to_half_of_the_test_classes(
     found = load_verification(tmp_path / "out")
     assert (found.threshold.source, found.threshold.classes, found.pairs.classes) == ("other classes", 10, 10)
     assert "chosen on 30 same and 30 different pairs of 10 classes, other classes" in said
+    # With a FAR that so many pairs resolve, which the document keeps.
+    works("verify", run, *FEW, "--far", "0.1", "--out", tmp_path / "far", "--cache", root.parent / "cache")
+    loose = load_verification(tmp_path / "far")
+    assert (loose.settings.far, found.settings.far) == (0.1, 0.01)
+    assert loose.threshold.value >= found.threshold.value
     other = works(
         "verify", run, *FEW, "--root", root, "--out", tmp_path / "given", "--cache", root.parent / "cache"
     )
@@ -287,6 +293,8 @@ def test_a_network_without_a_run(tmp_path: Path, weights: Path) -> None:
         (("--count", "1"), "not 1: half of the pairs are same (--count)"),
         (("--threshold", "3"), "threshold must be in [0, 2], not 3.0: it is a distance"),
         (("--threshold", "much"), "threshold must be in [0, 2], not 'much'"),
+        (("--far", "10"), "a FAR must be in (0, 1), not 10.0"),
+        (("--far", "0.1", "--threshold", "1"), "give one of threshold and far (--far)"),
         (("--eps", "8"), "eps must be in [0, 1], not 8.0"),
         (("--search", "transfer"), "transfer needs a network to come from"),
         (("--pairs", "nowhere.csv"), "there is no list of pairs nowhere.csv"),

@@ -30,7 +30,7 @@ from robustmetric.evaluation.store import VERIFICATION, Store, check_folder
 from robustmetric.evaluation.verified import FEW
 from robustmetric.evaluation.verify import KIND
 from robustmetric.evaluation.verify_pairs import Validation
-from robustmetric.evaluation.verify_plan import SHARED
+from robustmetric.evaluation.verify_plan import FAR, SHARED
 from robustmetric.files import check_writable
 from robustmetric.report.records import data_of
 from robustmetric.training.runs import RunFolder
@@ -50,8 +50,11 @@ def verify(
     count: int = typer.Option(
         VerifyPlan.model_fields["count"].default, help="Number of pairs that are drawn, half of them same."
     ),
+    far: str | None = typer.Option(
+        None, help=f"FAR that the threshold is chosen for, on pairs not judged; {FAR} by default."
+    ),
     threshold: str | None = typer.Option(
-        None, help="Distance up to which a pair is same, in [0, 2]; by default chosen on pairs not judged."
+        None, help="Distance up to which a pair is same, in [0, 2], instead of a chosen one."
     ),
     attack: bool = typer.Option(True, help="Attack the first image of each pair."),
     out: Path | None = typer.Option(None, help="Folder of what is found; by default RUN/verification."),
@@ -65,7 +68,8 @@ def verify(
     plan = VerifyPlan.make(
         **{name: request.settings[name] for name in SHARED if name in request.settings},
         count=count,
-        threshold=None if threshold is None else fraction(threshold),
+        far=fraction(far),
+        threshold=fraction(threshold),
         attack=attack,
     )
     if out is None:
@@ -164,14 +168,21 @@ def _validation(tested: Tested, request: Request, judged: Sides, console: Termin
 
 
 def show_verification(console: Console, found: Verification) -> None:
-    """Print what the threshold does, a line for each condition, TAR at some FAR, and what to mind."""
-    table = Table("", "TAR ↑", "FAR ↓", "accuracy ↑", "AUC ↑", "EER ↓")
+    """Print TAR and FAR at the threshold, a line for each condition, TAR at some FAR, and what to mind."""
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+
+    for line in (f"{found.network.name}: {found.headline[0]}", *found.headline[1:]):
+        say(line)
+    table = Table("", "TAR ↑", "FAR ↓", "AUC ↑", "EER ↓")
     for name, rates in found.conditions.items():
-        scores = (rates.tar, rates.far, rates.accuracy, rates.auc, rates.eer)
+        scores = (rates.tar, rates.far, rates.auc, rates.eer)
         table.add_row(name, *(f"{_value(score)}\n{_interval(score)}" for score in scores))
     console.print(table)
     attacked = found.both is not None
     headings = ["FAR ≤", "distance", "TAR ↑", "95 %"]
+    say("TAR at a FAR, with thresholds read off the judged pairs themselves:")
     points = Table(*headings, *(["TAR evaded ↑", "FAR impersonated ↓"] if attacked else []))
     for point in found.points:
         cells = [f"{100 * point.far:g} %", "-", "-", "-"]
@@ -181,35 +192,16 @@ def show_verification(console: Console, found: Verification) -> None:
             cells += ["-" if v is None else f"{v:.1f}" for v in (point.evaded, point.impersonated)]
         points.add_row(*cells)
     console.print(points)
-    for line in _told(found):
-        console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+    pairs = found.pairs
+    say(
+        f"{pairs.same:,} same and {pairs.different:,} different pairs of {pairs.images:,} images of "
+        f"{pairs.classes:,} classes, {pairs.source}; {data_of(found)}"
+    )
+    for line in (*(point.why for point in found.points if point.why), *found.notes):
+        say(line)
     if found.network.weights == "chosen on test images":
         careful = " these images chose the weights, so the scores are better than on others"
         console.print(styled(("careful:", "yellow"), careful))
-
-
-def _told(found: Verification) -> Iterator[str]:
-    """Say what was verified, by which threshold, and what to mind."""
-    pairs, threshold, settings = found.pairs, found.threshold, found.settings
-    chose = "as given"
-    if threshold.source != "given":
-        chose = (
-            f"chosen on {threshold.same:,} same and {threshold.different:,} different pairs of "
-            f"{threshold.classes:,} classes, {threshold.source}, with an accuracy of {threshold.accuracy:.1f}"
-        )
-    yield (
-        f"{found.network.name}: {pairs.same:,} same and {pairs.different:,} different pairs of "
-        f"{pairs.images:,} images of {pairs.classes:,} classes, {pairs.source}; {data_of(found)}"
-    )
-    cosine = 1 - threshold.value**2 / 2
-    yield f"same up to a distance of {threshold.value:.4f}, a cosine of {cosine:.4f}, {chose}"
-    if found.both is not None:
-        yield (
-            f"attacked with ε = {255 * settings.eps:.4g}/255, α = {255 * settings.alpha:.3g}/255, "
-            f"η = {settings.steps}, {settings.search}"
-        )
-    yield from (point.why for point in found.points if point.why)
-    yield from found.notes
 
 
 def _value(score: Score) -> str:

@@ -20,7 +20,7 @@ from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.store import VERIFICATION
 from robustmetric.evaluation.verify_pieces import VerifyMaterials
 from robustmetric.evaluation.verify_plan import VerifyPlan
-from robustmetric.verification import FARS, Roc, exact_interval, roc, unresolved
+from robustmetric.verification import FARS, Roc, exact_interval, pairs_for, roc, unresolved
 
 SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
 CONDITIONS = ("clean", "evasion", "impersonation", "both")
@@ -30,7 +30,7 @@ FEW = 10
 """Classes that a threshold should be chosen on at least."""
 
 _RESAMPLES = 1000
-_BETTER = {"tar": "higher", "far": "lower", "accuracy": "higher", "auc": "higher", "eer": "lower"}
+_BETTER = {"tar": "higher", "far": "lower", "auc": "higher", "eer": "lower"}
 
 
 class PairCounts(Part):
@@ -53,7 +53,8 @@ class Threshold(Part):
     same: int | None = Field(None, description="same pairs that chose it")
     different: int | None = Field(None, description="different pairs that chose it")
     classes: int | None = Field(None, description="classes of those pairs")
-    accuracy: Number = Field(None, description="of those pairs, in %: the highest of all thresholds")
+    tar: Number = Field(None, description="TAR of those pairs, in %")
+    far: Number = Field(None, description="FAR of those pairs, in %")
     sha256: str | None = Field(None, description="of their images, labels and positions")
 
 
@@ -62,7 +63,6 @@ class Rates(Part):
 
     tar: Score = Field(description="same pairs that are accepted")
     far: Score = Field(description="different pairs that are accepted")
-    accuracy: Score = Field(description="the mean of TAR and 100 − FAR")
     auc: Score = Field(description="same pairs that are nearer than different ones; as near counts half")
     eer: Score = Field(description="the FAR of the threshold at which as many same pairs are refused")
 
@@ -114,17 +114,35 @@ class Verification(Part):
         found = {name: getattr(self, name) for name in CONDITIONS}
         return {name: rates for name, rates in found.items() if rates is not None}
 
-    def __str__(self) -> str:
+    @property
+    def headline(self) -> list[str]:
+        """TAR and FAR at the threshold with their intervals, before and after an attack; the threshold."""
+        threshold, settings, cosine = self.threshold, self.settings, 1 - self.threshold.value**2 / 2
+        target, chose = "", "as given"
+        if settings.far is not None:
+            few = min(threshold.different or 0, self.pairs.different) < pairs_for(settings.far)
+            target = f", {'too few pairs for the' if few else 'for a'} target of {100 * settings.far:g} %"
+            chose = (
+                f"chosen on {threshold.same:,} same and {threshold.different:,} different pairs of "
+                f"{threshold.classes:,} classes, {threshold.source}"
+            )
         lines = [
-            f"{name}: TAR {_text(rates.tar)}  FAR {_text(rates.far)}  accuracy {_text(rates.accuracy)}  "
-            f"AUC {_text(rates.auc)}  EER {_text(rates.eer)}"
-            for name, rates in self.conditions.items()
+            f"TAR {_text(self.clean.tar)} at FAR {_text(self.clean.far)}{target}",
+            f"accepted up to a distance of {threshold.value:.4f}, a cosine of {cosine:.4f}, {chose}",
         ]
-        return "\n".join([*lines, *self.notes])
+        if self.both is not None:
+            lines[1:1] = [
+                f"attacked: TAR {_text(self.both.tar)}, FAR {_text(self.both.far)}, by {settings.search}, "
+                f"ε = {255 * settings.eps:.4g}/255, α = {255 * settings.alpha:.3g}/255, η = {settings.steps}"
+            ]
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join([*self.headline, *self.notes])
 
 
 def _text(score: Score) -> str:
-    return "-" if score.value is None else f"{score.value:.1f}"
+    return f"{score.value:.1f} % [{score.low:.1f}, {score.high:.1f}]"
 
 
 FORMAT = Format(Verification, "verification", SCHEMA, VERIFICATION, "verification")
@@ -165,7 +183,7 @@ def build_verification(materials: VerifyMaterials) -> Verification:
             "both": moved,
         }
     counts = {name: Counts(distances, same) for name, distances in tables.items()}
-    drawn, tars = _drawn(counts, threshold["value"], plan.seed)
+    drawn, tars = _drawn(counts, plan.seed)
     found = _rates(counts, threshold["value"], drawn)
     used = np.unique(np.concatenate([judged.first, judged.second]))
     labels = subject.labels.cpu()
@@ -186,7 +204,7 @@ def build_verification(materials: VerifyMaterials) -> Verification:
         "threshold": threshold,
         **{name: found.get(name) for name in CONDITIONS},
         "points": _points(counts, tars),
-        "notes": list(_notes(materials, threshold)),
+        "notes": list(_notes(materials, threshold, found["clean"])),
         "versions": versions(),
     }
     document = FORMAT.write(materials.store.folder, made, arrays)
@@ -196,20 +214,20 @@ def build_verification(materials: VerifyMaterials) -> Verification:
 
 def _threshold(materials: VerifyMaterials) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Take the threshold that is given, or choose it; return with it the distances that chose."""
-    given, choose = materials.plan.threshold, materials.split.choose
-    if given is not None or choose is None:
-        return {"value": given, "source": "given"}, {}
+    plan, choose = materials.plan, materials.split.choose
+    if plan.far is None or choose is None:
+        return {"value": plan.threshold, "source": "given"}, {}
     distance = materials.distances(choose.pairs, len(materials.sources) - 1)
     same = torch.from_numpy(choose.pairs.same)
-    curve = roc(distance, same)
-    best = curve.best()
+    at = roc(distance, same).choose(plan.far)
     told = {
-        "value": best,
+        "value": at.threshold,
         "source": choose.source,
         "same": int(same.sum()),
         "different": int((~same).sum()),
         "classes": choose.classes,
-        "accuracy": round(100 * curve.at(best).accuracy, 9),
+        "tar": round(100 * at.tar, 9),
+        "far": round(100 * at.far, 9),
         "sha256": choose.sha256,
     }
     return told, {"choose/distance": distance, "choose/same": same}
@@ -234,10 +252,10 @@ class Counts:
         return Roc(self.levels, *counts)
 
 
-def _drawn(counts: Mapping[str, Counts], threshold: float, seed: int) -> tuple[dict[str, Values], Values]:
+def _drawn(counts: Mapping[str, Counts], seed: int) -> tuple[dict[str, Values], Values]:
     """Draw pairs with replacement, as many of each kind as there are, the same ones for all conditions.
 
-    Return what was measured of each condition (R, 5), and TAR at each FAR (R, F), NaN where it is unresolved.
+    Return AUC and EER of each condition (R, 2), and TAR at each FAR (R, F), NaN where it is unresolved.
     """
     generator = np.random.default_rng(seed)
     same = counts["clean"].same
@@ -250,7 +268,7 @@ def _drawn(counts: Mapping[str, Counts], threshold: float, seed: int) -> tuple[d
             often[kind] = np.bincount(generator.integers(0, count, count), minlength=count)
         curves = {name: counted.roc(often) for name, counted in counts.items()}
         for name, curve in curves.items():
-            measured[name].append(_measured(curve, threshold))
+            measured[name].append((curve.auc, curve.eer))
         found = (curves["clean"].at_far(far) for far in FARS)
         points.append([np.nan if at is None else at.tar for at in found])
     return {name: np.array(rows) for name, rows in measured.items()}, np.array(points)
@@ -259,37 +277,22 @@ def _drawn(counts: Mapping[str, Counts], threshold: float, seed: int) -> tuple[d
 def _rates(
     counts: Mapping[str, Counts], threshold: float, drawn: Mapping[str, Values]
 ) -> dict[str, dict[str, Any]]:
-    """Return the rates of each condition, with intervals by what was `drawn` of it."""
+    """Return the rates of each condition: exact intervals of what is counted, else by what was `drawn`."""
     found: dict[str, dict[str, Any]] = {}
     for name, counted in counts.items():
-        curve = counted.roc()
-        exact, found[name] = _exact(curve, threshold), {}
-        for k, (key, value) in enumerate(zip(_BETTER, _measured(curve, threshold), strict=True)):
-            found[name][key] = _score(value, exact.get(key) or _ends(drawn[name][:, k]), key)
-            if name != "clean":
-                found[name][key]["before"] = found["clean"][key]["value"]
+        curve, (aucs, eers) = counted.roc(), drawn[name].T
+        at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
+        ends = {
+            "tar": (at.tar, exact_interval(round(at.tar * same), same)),
+            "far": (at.far, exact_interval(round(at.far * different), different)),
+            "auc": (curve.auc, _ends(aucs)),
+            "eer": (curve.eer, _ends(eers)),
+        }
+        found[name] = {key: _score(value, interval, key) for key, (value, interval) in ends.items()}
+        if name != "clean":
+            for key, score in found[name].items():
+                score["before"] = found["clean"][key]["value"]
     return found
-
-
-def _exact(curve: Roc, threshold: float) -> dict[str, tuple[float, float]]:
-    """Return the intervals of what is counted at a threshold: of none, or all, no resample would differ.
-
-    That of the accuracy holds if those of TAR and FAR do, each with half of the probability to fail.
-    """
-    at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
-    (tar, far), (tars, fars) = (
-        [
-            exact_interval(round(at.tar * same), same, level),
-            exact_interval(round(at.far * different), different, level),
-        ]
-        for level in (0.95, 0.975)
-    )
-    return {"tar": tar, "far": far, "accuracy": ((tars[0] + 1 - fars[1]) / 2, (tars[1] + 1 - fars[0]) / 2)}
-
-
-def _measured(curve: Roc, threshold: float) -> tuple[float, ...]:
-    at = curve.at(threshold)
-    return at.tar, at.far, at.accuracy, curve.auc, curve.eer
 
 
 def _ends(drawn: Values) -> tuple[float, float]:
@@ -327,10 +330,35 @@ def _points(counts: Mapping[str, Counts], drawn: Values) -> list[dict[str, Any]]
     return points
 
 
-def _notes(materials: VerifyMaterials, threshold: Mapping[str, Any]) -> Iterator[str]:
+def _notes(
+    materials: VerifyMaterials, threshold: Mapping[str, Any], clean: Mapping[str, Any]
+) -> Iterator[str]:
     """Say what a reader has to mind."""
     plan, split = materials.plan, materials.split
     same, different = int(split.judged.same.sum()), int((~split.judged.same).sum())
+    if plan.far is not None:
+        least, chose = pairs_for(plan.far), threshold["different"]
+        if min(chose, different) < least:
+            yield (
+                f"a FAR of {plan.far:g} takes at least {least:,} different pairs to choose the threshold and "
+                f"as many to measure it, and there are {chose:,} and {different:,}: draw a count of "
+                f"{2 * least:,} from enough images, or list more pairs"
+            )
+        if chose < least:
+            yield "the threshold is the strictest: none of the different pairs that chose it is accepted"
+        if threshold["tar"] == 0:
+            yield "the threshold accepts none of the same pairs that chose it: different pairs are nearer"
+        if clean["far"]["low"] > 100 * plan.far:
+            yield (
+                f"the FAR is above its target of {100 * plan.far:g} %: the pairs that chose the threshold "
+                "are easier than those judged; choose it on more classes, or on more like these"
+            )
+    used = len(np.union1d(split.judged.first, split.judged.second))
+    if used < 2 * (same + different):
+        yield (
+            f"{same + different:,} pairs share {used:,} images: intervals take pairs as independent, and "
+            "other images, above all those of other classes, may differ by more"
+        )
     if not split.given and same + different < plan.count:
         yield f"there are {same:,} same and {different:,} different pairs to judge, not {plan.count:,} in all"
     if split.left_out:

@@ -32,6 +32,7 @@ def verify(
     pairs: Tensor | None = None,
     validation: Validation | None = None,
     threshold: float | None = None,
+    far: float | None = None,
     count: int = 2000,
     attack: bool = True,
     eps: float = 8 / 255,
@@ -52,9 +53,10 @@ def verify(
 ) -> Verification:
     """Judge whether pairs of images are of one class by a threshold of their distance, and attack them.
 
-    The threshold is chosen on pairs that are not judged: those of the `validation` images, or else of half of
-    the classes, while the other half is judged. An attack perturbs the first image of a pair: it drives same
-    pairs apart (evasion) and different ones together (impersonation), as far as it can; the threshold stays.
+    The threshold is chosen for a FAR on pairs that are not judged: those of the `validation` images, or else
+    of half of the classes, while the other half is judged. An attack perturbs the first image of a pair: it
+    drives same pairs apart (evasion) and different ones together (impersonation), as far as it can; the
+    threshold stays.
 
     Args:
         model: Any module that maps images (N, C, H, W) in [0, 1] to vectors (N, D). It is held in evaluation
@@ -64,6 +66,7 @@ def verify(
         pairs: Pairs (P, 2) to judge, as positions of images; without them some are drawn.
         validation: Images and their labels, and cameras if you like, whose pairs choose the threshold.
         threshold: The distance up to which a pair is same, in [0, 2]; nothing is chosen then.
+        far: The FAR that the threshold is chosen for, 0.01 by default; it takes 1/far different pairs.
         count: Number of pairs that are drawn, half of them same. As many choose the threshold.
         attack: Whether the pairs are attacked.
         eps: ε, the largest change of a pixel.
@@ -88,11 +91,14 @@ def verify(
     >>> found = rm.verify(rm.model("c2f2", size=8), images, labels, count=40, steps=2)
     >>> found.pairs.same, found.pairs.different, found.both.tar.value <= found.clean.tar.value
     (20, 20, True)
+    >>> "too few pairs for the target of 1 %" in found.headline[0]
+    True
 
     """
     plan = VerifyPlan.make(
         count=count,
         threshold=threshold,
+        far=far,
         attack=attack,
         eps=eps,
         alpha=alpha,

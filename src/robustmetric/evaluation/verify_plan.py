@@ -14,6 +14,10 @@ from robustmetric.evaluation.schema import Part
 from robustmetric.perturb import Budget
 from robustmetric.registry import unknown
 from robustmetric.validate import UserError, is_number
+from robustmetric.verification import check_far
+
+FAR = 0.01
+"""The FAR that a threshold is chosen for by default."""
 
 SHARED = ("eps", "alpha", "steps", "search", "seed", "batch")
 """Settings that are those of an evaluation."""
@@ -24,13 +28,16 @@ class VerifyPlan(Part):
 
     Make one with `VerifyPlan.make`, which checks all of it once.
 
-    >>> VerifyPlan.make(eps=8 / 255, steps=8).budget.steps
-    8
+    >>> VerifyPlan.make(far=1e-3).far, VerifyPlan.make().far, VerifyPlan.make(threshold=0.9).far
+    (0.001, 0.01, None)
     """
 
     count: int = Field(2000, ge=2, description="pairs to judge, half of them same, drawn from the seed")
     threshold: float | None = Field(
         None, ge=0, le=2, description="distance up to which a pair is same; null to choose it on other pairs"
+    )
+    far: float | None = Field(
+        None, gt=0, lt=1, description="FAR that the threshold is chosen for; null if the threshold is given"
     )
     attack: bool = Field(True, description="whether the first image of each pair is attacked")
     eps: float = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel in [0, 1]")
@@ -67,6 +74,13 @@ class VerifyPlan(Part):
                 f"threshold must be in [0, 2], not {threshold!r}: it is a distance on the unit sphere, the "
                 "root of 2 − 2c for a cosine c",
                 parameter="threshold",
+            )
+        if threshold is None:
+            given["far"] = check_far(FAR if given["far"] is None else given["far"])
+        elif given["far"] is not None:
+            raise UserError(
+                "a threshold that is given is not chosen for a FAR: give one of threshold and far",
+                parameter="far",
             )
         if not isinstance(given["attack"], bool):
             raise UserError(f"attack must be True or False, not {given['attack']!r}", parameter="attack")
