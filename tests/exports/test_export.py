@@ -482,5 +482,6 @@ def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
         r"net\.PT2 is a name for the format exported, and onnx was asked for: give --to exported, or another"
     )
     with pytest.raises(UserError, match=told):
-        rm.export(a_run(), tmp_path / "net.PT2")
+        rm.export(a_run(), tmp_path / "net.PT2", to="onnx")
     assert not any(tmp_path.iterdir())
+    assert rm.export(a_run(), tmp_path / "net.PT2").to == "exported"

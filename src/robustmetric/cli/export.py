@@ -17,7 +17,9 @@ from robustmetric.exports import FORMATS, export
 def export_run(
     run: Path = RUN,
     *,
-    to: str = typer.Option("onnx", help=f"{', '.join(FORMATS)}; the last is torch.export's."),
+    to: str | None = typer.Option(
+        None, help=f"{', '.join(FORMATS)} (torch.export's); by default what the file's name ends in."
+    ),
     out: Path = typer.Option(..., "--out", "-o", help="The file to write, such as network.onnx."),
     weights: str | None = WEIGHTS,
     trust: bool = typer.Option(False, "--trust", help=TRUST),

@@ -44,12 +44,13 @@ class Written:
     about: dict[str, Any]
 
 
-def export(run: Run, path: str | os.PathLike[str], *, to: str = "onnx", force: bool = False) -> Written:
+def export(run: Run, path: str | os.PathLike[str], *, to: str | None = None, force: bool = False) -> Written:
     """Write the network of a `run`, with its preprocessing, to the file `path`.
 
     The network in the file takes pixels (N, C, S, S) with 8 bits, decoded and resized, N as it comes, and
     returns embeddings (N, D) of length 1. `to` is ``"onnx"``, ``"torchscript"`` or ``"exported"``
-    (torch.export). A file that is there already is refused unless `force` says to replace it.
+    (torch.export), by default what the name ends in: .onnx, .pt or .ts, .pt2. A file that is there already is
+    refused unless `force` says to replace it.
 
     The file is read again and tried on noise, on black and on white, on one image and on several: if its
     embeddings are farther from the run's than rounding accounts for, that is an error, and no file is left.
@@ -61,22 +62,23 @@ def export(run: Run, path: str | os.PathLike[str], *, to: str = "onnx", force: b
     >>> network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
     >>> run = Run(network, Inputs(resize=8, channels=1), Recipe(), None)  # or rm.load_run("runs/mine")
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     done = export(run, Path(folder, "network.pt2"), to="exported")
+    ...     done = export(run, Path(folder, "network.pt2"))
     >>> done.about["input"]["shape"], done.difference <= done.allowed
     (['batch', 1, 8, 8], True)
     """
+    place = Path(path).expanduser()
+    meant = SUFFIXES.get(place.suffix.lower(), to)
+    if (to := to or meant) is None:
+        known = ", ".join(f"{suffix} ({name})" for suffix, name in SUFFIXES.items())
+        raise UserError(
+            f"{place.name} ends in {place.suffix!r}, as no format does: give a name that ends in {known}, or "
+            f"one of the formats {', '.join(FORMATS)}",
+            parameter="to",
+        )
     if to not in FORMATS:
         raise UserError(unknown("format", to, FORMATS), parameter="to")
     kind = FORMATS[to]
-    place = Path(path).expanduser()
     _check_place(place, force)
-    meant = SUFFIXES.get(place.suffix.lower())
-    if meant is None:
-        known = ", ".join(f"{suffix} (--to {name})" for suffix, name in SUFFIXES.items())
-        raise UserError(
-            f"{place.name} ends in {place.suffix!r}, as no format does: give a name that ends in {known}",
-            parameter="out",
-        )
     if meant != to:
         raise UserError(
             f"{place.name} is a name for the format {meant}, and {to} was asked for: give --to {meant}, or "
