@@ -72,6 +72,7 @@ def test_the_readme_shows_rows_of_the_page() -> None:
     assert set(told) <= set(re.findall(r"\d+\.\d+", whole))
 
 
+@pytest.mark.slow
 def test_the_figures_show_every_network_that_is_measured(tmp_path: Path) -> None:
     drawn = figures.write(tmp_path)
     kept = sorted(page.IMAGES.glob("evidence-*.svg"))

@@ -305,6 +305,7 @@ def test_a_file_with_broken_syntax_names_its_line(own: Path) -> None:
     assert f'File "{own}", line 2' in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_constructor_that_fails_shows_its_own_traceback(own: Path) -> None:
     with pytest.raises(UserError, match="RuntimeError: too small") as error:
         registry_of().make(f"{own}:Mine(size=-1)")

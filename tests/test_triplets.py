@@ -539,6 +539,7 @@ def moments(batches: list[Batch], *, itself: bool) -> Moments:
     return Moments(mean, sum(squares) / count, math.sqrt(own) / count, alone)
 
 
+@pytest.mark.slow
 def test_the_variance_of_table_1_is_that_of_the_reference(golden: dict[str, NDArray[np.generic]]) -> None:
     """400 classes of real images: each an image of Fashion-MNIST, of which a batch has two views."""
     images = torch.tensor(golden["gallery/images"]) / 255

@@ -265,6 +265,7 @@ def test_the_user_s_own_code_is_shown_where_it_failed(error: str, tmp_path: Path
     assert "no mistake of yours" not in said.err
 
 
+@pytest.mark.slow
 def test_loggers_by_name(tmp_path: Path) -> None:
     options = ["--epochs", "1", "--steps", "1", "--logger", "tensorboard", "--logger", "csv"]
     done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run"), *options])

@@ -95,6 +95,7 @@ def seen(run: Path) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
     return embedded, embedded(everything), test.labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attack_leaves_images_arrays_and_ranks(
     kind: str, run: Path, tmp_path: Path, seen: tuple[Callable[[Tensor], Tensor], Tensor, Tensor]
@@ -226,6 +227,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     return ("--model", "c2f2", "--size", 8, "--dim", 4, *data)
 
 
+@pytest.mark.slow
 def test_several_targets_are_named(named: tuple[object, ...], tmp_path: Path) -> None:
     how = ["--attack", "QA+(m=3)", "--queries", 40, "--steps", 1, "--out", tmp_path / "out"]
     works("attack", *named, *how)
@@ -289,6 +291,7 @@ def test_a_table_on_80_columns(kind: str, named: tuple[object, ...], narrow: int
         assert bare in head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [20, 21, 33])
 def test_what_is_left_out_is_said(count: int, named: tuple[object, ...], tmp_path: Path) -> None:
     how = ["--attack", "GTM", "--queries", count, "--steps", 1, "--out", tmp_path / "out"]

@@ -31,6 +31,7 @@ def rows_of(text: str) -> list[list[str]]:
     return [cells(line) for line in text.splitlines() if line.startswith(("┃", "│"))]
 
 
+@pytest.mark.slow
 def test_the_table_has_the_values_of_the_certificate(certified: tuple[Path, str]) -> None:
     folder, printed = certified
     assert {file.name for file in folder.iterdir()} == {"plan.json", *FILES}
@@ -72,6 +73,7 @@ def test_a_finished_certificate_is_shown_at_once(
     assert rows_of(again) == rows_of(certified[1])
 
 
+@pytest.mark.slow
 def test_without_an_attack_there_are_no_upper_bounds(run: Path, tmp_path: Path) -> None:
     printed = works("certify", run, "--sigma", "51/255", *FEW, "--no-attack", "--out", tmp_path / "out")
     head, *rows = rows_of(printed)
@@ -82,6 +84,7 @@ def test_without_an_attack_there_are_no_upper_bounds(run: Path, tmp_path: Path) 
     assert load_certificate(tmp_path / "out").settings.sigma == 0.2
 
 
+@pytest.mark.slow
 def test_noise_may_be_tiny(run: Path, tmp_path: Path) -> None:
     printed = works("certify", run, "--sigma", "1e-9", *FEW, "--out", tmp_path / "out")
     assert "σ = 1e-09" in printed
@@ -93,6 +96,7 @@ def test_noise_may_be_tiny(run: Path, tmp_path: Path) -> None:
         assert bound.attacked.value == certificate.recall.value
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     run: Path, certified: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +179,7 @@ def test_a_folder_with_something_else_is_refused(
     assert "holds another kind of work, 'certification': give another folder (--out)" in told
 
 
+@pytest.mark.slow
 def test_a_network_by_name_needs_a_folder(weights: Path, tmp_path: Path) -> None:
     network = ("--model", "c2f2", "--dim", 512, "--weights", weights, *DIGITS)
     told = refused("certify", *network, *HOW)
@@ -196,6 +201,7 @@ def network():
 """
 
 
+@pytest.mark.slow
 def test_a_network_without_gradients_is_certified_but_not_attacked(tmp_path: Path) -> None:
     file = tmp_path / "steps.py"
     file.write_text(WITHOUT_GRADIENT)

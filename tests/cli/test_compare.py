@@ -36,6 +36,7 @@ def records(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return {name: folder / name for name in [*changes, "data"]}
 
 
+@pytest.mark.slow
 def test_records_under_the_same_conditions(records: dict[str, Path]) -> None:
     printed = works("compare", records["plain"], records["same"] / "record.json")
     assert "careful" not in printed
@@ -60,6 +61,7 @@ def test_a_run_without_a_record_is_to_be_evaluated(run: Path, tmp_path: Path) ->
     assert f"robustmetric evaluate '{copy}'" in refused("compare", copy)
 
 
+@pytest.mark.slow
 def test_a_record_is_found_in_its_run(run: Path, whole: tuple[Path, str], records: dict[str, Path]) -> None:
     printed = works("compare", run, records["plain"])
     rows = [cells(line) for line in printed.splitlines() if line.startswith("│")]

@@ -253,6 +253,7 @@ def demo(tmp_path: Path, number: signal.Signals, call: int) -> Said:
         return command("demo", "--out", tmp_path, "--epochs", 1, "--queries", 4)
 
 
+@pytest.mark.slow
 @fault("terminal", "Ctrl-C or SIGTERM during the demo", "says what is kept; the same command goes on")
 @pytest.mark.parametrize(
     ("number", "code"),

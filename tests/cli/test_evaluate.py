@@ -231,6 +231,7 @@ def test_transfer_comes_from_the_surrogate(run: Path, tmp_path: Path) -> None:
     assert 0 < record["ES:D"] < load_record(direct)["ES:D"]
 
 
+@pytest.mark.slow
 def test_a_surrogate_is_the_network_of_its_own_run(mine: Path, tmp_path: Path) -> None:
     # A network of the same images, three channels, with a recipe of its own.
     (tmp_path / "other").mkdir()

@@ -30,6 +30,7 @@ def first(file: Path, **inputs: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, inputs)[0])
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_and_told(made: Path, tmp_path: Path) -> None:
     said = works("export", made, "-o", tmp_path / "net.onnx").splitlines()
     assert said[0].startswith("c2f2 HM[S,LGA]&ICS, last weights: 1.3 MB in ")
@@ -112,6 +113,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_network_of_a_file(own: Path, tmp_path: Path) -> None:
     """Code that came with a run needs a word of the user's; what was exported needs no code."""
     said = refused("export", own, "-o", tmp_path / "net.onnx")
@@ -126,6 +128,7 @@ def test_a_network_of_a_file(own: Path, tmp_path: Path) -> None:
     assert np.linalg.norm(first(tmp_path / "net.onnx", images=images) - wanted, axis=1).max() < ROUNDING
 
 
+@pytest.mark.slow
 def test_an_operator_that_onnx_does_not_have(own: Path, tmp_path: Path) -> None:
     text = (own / "recipe.yaml").read_text()
     (own / "recipe.yaml").write_text(text.replace("nets.py:small", "nets.py:eigen"))

@@ -301,6 +301,7 @@ def test_a_process_with_a_long_perturbation_ends_by_sigterm(run: Path, tmp_path:
 # The time left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "steps"),
     [
@@ -426,6 +427,7 @@ def odd(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such names there")
 @fault(
     "terminal",

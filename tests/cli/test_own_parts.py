@@ -169,6 +169,7 @@ def test_all_parts_from_training_to_an_attack(home: Path, monkeypatch: pytest.Mo
     assert again["ES:D"] == record["ES:D"]
 
 
+@pytest.mark.slow
 def test_a_defense_of_ones_own_and_what_it_logs(home: Path) -> None:
     own = ["--defense", "own.py:Plain", "--data", "own.py:shapes", "--set", "dim=16"]
     works("train", *TRAIN, *own, "--batch", 16, "--epochs", 2)  # every tenth step is logged
@@ -189,6 +190,7 @@ def test_a_search_of_ones_own(search: str, home: Path) -> None:
     assert told["budget"].status == "pass"
 
 
+@pytest.mark.slow
 def test_a_transfer_by_a_search_of_ones_own(home: Path) -> None:
     works("train", "--defense", "N/A[R]", *NETWORK, *TRAIN)
     transfer = ["--search", "transfer(own.py:Jump)", "--surrogate", "run"]
@@ -266,6 +268,7 @@ def test_what_cannot_be_evaluated_is_refused(arguments: list[str], told: list[st
     assert not (home / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -380,6 +383,7 @@ def test_a_breach_in_an_evaluation_names_the_method(
         assert text in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defense", "told"),
     [
@@ -429,6 +433,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_run_is_used_again_whatever_its_folder_is_called(folder: str, parts: Path) -> None:
     run = parts / folder / "a"
@@ -451,6 +456,7 @@ def test_a_folder_that_no_defense_can_name_is_refused_before_training(folder: st
     assert not (parts / folder / "recipe.yaml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_defense_is_used_again_from_within_any_folder(
     folder: str, parts: Path, monkeypatch: pytest.MonkeyPatch

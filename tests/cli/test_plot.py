@@ -27,6 +27,7 @@ def files_in(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_with_a_record_gives_both_plots(places: Path) -> None:
     printed = works("plot", "run")
     names = {f"{name}.{ending}" for name in ("training", "records") for ending in FORMATS}
@@ -40,6 +41,7 @@ def test_a_run_with_a_record_gives_both_plots(places: Path) -> None:
     assert first == {name: (places / "plots" / name).read_bytes() for name in names}
 
 
+@pytest.mark.slow
 def test_one_plot_is_named_by_the_beginning_that_is_given(places: Path) -> None:
     works("plot", "run/evaluation", "--out", "figures/v1.0", "--format", "png, SVG,png")
     assert files_in(places / "figures") == {"v1.0.png", "v1.0.svg"}
@@ -49,6 +51,7 @@ def test_one_plot_is_named_by_the_beginning_that_is_given(places: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_runs_of_one_defense_are_told_apart(places: Path) -> None:
     shutil.copytree("run", "other")
     shutil.rmtree("other/evaluation")
@@ -59,6 +62,7 @@ def test_runs_of_one_defense_are_told_apart(places: Path) -> None:
     assert ">N/A[S] (other)</text>" in text
 
 
+@pytest.mark.slow
 def test_cells_of_reproduce_are_plotted(places: Path) -> None:
     scale = Scale(epochs=1, batches=2)
     shutil.move("run", "cell/run")

@@ -126,6 +126,7 @@ def test_the_help_says_what_the_options_do() -> None:
 # evaluate --report
 
 
+@pytest.mark.slow
 def test_an_evaluation_makes_its_page(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = network / "evaluation"
     printed = works("evaluate", network, *SMALL, "--report", tmp_path / "page.html", "--curves")
@@ -163,6 +164,7 @@ def test_a_finished_evaluation_gets_its_pictures_later(network: Path, tmp_path: 
     assert contents(network / "evaluation") == before
 
 
+@pytest.mark.slow
 @fault("evaluation", "pictures of a finished evaluation are missing, damaged or of another record, at evaluate --report", "made anew; the record stays as it is")  # fmt: skip  # noqa: E501
 @pytest.mark.parametrize(
     "spoil",

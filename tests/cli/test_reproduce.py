@@ -276,6 +276,7 @@ def test_a_training_of_two_workers_is_a_program_of_its_own(place: Path) -> None:
     assert outcome.record is not None
 
 
+@pytest.mark.slow
 def test_published_figures_stand_beside_ours_on_the_paper_s_data(place: Path) -> None:
     root = write_cub(place / "cub", (6, 6, 6, 6))
     sizes = ["--set", "resize=8", "--set", "crop=8", "--set", "batch=8"]
@@ -293,6 +294,7 @@ def test_published_figures_stand_beside_ours_on_the_paper_s_data(place: Path) ->
     assert float(difference["ERS"]) == pytest.approx(float(ours["ERS"]) - 32.4)
 
 
+@pytest.mark.slow
 def test_samplers_are_measured_at_the_start_and_after_training(tmp_path: Path) -> None:
     """Both measurements are kept in one folder, and their titles tell them apart."""
     make_run(tmp_path / "run", "last", first=7)
@@ -401,6 +403,7 @@ def test_a_cluster_that_is_not_there_is_told(place: Path, monkeypatch: pytest.Mo
     assert not (place / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_does_not_keep_the_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import robustmetric.experiments.engine as engine
     from robustmetric.experiments.work import make

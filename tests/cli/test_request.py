@@ -106,6 +106,7 @@ def test_mistakes_are_said_in_a_line(
     assert not list(tmp_path.rglob("*.safetensors")), "something was computed before it was refused"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

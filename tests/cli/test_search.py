@@ -101,6 +101,7 @@ def test_strange_names_are_shown_as_they_are(home: Path, tmp_path: Path) -> None
     assert data.isascii()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_an_index_is_built_once_and_says_what_it_finds(
     kind: str, home: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ def shown(table: Sheet, width: int) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["table5", "table2", "table1", "figure1"])
 @pytest.mark.parametrize("width", [80, 110, 160, 260])
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -52,6 +53,7 @@ def test_every_figure_is_shown_at_any_width(name: str, width: int, seeds: int) -
     assert width < 260 or parts == 1
 
 
+@pytest.mark.slow
 def test_what_counts_comes_first_where_not_all_fits() -> None:
     heads = [line for line in shown(made("table5"), 130).splitlines() if "data" in line]
     assert heads[0].split()[3::2] == ["R@1", "R@2", "mAP", "NMI", "ERS"]

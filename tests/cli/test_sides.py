@@ -132,6 +132,7 @@ def write_table(root: Path, columns: Sequence[str]) -> tuple[list[Shot], list[Sh
     return asked, ranked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "columns",
     [("is_query", "is_gallery", "camera"), ("is_query", "is_gallery"), ("is_gallery",), ("camera",), ()],
@@ -255,6 +256,7 @@ def test_cameras_of_one_side_alone(nets: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_grey_images_takes_folders_of_colours_as_grey(run: Path, tmp_path: Path) -> None:
     for name, first in (("asked", 0), ("ranked", 40)):
         write_folder(tmp_path / name, {"ant": 3, "bee": 3, "cow": 3}, first)
@@ -344,6 +346,7 @@ def digest_in(file: Path) -> str:
 CAREFUL = "careful: these images chose the weights, so R@1 is better than on others"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "weights", "file", "chosen"),
     [

@@ -67,6 +67,7 @@ def test_the_help_names_every_data_set(command: list[str], monkeypatch: pytest.M
         assert re.search(rf"\b{name}\b", shown), name
 
 
+@pytest.mark.slow
 def test_size_and_validation_are_in_the_recipe(tmp_path: Path) -> None:
     works("train", *QUICK, "--size", 12, "--validation", 0.3, "--out", tmp_path / "run")
     recipe = load_recipe(tmp_path / "run" / "recipe.yaml")

@@ -155,6 +155,7 @@ def test_foreign_code_is_named_and_run_only_if_trusted(
     assert {digest(f) for f in (foreign / "code").glob("*.py")} <= set(store.read_text().split())
 
 
+@pytest.mark.slow
 @fault("code", "trusted code of a run changes", "not run until --trust is given again")
 @pytest.mark.parametrize("changed", ["net.py", "helper.py"])
 def test_what_is_trusted_stays_so_until_it_changes(changed: str, foreign: Path, marks: Path) -> None:
@@ -171,6 +172,7 @@ def test_what_is_trusted_stays_so_until_it_changes(changed: str, foreign: Path, 
     rm.load_run(moved, trust=True)
 
 
+@pytest.mark.slow
 def test_ones_own_runs_need_no_flag(tmp_path: Path, marks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_code(tmp_path / "home", marks)
     quick = ("--epochs", 1, "--batch", 512, "--defense", "N/A[R]")

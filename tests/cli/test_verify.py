@@ -142,6 +142,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root, home / "run"
 
 
+@pytest.mark.slow
 def test_few_validation_classes_leave_it_to_half_of_the_test_classes(
     people: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def listed(root: Path, count: int = 12) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 def test_a_list_of_pairs(people: tuple[Path, Path], tmp_path: Path) -> None:
     root, run = people
     (tmp_path / "pairs.csv").write_text(listed(root))

@@ -50,6 +50,7 @@ def table_in(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows if row[0].endswith(("↑", "↓"))}
 
 
+@pytest.mark.slow
 def test_the_tables_have_the_values_of_the_record(evaluated: tuple[Path, str]) -> None:
     out, printed = evaluated
     record = load_record(out)
@@ -141,6 +142,7 @@ def test_a_record_without_a_suite_says_nothing_of_one(
     assert printed.count(" passes, ") == 1
 
 
+@pytest.mark.slow
 def test_a_ball_of_l2(run: Path, tmp_path: Path) -> None:
     how = [
         "--norm",

@@ -160,6 +160,7 @@ def numbers(size: int) -> bytes:
     return struct.pack("<II", 14, len(data)) + data
 
 
+@pytest.mark.slow
 @fault("data", "a MATLAB file that unpacks to more than its kind has", "refused within bounded memory")
 @pytest.mark.parametrize(
     "variables",

@@ -40,6 +40,7 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 @fault(
     "training", "a flipped bit in the cache's pixels", "a line names the file; decoded anew, the same weights"
 )
@@ -56,6 +57,7 @@ def test_a_training_on_a_damaged_cache_says_so_and_makes_it_anew(
     assert len(weights) == 1
 
 
+@pytest.mark.slow
 @fault("evaluation", "a flipped bit in the cache's pixels", "a line names the file; decoded anew")
 def test_an_evaluation_on_a_damaged_cache_says_so(training: list[object], tmp_path: Path) -> None:
     works(*training, "--out", tmp_path / "run")

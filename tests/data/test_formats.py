@@ -181,6 +181,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         cached(one(file), tmp_path / "cache", size=(8, 8))
 
 
+@pytest.mark.slow
 def test_a_large_image_is_no_bomb(tmp_path: Path) -> None:
     file = tmp_path / "large.png"
     file.write_bytes(bomb(16_000, 6_000))  # beyond what Pillow warns of

@@ -47,6 +47,7 @@ def test_without_marks_each_image_asks_and_is_ranked() -> None:
         assert sides.classes == ("cat", "dog")
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20))
 @settings(max_examples=50)
 def test_marks_part_the_images_as_a_loop_does(given_: list[tuple[bool, bool]]) -> None:

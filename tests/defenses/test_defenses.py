@@ -131,6 +131,7 @@ def test_every_defense_keeps_its_word(
     assert gradients == flags
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(NAMES),
     layout=st.sampled_from(["pairs", "any"]),

@@ -149,6 +149,7 @@ def test_the_sources_own_destination_is_regular_training(
     assert manipulated.logs["images/forward"] - 64 == manipulated.logs["images/backward"] <= 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SAMPLERS)
 def test_no_destination_is_harder_than_two(
     source: str, golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]

@@ -372,6 +372,7 @@ def names(draw: st.DrawFn) -> Spelling:
     return Spelling(written, "&".join([f"{name}]", *(term.name for term in chain)]))
 
 
+@pytest.mark.slow
 @thorough
 @given(names(), st.sampled_from([0.2, 0.15]))
 def test_reading_and_writing_are_each_others_inverse(spelling: Spelling, margin: float) -> None:
@@ -624,6 +625,7 @@ def test_any_slip_of_the_pen_is_a_defense_or_a_value_error(data: st.DataObject) 
     attempt(name)
 
 
+@pytest.mark.slow
 @thorough
 @given(
     st.text(max_size=12), st.sampled_from(["{}", "HM[{}", "HM[S,{}]", "HM[S,LGA]&{}", "HM[S,gB({},ξ={})]"])

@@ -213,6 +213,7 @@ def test_a_registered_part_trains_and_its_name_makes_it_again(
     check_round_trip(name, pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", FROM_FILE)
 def test_a_part_from_a_file_trains_and_its_name_makes_it_again(
     text: str, file: Path, pairs: tuple[Tensor, Tensor]

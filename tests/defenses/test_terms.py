@@ -188,6 +188,7 @@ class Pull:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "roles", "seen"),
     [

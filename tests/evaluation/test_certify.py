@@ -99,6 +99,7 @@ def arrays_of(certification: Certification) -> dict[str, Tensor]:
 # What is known
 
 
+@pytest.mark.slow
 def test_no_radius_is_larger_than_the_distance_to_the_boundary() -> None:
     for seed in range(20):
         found = arrays_of(of_plane(90, attack=False, seed=seed, samples=200))
@@ -106,6 +107,7 @@ def test_no_radius_is_larger_than_the_distance_to_the_boundary() -> None:
             assert radius == 0 or radius < distance
 
 
+@pytest.mark.slow
 def test_where_margins_agree_radii_are_those_of_their_distribution() -> None:
     """By symmetry this network changes its mind at the plane too, and its mean margins are small."""
     for seed in range(10):
@@ -133,6 +135,7 @@ def test_with_many_samples_the_radius_is_that_distance() -> None:
     assert found["radius"][middle] > 0.9 * 0.2
 
 
+@pytest.mark.slow
 def test_a_radius_is_that_of_a_loop_over_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sides that the samples are on, counted; all bounds by hand."""
     found = of_plane(60, attack=False, samples=300, choose=20)
@@ -387,6 +390,7 @@ def certification_of(
     return Certification(subject, CertifyPlan.make(**settings), out, report=lambda _: None)
 
 
+@pytest.mark.slow
 def test_batch_and_number_of_queries_change_nothing(
     images: Tensor, labels: Tensor, how: dict[str, Any]
 ) -> None:
@@ -457,6 +461,7 @@ def test_an_interrupted_certification_goes_on(
     assert model.calls == 0
 
 
+@pytest.mark.slow
 @fault(
     "evaluation",
     "a certification is killed",
@@ -504,6 +509,7 @@ def test_a_damaged_piece_is_made_anew(
     assert told[0].endswith("; it is made anew")
 
 
+@pytest.mark.slow
 def test_workers_share_the_pieces(
     images: Tensor, labels: Tensor, how: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_an_attack_made_again_is_the_one_that_was_measured(tiny: Tiny, network: 
 # Planted faults, in the order of the checks
 
 
+@pytest.mark.slow
 def test_collapse_of_the_embeddings(evaluated: Evaluated, network: nn.Module) -> None:
     for size, cosine in ((1.5, "0.9"), (1e4, "1.000")):
         model = Through(network, after=lambda z, size=size: z + size)  # type: ignore[misc]
@@ -174,6 +175,7 @@ def test_collapse_to_a_constant_scores_well_and_is_not_valid(evaluated: Evaluate
         assert "with a mean cosine of 1.000" in record.ers.why
 
 
+@pytest.mark.slow
 def test_collapse_of_the_ranking_to_chance(evaluated: Evaluated, labels: Tensor) -> None:
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     record = evaluated(labels=labels[order], steps=2, checks="quick")

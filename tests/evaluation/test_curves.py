@@ -133,6 +133,7 @@ def made(
     return out, record, subject
 
 
+@pytest.mark.slow
 def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject]) -> None:
     out, record, subject = made
     found = dict(load_curves(out, record))
@@ -147,6 +148,7 @@ def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject
     assert far == sorted(far), "more room, farther away"
 
 
+@pytest.mark.slow
 def test_images_are_embedded_and_ranked_once_for_all_points(
     images: Tensor, labels: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def files_of(out: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 @fault(
     "evaluation",
     "curves are interrupted between two points, or within one",
@@ -249,6 +252,7 @@ def test_progress_grows_to_the_end(images: Tensor, labels: Tensor, tmp_path: Pat
     assert len({share for share in shares if 0 < share < 1}) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
     """Beside another search it is the suite's, of which a point has none."""

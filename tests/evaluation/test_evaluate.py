@@ -89,6 +89,7 @@ def test_retrieval_scores_are_those_of_the_reference(golden: Golden, golden_netw
         assert high - low == pytest.approx(2 * 1.96 * math.sqrt(80 * 20 / 400), rel=0.1)
 
 
+@pytest.mark.slow
 def test_attacks_leave_what_the_reference_leaves(golden: Golden, golden_network: nn.Module) -> None:
     """On its 64 queries: without a random target to one query, with one to three standard errors."""
     images, labels = pixels(golden)
@@ -148,6 +149,7 @@ ATTACKS = [*ERS_ATTACKS, "CA+(w=3)", "SP-QA-"]
 
 # The reference ranks the unperturbed image too, which is at first as near as the perturbed one: with several
 # targets it is rounding how much each of them counts in the first step.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "attacks", "seed"),
     [("strict", ATTACKS, 1), ("reference", ERS_ATTACKS, 1), ("reference", ERS_ATTACKS, 3)],
@@ -179,6 +181,7 @@ def test_the_batch_size_changes_nothing(
         assert record.ers.low == pytest.approx(found[0][1].ers.low, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_in_single_precision_the_batch_size_moves_no_score_by_more_than_a_query(evaluated: Evaluated) -> None:
     whole, pieces = (evaluated(batch=batch) for batch in (64, 7))
     for name in COLUMNS:
@@ -204,6 +207,7 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
     assert int(moved.sum()) <= 1, f"{int(moved.sum())} of 24 queries depend on the batch size"
 
 
+@pytest.mark.slow
 def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
     evaluation = tiny(network.double(), images=images.double(), attacks=ATTACKS, steps=4, queries=14)
     evaluation.run()
@@ -305,6 +309,7 @@ def test_the_number_of_workers_changes_nothing(tiny: Tiny, tmp_path: Path, share
     tiny(out=out, **changes).work(0, shares)
 
 
+@pytest.mark.slow
 def test_each_worker_makes_its_share(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, str]] = []
     keep = Store.keep

@@ -127,6 +127,7 @@ def test_more_than_the_first_attack_breaks_something(prepared: Prepared) -> None
     assert {*hunted(prepared("misrank")).by.tolist()} >= {-1, 0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "demote(side='candidate')"])
 def test_neither_order_nor_batch_nor_company_matters(goal: str, prepared: Prepared) -> None:
     evaluation = prepared(goal)
@@ -216,6 +217,7 @@ def test_a_transfer_is_not_cut_short(prepared: Prepared) -> None:
 # What it costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "misrank(side='candidate')"])
 @pytest.mark.parametrize("passes", [None, 1, 2, 7, 20])
 def test_passes_are_counted_and_kept_to(goal: str, passes: int | None, prepared: Prepared) -> None:

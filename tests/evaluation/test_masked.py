@@ -23,6 +23,7 @@ def alarms(record: Record) -> set[str]:
     return {check.name for check in record.checks if check.status in ("warn", "fail")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MASKED)
 def test_a_masked_network_is_told(evaluated: Evaluated, kind: str) -> None:
     mask, quick, full = MASKED[kind]
@@ -31,6 +32,7 @@ def test_a_masked_network_is_told(evaluated: Evaluated, kind: str) -> None:
     assert found >= {*quick, *full}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_an_honest_network_is_not(evaluated: Evaluated, seed: int) -> None:
     """None of what tells any masked network tells it."""
@@ -59,6 +61,7 @@ def test_a_turned_gradient_changes_no_value(images: Tensor, kind: str) -> None:
     torch.testing.assert_close(MASKED[kind].mask(network)(images), network(images), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["honest", *MASKED])
 def test_the_suite_tells_what_squares_find_and_gradients_do_not(evaluated: Evaluated, kind: str) -> None:
     """Noise hides no gradient: it is told by `repeat`."""

@@ -206,6 +206,7 @@ def check_values(made: Made) -> None:
         assert [target.name for target in one.targets] == [f"image {t}" for t in aimed[:K]]
 
 
+@pytest.mark.slow
 def test_an_attack_does_again_what_it_did(whole: Made) -> None:
     check_values(whole)
     assert {one.attack for one in whole.found.pictures} == {goal.name for goal in whole.evaluation.plan.goals}
@@ -262,6 +263,7 @@ def levels(image: Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(255 * image[0].clamp(0, 1))
 
 
+@pytest.mark.slow
 def test_pictures_are_those_of_a_shot(whole: Made, images: Tensor, labels: Tensor) -> None:
     for one in whole.found.pictures:
         shot = shot_of(whole, one)

@@ -99,12 +99,14 @@ def found(record: Record) -> float:
     return 100 - score.alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_suite_finds_what_is_planted(kind: str) -> None:
     """By its own count: of a network with noise it takes the one pass in which a query was lost."""
     assert found(worst_case(kind)) >= 95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BARE)
 def test_the_suite_finds_nothing_where_nothing_can_be(kind: str) -> None:
     """A bound says so: whatever it found would be outside of the ball, or counted wrong."""

@@ -437,6 +437,7 @@ def test_a_record_cannot_be_changed(evaluated: Evaluated) -> None:
         record.scores = {}
 
 
+@pytest.mark.slow
 def test_the_ers_with_an_attack_of_ones_own_is_marked(evaluated: Evaluated) -> None:
     """One that reports under a name of the ten does not pass for it."""
 

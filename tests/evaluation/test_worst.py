@@ -52,6 +52,7 @@ def contents(folder: Path) -> list[bytes]:
 # What it is
 
 
+@pytest.mark.slow
 def test_each_score_is_the_mean_of_the_worst_of_every_part(written: tuple[Record, Path]) -> None:
     record, out = written
     arrays = {name: value.numpy() for name, value in load_arrays(out).items()}
@@ -94,6 +95,7 @@ def test_each_score_is_the_mean_of_the_worst_of_every_part(written: tuple[Record
     assert differs, "no attack beside the suite counts, and nothing of this is seen"
 
 
+@pytest.mark.slow
 def test_attacks_by_the_reference_are_not_counted(evaluated: Evaluated) -> None:
     record = evaluated(suite=SUITE, protocol="reference")
     assert record.suite is not None
@@ -152,6 +154,7 @@ def test_the_passes_of_a_record_are_those_of_the_network(tiny: Tiny) -> None:
     assert model.backwards - backward == sum(goal.backward for goal in suite.goals.values())
 
 
+@pytest.mark.slow
 def test_an_undefended_network_costs_little(evaluated: Evaluated) -> None:
     suite = evaluated(eps=0.4, suite="worst-case", attacks=["ES"], steps=1).suite
     assert suite is not None
@@ -191,6 +194,7 @@ def test_a_goal_that_concerns_no_query_is_null(evaluated: Evaluated, tmp_path: P
 # What it does not depend on
 
 
+@pytest.mark.slow
 def test_neither_batch_nor_folder_change_anything(tiny: Tiny, images: Tensor) -> None:
     found = []
     for batch in (4, 16, 64):
@@ -205,6 +209,7 @@ def test_neither_batch_nor_folder_change_anything(tiny: Tiny, images: Tensor) ->
             assert torch.equal(hunted.forward.sum(0), other[name].forward.sum(0))
 
 
+@pytest.mark.slow
 def test_two_workers_make_the_same_record(tiny: Tiny, tmp_path: Path) -> None:
     tiny(out=tmp_path / "whole", **FEW).run()
     shared = [tiny(out=tmp_path / "shared", **FEW) for _ in range(2)]
@@ -220,6 +225,7 @@ def test_two_workers_make_the_same_record(tiny: Tiny, tmp_path: Path) -> None:
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @fault(
     "evaluation",
     "a finished piece of the worst-case suite is damaged or gone",

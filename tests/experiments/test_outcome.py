@@ -49,6 +49,7 @@ def cell(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "cell"))
 
 
+@pytest.mark.slow
 def test_a_cell_is_a_run_and_the_record_of_its_last_weights(made: Path, tiny: Scale) -> None:
     found = read_outcome(CELL, tiny, made)
     assert found is not None
@@ -67,6 +68,7 @@ def test_a_finished_cell_is_not_made_again(made: Path, tiny: Scale, monkeypatch:
     assert make(Job(CELL, tiny, made), silent) == read_outcome(CELL, tiny, made)
 
 
+@pytest.mark.slow
 def test_a_network_that_collapses_is_a_result(tmp_path: Path, tiny: Scale) -> None:
     scale = replace(tiny, epochs=30, changes={"batch": 250, "dim": 16, "lr": 0.05})
     job = Job(Cell("digits", "HM[S,2]", 4), scale, tmp_path / "cell")

@@ -95,6 +95,7 @@ def test_hardness_is_published_for_each_sampler() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_names_of_folders_are_one_to_one() -> None:
     scale = Scale()
     cells = all_cells(seeds=(0, 1)) + all_cells(["digits"], seeds=(0, 1))

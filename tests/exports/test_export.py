@@ -149,6 +149,7 @@ def test_inputs_without_a_size_are_refused(tmp_path: Path) -> None:
         rm.export(run, tmp_path / "network.onnx")
 
 
+@pytest.mark.slow
 @ALL
 def test_what_an_export_leaves(to: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing is printed, the network is as it was, and no path of this machine is in the file."""
@@ -169,6 +170,7 @@ def test_what_an_export_leaves(to: str, tmp_path: Path, capfd: pytest.CaptureFix
     assert not any(b"The largest of a window is the same" in part for part in parts)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_names_its_axes_and_holds_all_weights(tmp_path: Path) -> None:
     run = a_run()
     file = rm.export(run, tmp_path / "network.onnx").path
@@ -239,6 +241,7 @@ class Half(nn.Module):
         return x.flatten(1).to(torch.bfloat16)
 
 
+@pytest.mark.slow
 @ALL
 def test_vectors_are_normalised_in_single_precision(to: str, tmp_path: Path) -> None:
     program, _ = read(rm.export(of(Half()), tmp_path / "network", to=to).path, to)
@@ -280,6 +283,7 @@ BATCH = "no file was left: let the network take any number of images"
 FOLLOW = r"torch\.export cannot follow the network \("
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "to", "told"),
     [
@@ -380,6 +384,7 @@ def test_where_a_file_may_go(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.slow
 @fault(
     "export",
     "the network in the file does not give the vectors of the run",
@@ -420,6 +425,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "to"),
     [

@@ -70,6 +70,7 @@ def figure_1(shift: float = 1.0, seeds: int = 1) -> tuple[Figure, list[Finding]]
     return plots.curves(about, found, "150 epochs"), found
 
 
+@pytest.mark.slow
 def test_curves_show_ours_and_the_published_points() -> None:
     figure, findings = figure_1()
     (part,) = figure.subfigs
@@ -240,6 +241,7 @@ def test_a_record_without_attacks_stands_beside_one_with() -> None:
     assert list(lines_of(figure.axes[0])) == ["whole"]
 
 
+@pytest.mark.slow
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     first = save(figure_1()[0], tmp_path / "a" / "plot.1")
     assert [file.name for file in first] == ["plot.1.svg", "plot.1.pdf", "plot.1.png"]

@@ -115,6 +115,7 @@ def test_a_reduced_change_is_as_large_as_it_was() -> None:
     assert set(np.asarray(thumbnail(signs, smooth=False)).flatten()) == {0, 255}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "apart"), [("GTM", False), ("ES", True), ("SP-QA+(m=2,keep=3)", False), ("misrank", True)]
 )
@@ -262,6 +263,7 @@ def test_one_factor_for_all_rows(changes: tuple[float, float], factor: int, writ
         assert np.abs(found - min(255, 127.5 + 255 * factor * change)).max() <= 0.51
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [32, 40])
 def test_32_rows_at_most_and_what_is_left_out_is_said(count: int, written: list[str]) -> None:
     scene = a_scene((3, 224, 224))
@@ -291,6 +293,7 @@ def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     sheet._font.cache_clear()
 
 
+@pytest.mark.slow
 def test_any_name_is_drawn_in_its_place(font: str) -> None:
     scene = a_scene((3, 8, 8))
     shots = [a_shot(scene, number, 0.01, targets=((2 * number) % 12,)) for number in range(12)]

@@ -186,6 +186,7 @@ def test_a_small_spread_that_stays_is_no_collapse(tmp_path: Path) -> None:
     fit(tmp_path, Bare(spread=1e-4), 9)
 
 
+@pytest.mark.slow
 def test_the_known_columns_are_there_in_their_order(tmp_path: Path) -> None:
     recipe = load_recipe("digits", {"epochs": 1, "steps": 1, "batch": 512, "dim": 16})
     train(recipe, tmp_path / "run", progress=False)

@@ -36,6 +36,7 @@ def full_after(monkeypatch: pytest.MonkeyPatch, name: str, number: int, calls: i
         yield
 
 
+@pytest.mark.slow
 @fault(
     "training",
     "a disk that is full, over its quota or read-only while a run is saved",
@@ -122,6 +123,7 @@ SAVED: dict[str, Callable[[str], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @fault("training", "metrics.csv saved by a spreadsheet before --resume", "its rows are kept")
 @pytest.mark.parametrize("save", SAVED.values(), ids=SAVED.keys())
 def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(run: Path, save: Callable[[str], bytes]) -> None:
@@ -134,6 +136,7 @@ def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(run: Path, save: Calla
     assert not (run / "metrics-1.csv").exists()
 
 
+@pytest.mark.slow
 @fault(
     "training",
     "metrics.csv without steps, or with other bytes than text, before --resume",
@@ -157,6 +160,7 @@ def test_a_table_that_is_none_is_put_aside(run: Path, content: bytes) -> None:
     assert [row["step"] for row in rows(run)] == ["10", "12"]
 
 
+@pytest.mark.slow
 def test_the_table_of_a_logger_is_put_aside_too(run: Path) -> None:
     works(*resume(run, 3, "--logger", "csv"))
     table = run / "csv" / "metrics.csv"

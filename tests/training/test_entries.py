@@ -111,6 +111,7 @@ def test_a_mark_of_windows_and_a_folder_called_by_a_date(tmp_path: Path) -> None
     assert (recipe.root, recipe.dim) == (Path("2001-02-03"), 3)
 
 
+@pytest.mark.slow
 @fault(
     "code",
     "--set with a list, a map, an alias, a tag or a number of 10,000 digits",

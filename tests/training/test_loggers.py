@@ -69,6 +69,7 @@ def rounded(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["loss", "lr", "spread", "R@1", "mAP"])
 def test_steps_count_as_in_metrics_csv(column: str, whole: Path) -> None:
     rows = [(int(row["step"]), float(row[column])) for row in table(whole / "metrics.csv") if row[column]]

@@ -77,6 +77,7 @@ def move(data: Path) -> None:
     (data / "class03" / "3.png").rename(data / "class04" / "0a.png")
 
 
+@pytest.mark.slow
 @fault(
     "training",
     "images added, removed, changed or moved between classes before --resume",
@@ -130,6 +131,7 @@ def test_a_changed_copy_is_another_run_also_if_it_is_trusted(
     assert "or begin a new run in another folder with --weights" in said
 
 
+@pytest.mark.slow
 @fault("training", "another number of workers at --resume", "refused; the message names the number to give")
 def test_another_number_of_workers_is_refused(run: Path) -> None:
     before = contents(run)

@@ -72,6 +72,7 @@ def test_parts_of_ones_own_from_training_to_scores(home: Path, monkeypatch: pyte
     assert "epochs: 2" in RunFolder(home / "moved").recipe_file.read_text()
 
 
+@pytest.mark.slow
 def test_the_whole_command_again_goes_on(home: Path) -> None:
     own = ["--model", "net.py:build", "--data", "sets.py:mine"]
     works("train", *own, *TRAIN)

@@ -61,6 +61,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Statu
     return out, *follow(out)
 
 
+@pytest.mark.slow
 def test_each_step_and_each_validation_is_told(followed: tuple[Path, list[Status], list[str]]) -> None:
     _, told, _ = followed
     assert [(s.step, s.validated) for s in told] == [
@@ -86,6 +87,7 @@ def test_the_time_left_is_that_of_the_whole_training(
     assert left[-1] == 0
 
 
+@pytest.mark.slow
 def test_after_a_resume_the_pace_is_that_of_this_start(
     followed: tuple[Path, list[Status], list[str]], tmp_path: Path
 ) -> None:

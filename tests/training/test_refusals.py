@@ -95,6 +95,7 @@ WRONG: list[tuple[list[object], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: str(value)[:40])
 def test_refused_before_images_are_decoded(
     arguments: list[object], message: str, tmp_path: Path, pictures: Path, nets: Path

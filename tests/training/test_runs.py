@@ -298,6 +298,7 @@ print(tuple(rm.load_run({str(run.path)!r}).network(torch.rand(2, 3, 8, 8)).shape
     assert done.stdout == "(2, 6)\n", done.stderr
 
 
+@pytest.mark.slow
 def test_files_of_the_same_name_do_not_meet(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

@@ -58,6 +58,7 @@ class Rates(L.Callback):
         self.rates.append(optimizer.param_groups[0]["lr"])
 
 
+@pytest.mark.slow
 def test_the_learning_rate_of_a_recipe(tmp_path: Path) -> None:
     spy = Rates()
     recipe = load_recipe("digits", {**QUICK, "lr": 0.01, "schedule": "cosine", "warmup": 4})

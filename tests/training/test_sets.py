@@ -175,6 +175,7 @@ def test_the_training_learns_from_the_others_and_is_scored_on_these(tmp_path: Pa
         assert value == pytest.approx(expected[name], abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "images", "count"), [(0.1, "validation images", 100), (0, "test images", 797)]
 )
@@ -189,6 +190,7 @@ def test_the_run_says_which_images_chose(share: float, images: str, count: int, 
     assert choice["last"] == {"R@1": scores[-1], "step": 6}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_says_it_too(tmp_path: Path) -> None:
     train(quick(epochs=1), tmp_path / "run", progress=False)
 

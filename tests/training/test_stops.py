@@ -81,6 +81,7 @@ def test_one_signal_leaves_a_step_without_end(
     assert not (tmp_path / "run" / ".lock").exists()
 
 
+@pytest.mark.slow
 @fault("training", "a second Ctrl-C", "stops at once, and says how to go on")
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     said = stopped(tmp_path / "run", signal.SIGINT, signal.SIGINT)
@@ -88,6 +89,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert "stopped at once" in said.out
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_stands_when_a_step_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
