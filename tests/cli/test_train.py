@@ -106,10 +106,12 @@ def test_a_training_says_what_it_does(tmp_path: Path) -> None:
     assert lines[3] == "4 steps: 2 epochs of 2"
     assert re.fullmatch(r"step 2 of 4, loss [\d.]+, 0 % perturbed, R@1 \d+\.\d, \d+ s left", lines[4])
     assert re.fullmatch(r"step 4 of 4, loss [\d.]+, 0 % perturbed, R@1 \d+\.\d", lines[5])
+    # Two epochs differ by less than 100 images tell.
+    assert "the last ones count" in lines[6]
     assert re.fullmatch(
-        r"R@1 of the 100 validation images: best \d+\.\d at step \d, last \d+\.\d at step 4", lines[6]
+        r"R@1 of the 100 validation images: best \d+\.\d at step \d, last \d+\.\d at step 4", lines[7]
     )
-    assert lines[7:] == [
+    assert lines[8:] == [
         f"weights: best in {out / 'best.safetensors'} and last in {out / 'last.safetensors'}",
         f"next: robustmetric evaluate {out}",
     ]

@@ -16,6 +16,7 @@ from torch import nn
 import robustmetric as rm
 from robustmetric.training import CollapsedError, CollapseGuard, Keeper, MetricModule
 from robustmetric.training.callbacks import MetricsFile
+from robustmetric.training.robust import ROBUST
 from tests.helpers.command import Clock
 from tests.helpers.faults import fault
 
@@ -55,6 +56,40 @@ def test_the_best_weights_are_those_of_the_highest_score_the_later_of_equal_ones
         assert written(tmp_path / "last.safetensors") == step
     assert written(tmp_path / "best.safetensors") == best
     assert keeper.best == {"R@1": scores[best], "step": best}
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "undecided"),
+    [
+        ((100, 100, 100), 40, True),  # a ceiling from the first epoch on
+        ((0, 0), 100, True),
+        ((95, 100, 97.5), 40, True),  # 97.5 of 40 is [86.8, 99.9]
+        ((20, 90, 88), 100, True),  # the best is no better than the last
+        ((20, 50, 90), 100, False),
+        ((20, 90, 60), 100, False),
+        ((96.0, 95.0), 10_000, False),  # many images tell what few do not
+        ((96.0, 95.0), 100, True),
+        ((90,), 100, False),  # there is nothing to choose from
+    ],
+)
+def test_a_validation_says_whether_it_tells_weights_apart(
+    scores: tuple[float, ...], count: int, undecided: bool, tmp_path: Path
+) -> None:
+    keeper = Keeper(tmp_path, every=10)
+    for step, score in enumerate(scores):
+        resumed = Keeper(tmp_path, every=10)
+        resumed.load_state_dict(keeper.state_dict())
+        keeper = resumed
+        keeper.on_validation_end(trainer(step, **{"R@1": score}), module())
+    assert keeper.undecided(count) is undecided
+
+
+def test_the_best_weights_may_be_those_of_another_score(tmp_path: Path) -> None:
+    keeper, network = Keeper(tmp_path, every=10, by=ROBUST), module()
+    for step, (plain, robust) in enumerate([(90, 10), (80, 40), (95, 20)]):
+        keeper.on_validation_end(trainer(step, **{"R@1": plain, ROBUST: robust}), be(network, step))
+    assert written(tmp_path / "best.safetensors") == 1
+    assert keeper.best == {"R@1": 80, ROBUST: 40, "step": 1}
 
 
 def test_the_good_weights_are_of_before_the_spread_shrank(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def equal(network: nn.Module, file: Path) -> bool:
 ON_TEST, ON_VALIDATION = (
     json.dumps({"choice": {"images": f"{which} images"}}) for which in ("test", "validation")
 )
+UNDECIDED = '{"choice": {"images": "validation images", "weights": "last"}}'
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,8 @@ ON_TEST, ON_VALIDATION = (
         (None, 0, "best", "best", "chosen on test images"),
         (None, 0.1, "last", "last", "last weights"),
         (ON_VALIDATION, 0.1, None, "best", "chosen on validation images"),
+        (UNDECIDED, 0.1, None, "last", "last weights"),
+        (UNDECIDED, 0.1, "best", "best", "chosen on validation images"),
         (ON_TEST, 0.1, None, "last", "last weights"),  # nothing could be set apart
         (ON_TEST, 0.1, "best", "best", "chosen on test images"),
         ('{"starts": []}', 0.1, None, "last", "last weights"),  # of a time without validation images

@@ -211,8 +211,9 @@ def _end_lines(run: RunFolder, cache: Path | None, skip_broken: bool) -> list[st
     choice = run.read().get("choice", {})
     lines = []
     if "best" in choice:
-        best, last = (f"{choice[k]['R@1']:.1f} at step {choice[k]['step']:,}" for k in ("best", "last"))
-        lines.append(f"R@1 of the {choice['count']:,} {choice['images']}: best {best}, last {last}")
+        by = choice.get("by", "R@1")
+        best, last = (f"{choice[k][by]:.1f} at step {choice[k]['step']:,}" for k in ("best", "last"))
+        lines.append(f"{by} of the {choice['count']:,} {choice['images']}: best {best}, last {last}")
     kept = {file.stem: file for file in (run.best, run.last) if file.exists()}
     told = " and ".join(f"{name} in {file}" for name, file in kept.items())
     following = [

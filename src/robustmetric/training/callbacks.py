@@ -17,17 +17,20 @@ from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
 from robustmetric.training.module import SCORES, MetricModule
+from robustmetric.training.robust import ROBUST
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import CollapsedError, Report, Signals, Stopped, saving
 from robustmetric.training.table import kept_rows
 from robustmetric.validate import spreadsheet_text
+from robustmetric.verification import exact_interval
 
 
 class Keeper(L.Callback):
     """Writes a checkpoint at intervals and when told to stop, and weights at each validation.
 
     `folder` is that of the run; between two checkpoints are `every` steps and `minutes` by the `clock`, which
-    counts seconds, at most. `signals` say when to stop.
+    counts seconds, at most. `signals` say when to stop. The best weights are those with the highest score
+    called `by`, a share of queries in %.
     """
 
     def __init__(
@@ -37,21 +40,24 @@ class Keeper(L.Callback):
         signals: Signals | None = None,
         *,
         minutes: float = 10.0,
+        by: str = "R@1",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run, self.every, self.minutes = RunFolder(folder), every, minutes
-        self.signals, self.clock = signals, clock
+        self.signals, self.by, self.clock = signals, by, clock
         self.saved = clock()
         self.best: dict[str, float] = {}
         self.last: dict[str, float] = {}
+        self.least: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return R@1 and step of the best validation so far, and of the last."""
-        return {"best": self.best, "last": self.last}
+        """Return score and step of the best validation so far, of the last, and of the lowest."""
+        return {"best": self.best, "last": self.last, "least": self.least}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best and the last validation."""
+        """Restore the best, the last and the lowest validation."""
         self.best, self.last = state_dict["best"], state_dict["last"]
+        self.least = state_dict.get("least", self.last)  # checkpoints of before have none
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the signals back, for Lightning's own handler would stop before the checkpoint is written."""
@@ -98,11 +104,28 @@ class Keeper(L.Callback):
             return
         assert isinstance(pl_module, MetricModule)  # noqa: S101
         _save_weights(pl_module.model, self.run.last)
-        self.last = {"R@1": float(trainer.callback_metrics["R@1"]), "step": trainer.global_step}
+        found = trainer.callback_metrics
+        self.last = {name: float(found[name]) for name in {"R@1": 0, self.by: 0}} | {
+            "step": trainer.global_step
+        }
+        if self.last[self.by] < self.least.get(self.by, math.inf):
+            self.least = self.last
         # Of equal ones the later has learned longer, and few images often give equal ones.
-        if self.last["R@1"] >= self.best.get("R@1", -math.inf):
+        if self.last[self.by] >= self.best.get(self.by, -math.inf):
             self.best = self.last
             _save_weights(pl_module.model, self.run.best)
+
+    def undecided(self, count: int) -> bool:
+        """Return whether validations of `count` queries do not tell the best weights from others.
+
+        The others are the last, or, where the best are the last, those with the lowest score. They are not
+        told apart if the 95 % intervals overlap.
+        """
+        other = self.least if self.best["step"] == self.last["step"] else self.last
+        if other["step"] == self.best["step"]:
+            return False  # there are no others
+        best, less = (exact_interval(round(one[self.by] * count / 100), count) for one in (self.best, other))
+        return best[0] <= less[1]
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the end, so that a finished run is known as such."""
@@ -246,13 +269,14 @@ class MetricsFile(L.Callback):
         if trainer.is_global_zero and trainer.global_step % self.every == 0:
             self._add(
                 trainer,
-                {k: v for k, v in trainer.callback_metrics.items() if k not in SCORES},
+                {k: v for k, v in trainer.callback_metrics.items() if k not in (*SCORES, ROBUST)},
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the scores."""
         if trainer.is_global_zero and not trainer.sanity_checking:
-            self._add(trainer, {name: trainer.callback_metrics[name] for name in SCORES})
+            found = trainer.callback_metrics
+            self._add(trainer, {name: found[name] for name in (*SCORES, ROBUST) if name in found})
 
     def _add(self, trainer: L.Trainer, values: dict[str, Tensor]) -> None:
         row = {spreadsheet_text(name): f"{float(value):.6g}" for name, value in values.items()}

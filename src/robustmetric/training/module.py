@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import lightning as L
@@ -24,6 +24,9 @@ from robustmetric.validate import UserError
 SCORES = ("R@1", "R@2", "mAP", "mAP@R", "NMI")
 """What a validation measures."""
 
+More = Callable[[nn.Module, Tensor, Tensor], Mapping[str, float]]
+"""Further scores of a validation, of the network, all embeddings (N, D) and their labels (N,)."""
+
 RESERVED = {"loss", "lr", "step", "epoch", *SCORES}
 """What the training logs itself, beside what a defense does."""
 
@@ -37,7 +40,8 @@ class MetricModule(L.LightningModule):
     and, after validation, R@1, R@2, mAP, mAP@R and NMI in percent; steps count from 1.
 
     Adam with `lr` and `weight_decay` optimises, unless an `optimizer` is made of the parameters that learn. A
-    `scheduler` is made of the optimiser, and takes a step in each step of the training.
+    `scheduler` is made of the optimiser, and takes a step in each step of the training. What `more` returns
+    of the network, the embeddings and the labels is logged with the scores of a validation.
 
     >>> import robustmetric as rm
     >>> module = MetricModule(rm.model("c2f2"), rm.defense("HM[S,LGA]&ICS"), lr=1e-3)
@@ -59,12 +63,13 @@ class MetricModule(L.LightningModule):
         seed: int = 0,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        more: More | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.defense = defense
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self.optimizer, self.scheduler, self.more = optimizer, scheduler, more
         self._found: list[tuple[Tensor, Tensor]] = []
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -118,6 +123,9 @@ class MetricModule(L.LightningModule):
         if self.trainer.sanity_checking:
             return
         scores = retrieval_scores(z, labels)
+        if self.more is not None:
+            with torch.inference_mode(False), torch.enable_grad():
+                scores |= self.more(self.model, z.clone(), labels.clone())
         self.log_dict({name: value for name, value in scores.items() if name != "R@1"}, rank_zero_only=True)
         self.log("R@1", scores["R@1"], prog_bar=True, rank_zero_only=True)
         self._log_step(self.global_step)

@@ -69,6 +69,9 @@ class Recipe(BaseModel):
     validation: float = Field(
         0.1, ge=0, le=0.5, description="share of the training images that choose the weights, 0 for none"
     )
+    validate_by: Literal["plain", "robust"] = Field(
+        "plain", description="R@1 that chooses the weights: of images as they are, or robust, under attack"
+    )
     validate_every: int = Field(1, ge=1, le=1_000_000, description="epochs between two validations")
     save_every: int = Field(100, ge=1, le=1_000_000_000, description="steps between two checkpoints")
     save_minutes: float = Field(10.0, gt=0, le=1e6, description="minutes between two checkpoints, at most")

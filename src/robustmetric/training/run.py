@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from robustmetric.training.network import make_network
 from robustmetric.training.origins import code_of, images_of
 from robustmetric.training.parts import defense_of, steps_of
 from robustmetric.training.recipe import Recipe
+from robustmetric.training.robust import ROBUST, attacked_rows, robust_recall
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.schedule import scheduler
 from robustmetric.training.sets import PairData, Sets, load_sets
@@ -164,7 +166,9 @@ def _train(
     go_on = run.checkpoint if again and run.checkpoint.exists() else None
     method = defense_of(recipe)
     signals = Signals()
-    keeper = Keeper(run.path, recipe.save_every, signals, minutes=recipe.save_minutes)
+    robust = recipe.validate_by == "robust"
+    by = ROBUST if robust else "R@1"
+    keeper = Keeper(run.path, recipe.save_every, signals, minutes=recipe.save_minutes, by=by)
     collapse = CollapseGuard(run.path, go_on=go_on_after_collapse, report=report)
     with _quiet():
         trainer = _trainer(
@@ -194,11 +198,12 @@ def _train(
             warmup=recipe.warmup,
             schedule=recipe.schedule,
         ),
+        more=partial(robust_recall, sets.score, recipe) if robust else None,
     )
     module.save_hyperparameters(recipe.model_dump(mode="json"))
     with _quiet(), _nothing_left(run, trainer), _resumable(run):
         if is_first():
-            run.begin(recipe, sets.skipped, _choice(sets, keeper), sets.learn.source, origin, report)
+            run.begin(recipe, sets.skipped, _choice(sets, keeper, recipe), sets.learn.source, origin, report)
         try:
             with stopping(signals), together(trainer, signals):
                 trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
@@ -208,7 +213,13 @@ def _train(
             raise unfit(go_on, error) from error
         finally:
             if is_first() and keeper.last:
-                run.finish(_choice(sets, keeper))
+                run.finish(_choice(sets, keeper, recipe))
+        if "weights" in _choice(sets, keeper, recipe):
+            other = "" if robust else ", or choose by R@1 under attack (--set validate_by=robust)"
+            report(
+                f"R@1 of the {sets.scored} does not tell the best weights from others, for their 95 % "
+                f"intervals overlap: the last ones count; set more images apart (--validation){other}"
+            )
     return module
 
 
@@ -290,10 +301,16 @@ def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
         ) from error
 
 
-def _choice(sets: Sets, keeper: Keeper) -> dict[str, Any]:
-    """Say which images choose the best weights, and what came of it so far."""
-    known = {"best": keeper.best, "last": keeper.last}
-    return {"images": sets.scored, "count": len(sets.score), **{k: v for k, v in known.items() if v}}
+def _choice(sets: Sets, keeper: Keeper, recipe: Recipe) -> dict[str, Any]:
+    """Say which images choose the best weights, by which score, and what came of it so far."""
+    robust = keeper.by == ROBUST
+    count = len(attacked_rows(sets.score, recipe.seed)) if robust else len(sets.score)
+    choice: dict[str, Any] = {"images": sets.scored, "count": count, "by": keeper.by}
+    choice |= {name: one for name, one in (("best", keeper.best), ("last", keeper.last)) if one}
+    chosen = sets.scored == "validation images" and not recipe.reference
+    if chosen and keeper.best and keeper.undecided(count):
+        choice["weights"] = "last"
+    return choice
 
 
 @contextmanager

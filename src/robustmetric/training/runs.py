@@ -320,10 +320,13 @@ class RunFolder:
     def weights(self, which: Which | None = None) -> Weights:
         """Return the weights that count, and how they were chosen.
 
-        The best ones where validation images chose them, the last elsewhere and by `reference`; or `which`.
+        The best ones where validation images chose them, the last elsewhere, by `reference`, and where
+        validation did not tell weights apart; or `which`.
         """
-        by = self._chosen_on()
-        usual = get_args(Which) if by == "test images" or self.recipe().reference else ("best", "last")
+        by, choice = self._chosen_on(), self.read().get("choice")
+        undecided = isinstance(choice, dict) and choice.get("weights") == "last"
+        last = undecided or by == "test images" or self.recipe().reference
+        usual = get_args(Which) if last else ("best", "last")
         own = {"last": self.last, "best": self.best}
         names = [which] if which else usual
         name = next((name for name in names if own[name].is_file()), None)
