@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from robustmetric.usercode import UserCodeError, own_traceback
 from robustmetric.validate import UserError
 
 ROUNDING = 1e-5
@@ -16,16 +20,18 @@ class BrokenEmbeddingsError(UserError):
     """Embeddings, gradients or a loss that are NaN, infinite or zero: the network has diverged or died."""
 
 
-def embed(model: nn.Module, images: Tensor) -> Tensor:
+def embed(model: nn.Module, images: Tensor, *, what: str = "network") -> Tensor:
     """Run a network `model` and return its vectors on the unit sphere: (N, …) `images` to (N, D) embeddings.
 
-    The network may return vectors of any length: they are normalised here, in at least single precision.
+    The network may return vectors of any length: they are normalised here, in at least single precision. An
+    error of the network is raised as one that names the images; it calls the network `what`.
 
     >>> embed(nn.Flatten(), torch.tensor([[[[3.0, 4.0]]]]))
     tensor([[0.6000, 0.8000]])
     """
     version = None if images.is_inference() else images._version
-    z = model(images)
+    with network_errors(model, images, what):
+        z = model(images)
     if version is not None and images._version != version:
         raise UserError(
             "the network changes its input in place, which is the image itself: let it work on a copy, with "
@@ -63,6 +69,34 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
     return unit
 
 
+@contextmanager
+def network_errors(model: nn.Module, images: Tensor, what: str = "network") -> Iterator[None]:
+    """Raise an error of a `model` on `images` (N, …) as one that names them; it calls the network `what`.
+
+    >>> with network_errors(nn.Flatten(), torch.rand(1, 1, 8, 8)):
+    ...     raise ValueError("too small")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: the network failed on images of shape (1, 1, 8, 8) and type float32 (ValueError...
+    """
+    try:
+        yield
+    except (UserError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        types = dict.fromkeys(p.dtype for p in model.parameters())
+        kind, *kinds = (str(t).removeprefix("torch.") for t in (images.dtype, *types))
+        told = (
+            f"the {what} failed on images of shape {tuple(images.shape)} and type {kind} "
+            f"({type(error).__name__}: {' '.join(str(error).split())}); give images of the size and channels "
+            f"that it takes and of the type of its weights ({', '.join(kinds) or 'it has none'}), or a "
+            f"network for these{', also for one image alone' if len(images) == 1 else ''}"
+        )
+        if (own := own_traceback(error)) is not None:
+            raise UserCodeError(f"{told}\n{own}", parameter="size") from error
+        raise UserError(told, parameter="size") from error
+
+
 def pair_distance(x: Tensor, y: Tensor) -> Tensor:
     """Return the Euclidean distance (T,) of `x` (T, D) to `y` (T, D), row by row.
 
@@ -84,11 +118,11 @@ def padded_distance(x: Tensor, y: Tensor) -> Tensor:
     return F.pairwise_distance(x, y, eps=1e-6)
 
 
-def reference_shift(z: Tensor, benign: Tensor) -> Tensor:
+def reference_shift(z: Tensor, benign: Tensor, offset: Tensor | float = 1e-7) -> Tensor:
     """Return how far the reference sees `z` (T, D) from where it was, `benign` (T, D): (T,).
 
-    As long as an embedding is where it was, which is before the first step of a search, 1e-7 is added to each
-    coordinate of the benign one: the gradient there would be zero. The distance is `padded_distance`.
+    As long as an embedding is where it was, which is before the first step of a search, the `offset` (T, D)
+    is added to the benign one: the gradient there would be zero. The distance is `padded_distance`.
 
     >>> z = torch.zeros(1, 4, requires_grad=True)
     >>> reference_shift(z, torch.zeros(1, 4)).sum().backward()
@@ -96,7 +130,7 @@ def reference_shift(z: Tensor, benign: Tensor) -> Tensor:
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
     # However a batch of another size had rounded it.
-    return padded_distance(z, torch.where(at(z, benign)[:, None], z.detach() + 1e-7, benign))
+    return padded_distance(z, torch.where(at(z, benign)[:, None], z.detach() + offset, benign))
 
 
 def at(z: Tensor, place: Tensor) -> Tensor:

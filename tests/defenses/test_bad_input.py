@@ -275,17 +275,49 @@ def test_regular_training_needs_no_gradient_of_the_images() -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKING)
-def test_an_error_of_the_network_itself_passes_through(name: str) -> None:
+def test_an_error_of_the_network_names_its_images(name: str) -> None:
     def fail(net: Net, z: Tensor) -> Tensor:
         if net.calls == 3:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("an odd error")
         return z
 
     model = Net(fail)
-    defense = rm.defense(name)
-    with untouched(model), pytest.raises(RuntimeError, match="out of memory"):
-        defense(model, *batch())
+    with untouched(model):
+        said = refused(name, model, *batch())
+    assert re.search(r"failed on images of shape \(\d+, .*\) and type float32 \(RuntimeError: an odd e", said)
     assert model.calls == 3
+
+
+@pytest.mark.parametrize("name", ["N/A[R]", *ATTACKING])
+def test_a_network_in_half_precision_names_the_type_of_its_weights(name: str) -> None:
+    network = Net().half()
+    said = refused(name, network, *batch())
+    assert "type float32" in said
+    assert "the type of its weights (float16)" in said
+    images, labels = batch()
+    assert torch.isfinite(rm.defense(name, steps=2)(network, images.half(), labels).loss)
+
+
+class Alone(nn.Module):
+    """Fails on a batch of one, in evaluation mode as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(x.flatten(1), None, None, training=True)
+
+
+def test_a_network_that_fails_on_one_image_is_told_so() -> None:
+    images = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(rm.UserError, match=r"shape \(1, 1, 8, 8\).*ValueError.*also for one image alone"):
+        rm.embed(Alone(), images)
+
+
+@pytest.mark.parametrize("name", ["N/A[R]", *ATTACKING])
+def test_a_step_without_gradients_is_refused_in_training_mode(name: str) -> None:
+    network = Net()
+    with torch.no_grad():
+        with pytest.raises(rm.UserError, match=r"outside torch\.no_grad\(\), or call model\.eval\(\)"):
+            rm.defense(name)(network, *batch())
+        assert torch.isfinite(rm.defense(name, steps=2)(network.eval(), *batch()).loss)
 
 
 @pytest.mark.parametrize("name", ["HM[S,2]", *ATTACKING])

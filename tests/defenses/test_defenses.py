@@ -16,7 +16,6 @@ import robustmetric as rm
 from robustmetric.defenses import Regular
 from robustmetric.defenses.base import Network, spread
 from robustmetric.defenses.est import shift
-from robustmetric.defenses.roles import mixes_images
 from robustmetric.distance import cross_distance, embed
 from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
@@ -358,29 +357,6 @@ def test_no_gradient_flows_into_the_images(
     images = pairs[0].clone().requires_grad_()
     rm.defense("HM[S,2]&ICS", steps=2)(golden_network, images, pairs[1]).loss.backward()
     assert images.grad is None
-
-
-@pytest.mark.parametrize(
-    ("module", "mixes"),
-    [
-        (nn.BatchNorm2d(2), True),
-        (nn.BatchNorm2d(2).eval(), False),
-        (nn.BatchNorm2d(2, track_running_stats=False).eval(), True),
-        (nn.SyncBatchNorm(2), True),
-        (nn.GroupNorm(1, 2), False),
-        (nn.InstanceNorm2d(2), False),
-        (nn.Dropout(0.1), True),
-        (nn.Dropout(0.1).eval(), False),
-        (nn.Dropout(0.0), False),
-        (nn.FeatureAlphaDropout(0.5), True),
-        (nn.RReLU(), True),
-        (nn.MultiheadAttention(4, 2, dropout=0.1), True),
-        (nn.MultiheadAttention(4, 2), False),
-    ],
-    ids=str,
-)
-def test_tells_which_networks_mix_their_images(module: nn.Module, mixes: bool) -> None:
-    assert mixes_images(nn.Sequential(nn.Identity(), module)) == mixes
 
 
 def test_the_spread_is_one_minus_the_mean_cosine_of_two_images() -> None:

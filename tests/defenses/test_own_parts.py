@@ -465,7 +465,7 @@ def test_a_step_that_cannot_be_learned_from_is_told(
 def test_a_network_that_learns_nothing_needs_no_gradient(pairs: tuple[Tensor, Tensor]) -> None:
     assert not returning(lambda z: rm.Step(z.std()))(nn.Flatten(), *pairs).loss.requires_grad
     with torch.no_grad():
-        assert not returning(lambda z: rm.Step(z.std()))(network(), *pairs).loss.requires_grad
+        assert not returning(lambda z: rm.Step(z.std()))(network().eval(), *pairs).loss.requires_grad
 
 
 def test_a_defense_without_step_or_sampler_says_so(pairs: tuple[Tensor, Tensor], file: Path) -> None:

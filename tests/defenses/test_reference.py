@@ -18,13 +18,13 @@ from robustmetric.perturb import Budget, frozen, project
 from robustmetric.triplets import Batch, Hardest, Softhard, Triplets
 
 
-def moved_as_published(network: nn.Module, image: Tensor, budget: Budget) -> Tensor:
-    """A plain loop: 1e-7 is added to the benign embedding in the first step, to each difference 1e-6."""
+def moved_as_published(network: nn.Module, image: Tensor, budget: Budget, sign: Tensor) -> Tensor:
+    """A plain loop: 1e-6 is added to each difference, 1e-7 of a `sign` to the embedding in the first step."""
     origin = embed(network, image).detach()
     x = image.clone()
     for step in range(budget.steps):
         x.requires_grad_()
-        distance = F.pairwise_distance(embed(network, x), origin + (1e-7 if step == 0 else 0))
+        distance = F.pairwise_distance(embed(network, x), origin + (1e-7 * sign if step == 0 else 0))
         (up,) = torch.autograd.grad(distance.sum(), x)
         x = project(x.detach() + budget.stride * up.sign(), image, budget.eps)
     return x
@@ -37,15 +37,18 @@ def test_shift_by_the_reference_against_a_plain_loop(
     for steps in (1, 6):
         budget = Budget(eps=16 / 255, alpha=2 / 255, steps=steps)
         with frozen(network):
-            moved = shift(Network(network), images, embed(network, images), budget, generator=None)
-            origin, there = embed(network, images), embed(network, moved)
+            origin = embed(network, images)
+            drawn = torch.Generator().manual_seed(1)
+            moved = shift(Network(network), images, origin, budget, generator=drawn, reference=True)
+            there = embed(network, moved)
+            signs = torch.randint(-1, 2, (12, 64), generator=torch.Generator().manual_seed(1))
             for i in range(len(images)):
-                wanted = embed(network, moved_as_published(network, images[[i]], budget))[0]
+                wanted = embed(network, moved_as_published(network, images[[i]], budget, signs[i]))[0]
                 assert torch.allclose(there[i], wanted, rtol=0, atol=1e-9)
                 assert (wanted - origin[i]).norm() > 0.01
 
 
-def test_est_by_the_reference_takes_its_loss_there_and_draws_no_offset(
+def test_est_by_the_reference_takes_its_loss_there(
     golden_network: nn.Sequential, pairs: tuple[Tensor, Tensor]
 ) -> None:
     images, labels = pairs[0].double(), pairs[1]
@@ -53,10 +56,18 @@ def test_est_by_the_reference_takes_its_loss_there_and_draws_no_offset(
     defense = rm.defense("EST[S]", eps=16 / 255, alpha=2 / 255, steps=3, seed=8, reference=True)
     assert defense.name == "EST[S]"
     step = defense(network, images, labels)
+    generator = torch.Generator().manual_seed(8)
+    signs = torch.randint(-1, 2, (len(images), 64), generator=generator)
+    assert set(signs.unique().tolist()) == {-1, 0, 1}
     with frozen(network):
-        moved = torch.cat([moved_as_published(network, image[None], defense.budget) for image in images])
+        moved = torch.cat(
+            [
+                moved_as_published(network, x[None], defense.budget, s)
+                for x, s in zip(images, signs, strict=True)
+            ]
+        )
     z = embed(network, moved)
-    a, p, n = Softhard(itself=True)(Batch.of(z, labels), generator=torch.Generator().manual_seed(8))
+    a, p, n = Softhard(itself=True)(Batch.of(z, labels), generator=generator)
     assert step.loss.item() == pytest.approx(rm.triplet_loss(z[a], z[p], z[n]).item(), abs=1e-9)
     other = rm.defense("EST[S]", eps=16 / 255, alpha=2 / 255, steps=3, seed=8)(network, images, labels)
     assert other.loss.item() != step.loss.item()

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Network, Step, share_changed, triplet_logs
-from robustmetric.defenses.roles import PerturbedTriplets, embed_roles
-from robustmetric.defenses.terms import TermDefense
+from robustmetric.defenses.terms import TermDefense, step_on_triplets
 from robustmetric.distance import hardness, pair_distance
 from robustmetric.losses import hinge
 from robustmetric.perturb import frozen, pgd
@@ -41,10 +40,9 @@ class AntiCollapse(TermDefense):
                 return pair_distance(p, n)
 
             x[:, 1:] = pgd(x[:, 1:], apart, self.budget)
-        every = torch.arange(len(x), device=x.device)
-        seen = embed_roles(network, images, mined.triplets, PerturbedTriplets(every, x), self._benign)
-        reached = hardness(seen.role["a~"], seen.role["p~"], seen.role["n~"])
-        loss, losses = self.add_terms(hinge(reached, self.margin), seen.role)
+        found = self.embed_roles(network, images, mined, x)
+        reached = hardness(found["a~"], found["p~"], found["n~"])
+        loss, losses = self.add_terms(hinge(reached, self.margin), found)
         logs = triplet_logs(
             mined,
             losses,
@@ -52,4 +50,4 @@ class AntiCollapse(TermDefense):
             reached=reached,
             perturbed=share_changed(x, images[mined.triplets.stack()]),
         )
-        return seen.step(loss, logs, mined)
+        return step_on_triplets(loss, logs, mined, x, found)

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -39,8 +38,7 @@ class Step:
     could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets` as
     positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it holds the
     anchor, positive and negative of one triplet after the other, M = 3T; for EST the N images of the batch,
-    moved; for N/A those as they are. `computed` (S, C, H, W) are the images that the network computed for the
-    loss, each once, and `rows` (M,) those of them that the embeddings are of; None is all in their order.
+    moved; for N/A those as they are.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1])
@@ -54,13 +52,7 @@ class Step:
     embeddings: Tensor | None = None
     labels: Tensor | None = None
     triplets: Triplets | None = None
-    computed: Tensor | None = None
-    rows: Tensor | None = None
-
-    @cached_property
-    def images(self) -> Tensor | None:
-        """The images (M, C, H, W) of the embeddings; they are put together when first asked for."""
-        return self.computed if self.computed is None or self.rows is None else self.computed[self.rows]
+    images: Tensor | None = None
 
 
 class Network:
@@ -165,6 +157,12 @@ class Defense(nn.Module):
         into the images. A warning is issued for the first batch in which less than a quarter of the images
         can be anchors.
         """
+        network = Network(model)
+        if model.training and not torch.is_grad_enabled():
+            raise UserError(
+                "gradients are off, and a network in training mode is to learn from a step: take it outside "
+                "torch.no_grad(), or call model.eval() to look at the loss alone"
+            )
         check_images(images)
         check_labels(labels, len(images))
         check_classes(labels)
@@ -177,7 +175,6 @@ class Defense(nn.Module):
                 "batches",
                 stacklevel=4,  # forward, two frames of nn.Module, and the caller
             )
-        network = Network(model)
         step = self.step(network, images.detach(), labels.to(images.device))
         logs = check_step(f"{type(self).__name__}.step", step, model)
         if "spread" not in logs and step.embeddings is not None and len(step.embeddings) > 1:

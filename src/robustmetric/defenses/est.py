@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Network, Step, share_changed, triplet_logs
-from robustmetric.defenses.roles import benign_roles
 from robustmetric.defenses.terms import TermDefense
 from robustmetric.distance import cross_distance, hardness, pair_distance, reference_shift
 from robustmetric.losses import Term, hinge
@@ -20,9 +19,9 @@ from robustmetric.triplets import Sampler
 class EmbeddingShifted(TermDefense):
     """Move every image's embedding as far as it goes, then take the triplet loss on the moved batch.
 
-    With `reference`, the first step leads away from where `robustmetric.distance.reference_shift` has it, by
-    default from a tiny random offset of the pixels. `terms` are added to the loss; `source`, `budget`,
-    `margin` and `seed` are those of every defense.
+    The first step leads away from a tiny random offset of the pixels; with `reference`, of the benign
+    embeddings. `terms` are added to the loss; `source`, `budget`, `margin` and `seed` are those of every
+    defense.
 
     >>> import robustmetric as rm
     >>> rm.defense("EST[R]").name
@@ -49,13 +48,14 @@ class EmbeddingShifted(TermDefense):
         with frozen(network.model):
             with torch.no_grad():
                 origin = network(images)
-            drawn = None if self.reference else self.generator
-            moved = shift(network, images, origin, self.budget, generator=drawn)
+            moved = shift(
+                network, images, origin, self.budget, generator=self.generator, reference=self.reference
+            )
         z = network(moved, learn=True)
         mined = self.mine(z, labels)
         found = {f"{role}~": z.index_select(0, at) for role, at in zip("apn", mined.triplets, strict=True)}
         reached = hardness(*found.values())
-        found |= benign_roles(network, images, mined.triplets, moved, z, self._benign)
+        found |= self.embed_benign(network, images, mined.triplets)
         loss, losses = self.add_terms(hinge(reached, self.margin), found)
         logs = triplet_logs(
             mined,
@@ -68,16 +68,24 @@ class EmbeddingShifted(TermDefense):
 
 
 def shift(
-    network: Network, images: Tensor, origin: Tensor, budget: Budget, *, generator: torch.Generator | None
+    network: Network,
+    images: Tensor,
+    origin: Tensor,
+    budget: Budget,
+    *,
+    generator: torch.Generator,
+    reference: bool = False,
 ) -> Tensor:
     """Return (N, C, H, W) `images` moved so that the network puts them as far as it can from `origin` (N, D).
 
     The `budget` says how far each may go. At the origin the gradient of the distance is zero: the descent
-    begins a tiny offset of the pixels away, drawn with the `generator`, or without one as the reference does,
-    by `reference_shift`. Call it inside `frozen(network.model)`.
+    begins a tiny offset of the pixels away, or, as in the `reference`, of the embeddings: 1e-7·{−1, 0, 1} a
+    coordinate. The `generator` draws it. Call it inside `frozen(network.model)`.
     """
-    if generator is None:
-        return pgd(images, lambda x, rows: -reference_shift(network(x), origin[rows]), budget)
+    if reference:
+        sign = torch.randint(-1, 2, origin.shape, generator=generator, device=generator.device)
+        off = 1e-7 * sign.to(origin)
+        return pgd(images, lambda x, rows: -reference_shift(network(x), origin[rows], off[rows]), budget)
     kind = images.device.type
     # Under autocast the network rounds the images: a smaller offset would be lost.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers, triplet_logs
-from robustmetric.defenses.roles import PerturbedTriplets, embed_roles
-from robustmetric.defenses.terms import TermDefense
+from robustmetric.defenses.terms import TermDefense, step_on_triplets
 from robustmetric.destination import (
     Benign,
     Destination,
@@ -68,11 +67,11 @@ class HardnessManipulation(TermDefense):
                 z = network(images)
             mined = self.mine(z, labels)
             wanted = destination_hardness(self.destination, mined, generator=self.generator)
-            perturbed = manipulate(network, images, mined, wanted, self.budget)
-        seen = embed_roles(network, images, mined.triplets, perturbed, self._benign)
-        reached = hardness(seen.role["a~"], seen.role["p~"], seen.role["n~"])
+            x = manipulate(network, images, mined, wanted, self.budget)
+        found = self.embed_roles(network, images, mined, x)
+        reached = hardness(found["a~"], found["p~"], found["n~"])
         triplet = hinge(reached, self.margin)
-        loss, losses = self.add_terms(triplet, seen.role)
+        loss, losses = self.add_terms(triplet, found)
         if self.training:
             self.destination.update(mean_over_workers(triplet.detach()))
         logs = triplet_logs(
@@ -81,24 +80,23 @@ class HardnessManipulation(TermDefense):
             source=mined.hardness,
             destination=wanted,
             reached=reached,
-            perturbed=len(perturbed.rows) / len(mined.hardness),
+            perturbed=(mined.hardness < wanted).float().mean().item(),
         )
-        return seen.step(loss, logs, mined)
+        return step_on_triplets(loss, logs, mined, x, found)
 
 
-def manipulate(
-    network: Network, images: Tensor, mined: Mined, wanted: Tensor, budget: Budget
-) -> PerturbedTriplets:
+def manipulate(network: Network, images: Tensor, mined: Mined, wanted: Tensor, budget: Budget) -> Tensor:
     """Raise the hardness of `mined` triplets of (N, C, H, W) `images` to `wanted` (T,), within the `budget`.
 
-    Only triplets that are easier are computed by the `network`, and each only until it gets there. Call it
-    inside `frozen(network.model)`.
+    Return their images (T, 3, C, H, W). Only triplets that are easier are computed by the `network`, and each
+    only until it gets there. Call it inside `frozen(network.model)`.
     """
+    x = images[mined.triplets.stack()]
     rows = (mined.hardness < wanted).nonzero().squeeze(1)
-    wanted = wanted[rows]
 
     def shortfall(x: Tensor, active: Tensor) -> Tensor:
         a, p, n = network(x.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)
-        return (wanted[active] - hardness(a, p, n)).clamp_min(0).square()
+        return (wanted[rows[active]] - hardness(a, p, n)).clamp_min(0).square()
 
-    return PerturbedTriplets(rows, pgd(images[mined.triplets.stack()[rows]], shortfall, budget))
+    x[rows] = pgd(x[rows], shortfall, budget)
+    return x

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense
+from robustmetric.defenses.base import Defense, Network, Step
 from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, check_term, term_loss
 from robustmetric.perturb import Budget
-from robustmetric.triplets import Sampler
+from robustmetric.triplets import Mined, Sampler, Triplets
 from robustmetric.validate import UserError
 
 
@@ -69,6 +70,25 @@ class TermDefense(Defense):
         """Return the name without the terms."""
         return super().describe()
 
+    def embed_roles(self, network: Network, images: Tensor, mined: Mined, x: Tensor) -> dict[str, Tensor]:
+        """Embed what the loss is taken on: (T, D) for each of a~, p~, n~ and for the benign roles of terms.
+
+        The perturbed triplets `x` (T, 3, C, H, W) are one batch of the network, the benign `images`
+        (N, C, H, W) another.
+        """
+        z = network(x.flatten(0, 1), learn=True).unflatten(0, (-1, 3))
+        found = dict(zip(("a~", "p~", "n~"), z.unbind(1), strict=True))
+        return found | self.embed_benign(network, images, mined.triplets)
+
+    def embed_benign(self, network: Network, images: Tensor, triplets: Triplets) -> dict[str, Tensor]:
+        """Embed the benign roles that terms take of `triplets` of (N, C, H, W) `images`: (T, D) for each."""
+        if not self._benign:
+            return {}
+        # DistributedDataParallel saw a pass already; in another it would write over the BatchNorm's buffers,
+        # which the gradient of the first still needs. It waits for the gradients of both all the same.
+        z = network(images)
+        return {role: z.index_select(0, triplets["apn".index(role)]) for role in self._benign}
+
     def add_terms(self, triplet: Tensor, found: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the loss, a scalar, and its parts as they are logged.
 
@@ -81,3 +101,16 @@ class TermDefense(Defense):
             losses[f"loss/{kind}"] = losses.get(f"loss/{kind}", 0.0) + part.item()
             loss = loss + part
         return loss, losses
+
+
+def step_on_triplets(
+    loss: Tensor, logs: dict[str, float], mined: Mined, x: Tensor, found: Mapping[str, Tensor]
+) -> Step:
+    """Return the step of a `loss` with its `logs`: its batch is the perturbed triplets `x` in turn.
+
+    `x` (T, 3, C, H, W) are the `mined` triplets as they were perturbed, `found` has their (T, D) embeddings.
+    """
+    z = torch.stack([found[role] for role in ("a~", "p~", "n~")], dim=1).flatten(0, 1)
+    labels = mined.batch.labels[mined.triplets.stack().flatten()]
+    in_turn = torch.arange(len(z), device=z.device).view(-1, 3)
+    return Step(loss, logs, z, labels, Triplets(*in_turn.unbind(1)), x.flatten(0, 1))

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from robustmetric.distance import embed
+from robustmetric.distance import embed, network_errors
 from robustmetric.models import c2f2, resnet
 from robustmetric.models.timm import timm_model
 from robustmetric.models.weights import load_weights
 from robustmetric.perturb import device_of, differentiate, frozen
 from robustmetric.registry import Registry, registry, take_apart
-from robustmetric.usercode import UserCodeError, file_of, own_traceback
+from robustmetric.usercode import file_of
 from robustmetric.validate import UserError
 
 _BUILT_IN = (c2f2, resnet)  # each of them registers its networks
@@ -156,31 +156,15 @@ def try_network(model: nn.Module, images: Tensor, *, gradient: bool = True, what
     ...
     robustmetric.UserError: the network failed on images of shape (1, 1, 8, 8) and type float32 (Runtime...
     """
-    device = device_of(model)
-    try:
-        with frozen(model), torch.no_grad():
-            dim = embed(model, images.to(device)).shape[1]
-            if gradient:
-                few = images[:2].to(device)
-                differentiate(lambda x, _: embed(model, x).sum(1), few, torch.arange(len(few)))
-            return dim
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        kind, *kinds = (str(t).removeprefix("torch.") for t in (images.dtype, *_types(model)))
-        told = (
-            f"the {what} failed on images of shape {tuple(images.shape)} and type {kind} "
-            f"({type(error).__name__}: {reason}); give images of the size and channels that it takes and of "
-            f"the type of its weights ({', '.join(kinds) or 'it has none'}), or a network for these"
-        )
-        if (own := own_traceback(error)) is not None:
-            raise UserCodeError(f"{told}\n{own}", parameter="size") from error
-        raise UserError(told, parameter="size") from error
-
-
-def _types(model: nn.Module) -> list[torch.dtype]:
-    return list(dict.fromkeys(p.dtype for p in model.parameters()))
+    images = images.to(device_of(model))
+    with network_errors(model, images, what), frozen(model), torch.no_grad():
+        dim = embed(model, images, what=what).shape[1]
+        if len(images) > 1:  # of which a search may leave one
+            embed(model, images[:1], what=what)
+        if gradient:
+            few = images[:2]
+            differentiate(lambda x, _: embed(model, x).sum(1), few, torch.arange(len(few)))
+        return dim
 
 
 def _find(text: str) -> Callable[..., nn.Module]:
