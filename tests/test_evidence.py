@@ -72,6 +72,15 @@ def test_the_readme_shows_rows_of_the_page() -> None:
     assert set(told) <= set(re.findall(r"\d+\.\d+", whole))
 
 
+def test_neither_explanation_of_the_published_ers_is_ruled_out() -> None:
+    published = found.published_of(tables.FULL)
+    assert published is not None
+    for value, explained in ((ERS, tables.SLIP), (found.LESS, published.scores["ERS"])):
+        low, high = value.ends(tables.FULL) or (0, 0)
+        assert low <= explained <= high
+        assert f"{explained:.1f}" in tables.summary().splitlines()[0]
+
+
 @pytest.mark.slow
 def test_the_figures_show_every_network_that_is_measured(tmp_path: Path) -> None:
     drawn = figures.write(tmp_path)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.evidence.make --root fashion-mnist=DIR --root mnist=DIR
 
-Ctrl-C stops it, and the same command goes on from there. All of it takes some twelve hours on two cores.
+Ctrl-C stops it, and the same command goes on from there.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SHIFT_SUITE, SHIFT_ATTACKS = f"worst-case(goals='shift', steps={4 * WorstCase().
 class Network:
     """A training on `data` with a `defense` of η `steps` (None without attacks), and its records.
 
-    `reference` trains as the published networks were: see docs/method.md. Each of the `workers` has a batch.
+    `reference` trains as the published networks were: see docs/method.md.
     """
 
     data: str
@@ -43,7 +43,6 @@ class Network:
     epochs: int = 8
     seed: int = 0
     reference: bool = False
-    workers: int = 1
 
     @property
     def kept(self) -> bool:
@@ -54,8 +53,7 @@ class Network:
     def title(self) -> str:
         """The training in a few words, whatever its seed."""
         eta = "" if self.steps is None else f", η = {self.steps}"
-        workers = "" if self.workers == 1 else f", {self.workers} workers"
-        return f"{self.defense}{eta}{', as published' if self.reference else ''}{workers}"
+        return f"{self.defense}{eta}{', as published' if self.reference else ''}"
 
     @property
     def label(self) -> str:
@@ -74,7 +72,7 @@ class Network:
         if self.kept:
             return f"zoo/{self.data}/{slug(self.defense)}{eta}"
         place = {1: "one-epoch", 2: "two-epochs", 8: "eight-epochs"}[self.epochs]
-        how = "-reference" * self.reference + ("" if self.workers == 1 else f"-workers{self.workers}")
+        how = "-reference" * self.reference
         return f"{place}/{self.data}/{slug(self.defense)}{eta}{how}-seed{self.seed}"
 
     @property
@@ -102,8 +100,7 @@ class Network:
     @property
     def _how(self) -> list[str]:
         """The arguments of a training that its recipe does not hold."""
-        words = [] if self.kept else ["--after-collapse", "continue"]
-        return words if self.workers == 1 else [*words, "--devices", str(self.workers)]
+        return [] if self.kept else ["--after-collapse", "continue"]
 
     def evaluate(
         self, kind: Kind, root: str = "DIR", run: str | None = None, out: str = "SCORES"
@@ -159,8 +156,6 @@ OTHERS = tuple(
 """The steps from ACT to the whole method."""
 HARDER = ("HM[S,-γ/2]&ICS", "HM[S,0]&ICS")
 """The whole method with fixed destinations: the middle and the hard end of what LGA can ask for."""
-MANY = Network("fashion-mnist", HM, CHEAP, workers=4)
-"""The whole method with the four workers that the published training on Fashion-MNIST had."""
 WHY = (
     *(Network("fashion-mnist", name, CHEAP, 1) for name in HARDER),
     *(Network("fashion-mnist", HM, CHEAP, 1, seed, reference=True) for seed in SEEDS),
@@ -173,7 +168,7 @@ MNIST = tuple(
 """MNIST, an epoch."""
 MNIST_LONGER = tuple(Network("mnist", name, steps) for name, steps in (("N/A[R]", None), (HM, CHEAP)))
 """MNIST at the recipe's length, as far as it is cheap: does the length make up for what an epoch lacks?"""
-NETWORKS = (*FASHION, *CLAIM, *LONGER, MANY, *WHY, *MNIST, *MNIST_LONGER, *OTHERS)
+NETWORKS = (*FASHION, *CLAIM, *LONGER, *WHY, *MNIST, *MNIST_LONGER, *OTHERS)
 """All trainings, in the order of their weight."""
 
 
@@ -192,7 +187,6 @@ def tasks() -> Iterator[tuple[Network, Kind]]:
         (MNIST, (*both, "small")),
         (OTHERS, both),
         (FASHION[2:], ("more-steps",)),
-        ((MANY,), both[:1]),
         (MNIST_LONGER, both[:1]),
         (WHY, both[:1]),
         (CLAIM, ("small-strict",)),
