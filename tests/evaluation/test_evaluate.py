@@ -533,7 +533,7 @@ def test_torch_s_default_precision_changes_nothing(
     few: dict[str, Any] = {"steps": 1, "queries": 8, "batch": 8}
 
     def found() -> list[Any]:
-        kinds = [
+        kinds: list[dict[str, Any]] = [
             {"attacks": every, "suite": "worst-case(steps=1, trials=2)"},
             {"attacks": every, "protocol": "reference", "checks": "none,gradient,transfer"},
             {"attacks": ["CA+"], "search": "spsa", "cameras": torch.arange(40) % 3},
