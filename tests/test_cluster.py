@@ -190,7 +190,7 @@ def _evaluation(found: Cluster, folder: Path) -> None:
         assert until(lambda: any(parts.glob("attack-*")) or process.poll() is not None)
         os.kill(tasks_named("ray::work")[0], signal.SIGKILL)
         assert not (folder / "shared" / "record.json").exists(), "there is nothing left to do"
-        assert process.wait(timeout=120) == 0, (folder / "log").read_text()
+        assert process.wait(timeout=600) == 0, (folder / "log").read_text()
     finally:
         process.kill()
     threads = torch.get_num_threads()

@@ -28,7 +28,7 @@ def test_an_example_trains(name: str, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     found = re.findall(r"R@1 ([\d.]+)  mAP ([\d.]+)", done.stdout)
@@ -43,7 +43,7 @@ def test_an_example_trains(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.name)
 def test_an_example_explains_its_options(script: Path) -> None:
     done = subprocess.run(  # noqa: S603
-        [sys.executable, script, "--help"], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, script, "--help"], capture_output=True, text=True, timeout=600, check=True
     )
     for option in ("--epochs", "--batch", "--lr", "--defense", "--eps", "--steps", "--seed"):
         assert option in done.stdout
@@ -57,7 +57,7 @@ def test_a_new_attack_stands_beside_the_others(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     shown = dict(re.findall(r"(R@1|ES:R|away) ([\d.]+)", done.stdout))
@@ -73,7 +73,7 @@ from traitlets.config import Config
 
 files = Config({"ConnectionFileMixin": {"transport": "ipc"}})  # no port that others could take
 notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, kernel_name="python3", timeout=240, config=files).execute()
+NotebookClient(notebook, kernel_name="python3", timeout=600, config=files).execute()
 nbformat.write(notebook, sys.argv[2])
 """
 
@@ -87,7 +87,7 @@ def test_the_tour_runs(tmp_path: Path) -> None:
             [sys.executable, "-c", EXECUTE, EXAMPLES / "tour.ipynb", done],
             cwd=tmp_path,
             env=env | dict.fromkeys(names, home),
-            timeout=300,
+            timeout=600,
             check=True,
         )
     cells = json.loads(done.read_text(encoding="utf-8"))["cells"]

@@ -45,7 +45,7 @@ def test_a_star_imports_all() -> None:
     ],
 )
 def test_submodules_are_there_without_an_import_of_their_own(program: str) -> None:
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)  # noqa: S603
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)  # noqa: S603
 
 
 def test_an_unknown_name_is_no_attribute() -> None:
@@ -71,7 +71,7 @@ assert "lightning" in sys.modules
 
 @pytest.mark.slow
 def test_tensorboard_is_an_extra() -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT_TENSORBOARD], check=True, timeout=120)  # noqa: S603
+    subprocess.run([sys.executable, "-c", WITHOUT_TENSORBOARD], check=True, timeout=600)  # noqa: S603
     stated = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     needed, _, extras = stated.partition("[project.optional-dependencies]")
     assert "tensorboard" not in needed.partition("dependencies = [")[2]
@@ -95,7 +95,7 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
     (package / "report" / "templates").mkdir(exist_ok=True)
     (package / "report" / "templates" / "planted.html").touch()
     build = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, timeout=120, capture_output=True)  # noqa: S603
+    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, timeout=600, capture_output=True)  # noqa: S603
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("robustmetric/")}

@@ -146,7 +146,7 @@ def test_the_same_bits_come_out_of_every_kernel() -> None:
             env={**os.environ, **kernel},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=True,
         )
         seen.add(done.stdout)

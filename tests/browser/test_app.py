@@ -20,10 +20,11 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit
-from tests.helpers.browser import DESKTOP, PHONE, Scheme, check_accessibility, check_width
+from tests.helpers.browser import DESKTOP, PATIENCE, PHONE, Scheme, check_accessibility, check_width
 from tests.helpers.runs import make_pictures, make_run
 
 pytestmark = pytest.mark.slow
+expect.set_options(timeout=PATIENCE)
 
 # Runs the command line, and writes down whom it wants to speak to.
 PROGRAM = """
@@ -91,7 +92,7 @@ def started(folder: Path, *arguments: object) -> Iterator[App]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=600)
     assert rest == "stopped; the same command starts it again\n"
     assert process.returncode == 130
     assert not list((folder / "tmp").glob("robustmetric-app-*")), "uploads are left behind"
@@ -115,7 +116,7 @@ def attack(page: Page) -> None:
     slider = page.get_by_label("range slider for Go through the steps")
     last = slider.get_attribute("max")
     assert last is not None
-    expect(slider).to_have_value(last, timeout=20_000)
+    expect(slider).to_have_value(last)
 
 
 def choose(page: Page, label: str, option: str) -> None:
@@ -190,8 +191,8 @@ def test_what_was_asked_for_last_is_shown(app: App, visit: Visit) -> None:
     expect(value).to_contain_text("ES:D")
     choose(page, "Attack", "GTM")
     go.click()
-    expect(page.locator("#rm-told")).to_contain_text("GTM: ", timeout=20_000)
-    expect(now).to_have_text("After step 20 of 20", timeout=20_000)
+    expect(page.locator("#rm-told")).to_contain_text("GTM: ")
+    expect(now).to_have_text("After step 20 of 20")
     expect(value).to_contain_text("GTM")
     choose(page, "Attack", "ES")
     go.click()

@@ -99,7 +99,7 @@ def start(*command: str) -> str:
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
         env={**os.environ, "COLUMNS": "160"},
     )

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 AXE = ROOT / ".venv" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
+PATIENCE = 120_000
+"""Milliseconds that a page may take on a busy machine."""
 PHONE, DESKTOP = (390, 844), (1280, 900)
 Scheme = Literal["light", "dark"]
 
@@ -57,7 +59,7 @@ def launch(playwright: Playwright) -> Browser:
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip(NO_BROWSER)
-    return playwright.chromium.launch(executable_path=found, args=list(SILENT))
+    return playwright.chromium.launch(executable_path=found, args=list(SILENT), timeout=PATIENCE)
 
 
 @dataclass
@@ -105,6 +107,7 @@ def opened(
     """
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(PATIENCE)
     watched = Watched(urlsplit(url).netloc)
     try:
         page = context.new_page()

@@ -100,7 +100,7 @@ def alive(number: int) -> bool:
         return False
 
 
-def until(what: Callable[[], bool], seconds: float = 90) -> bool:
+def until(what: Callable[[], bool], seconds: float = 600) -> bool:
     """Wait until something is so; return whether it is."""
     end = time.monotonic() + seconds
     while not what() and time.monotonic() < end:

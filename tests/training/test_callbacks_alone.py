@@ -125,7 +125,7 @@ def test_a_checkpoint_is_written_by_time_as_well(tmp_path: Path) -> None:
 
 def test_workers_whose_clocks_differ_save_together(tmp_path: Path) -> None:
     """The second one is late at step 3; each of them asks the others as often, or one would wait for ever."""
-    barrier, said = threading.Barrier(2, timeout=300), [False, False]
+    barrier, said = threading.Barrier(2, timeout=600), [False, False]
     saved: list[list[int]] = [[], []]
     asked = [0, 0]
 

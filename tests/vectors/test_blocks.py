@@ -517,7 +517,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
         [sys.executable, "-c", PEAK, str(run), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
