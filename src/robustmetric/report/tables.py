@@ -28,6 +28,7 @@ _MEASURED = ("R@1", "ERS")  # what pairs and figures show; tables of scores show
 _STATISTICS = {
     "mean": ("E[H]", Unit("hardness", 50, 3)),
     "variance": ("Var[H]", Unit("hardness²", 50, 5)),
+    "variance_within": ("Var[H] within batches", Unit("hardness²", 50, 5)),
 }
 
 
@@ -146,7 +147,8 @@ def _scores(
 def _samplers(finding: Finding, about: Mapping[str, str | float | None]) -> Iterator[_Block]:
     data = finding.row.data
     for number, (statistic, (name, unit)) in enumerate(_STATISTICS.items()):
-        known = {s: both[number] for (d, s), both in published_hardness().items() if d == data}
+        theirs = {s: both for (d, s), both in published_hardness().items() if d == data}
+        known = {s: both[number] for s, both in theirs.items() if number < len(both)}
         yield _Block(
             keys=(data, name),
             about={**about, "data": data, "statistic": statistic},
@@ -243,6 +245,7 @@ def _notes(
             "Softhard: an anchor may be its own positive, as in the published training; Softhard p≠a: by its "
             "definition, never."
         )
+        yield "Var[H]: variance of the batches' means, which the published one is."
     shown = [value for line in lines if line.kind == "ours" for value in line.values]
     if any("[" in value for value in shown):
         yield "Brackets: 95 % interval over the queries."
