@@ -144,6 +144,25 @@ def test_what_the_references_page_had_is_told() -> None:
     assert known.values[-1] == "13.3"
 
 
+def test_a_published_row_that_joins_two_trainings_is_marked() -> None:
+    table = experiment("table6", ["fashion-mnist"])
+    made = sheet(table, findings(table, lambda row, k: None), "few")
+    marked = {row.defense for row in table.rows if row.published is not None and row.published.joined}
+    known = {line.keys[1]: line.label for line in made.lines if line.kind == "published"}
+    assert {name for name, label in known.items() if label == "published †"} == marked == {
+        "N/A[R]", "EST[R]", "ACT[R]"
+    }  # fmt: skip
+    assert any(
+        note.startswith("†: the ten scores under attack are of another training") for note in made.notes
+    )
+    assert "| published † |" in made.markdown()
+    assert r"published $\dagger$" in made.latex()
+    assert [row["defense"] for row in figures_of(made) if row["joined"]] == ["N/A[R]", "EST[R]", "ACT[R]"]
+    figure = experiment("figure1", ["fashion-mnist"])
+    alone = sheet(figure, findings(figure, lambda row, k: None), "few")
+    assert "†" not in alone.markdown(), "R@1 and ERS are of one training"
+
+
 def test_pairs_are_a_matrix_of_sources_and_destinations() -> None:
     table = experiment("table2")
     made = sheet(table, findings(table, lambda row, k: as_published(row, k)), "few")
@@ -174,7 +193,7 @@ def test_a_pair_that_collapsed_with_a_record_is_marked() -> None:
 
 def test_samplers_have_mean_and_variances() -> None:
     table = experiment("table1", ["cub", "digits"])
-    hardness = {
+    hardness: dict[str, dict[str, float | None]] = {
         s: {"mean": m + 0.001, "variance": v, "variance_within": 50 * v}
         for (_, s), (m, v) in published_hardness().items()
     }
