@@ -15,12 +15,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from robustmetric.data import DATA
 from robustmetric.experiments.cells import Job, Scale
 from robustmetric.experiments.engine import perform
 from robustmetric.experiments.outcome import read_outcome
 from robustmetric.experiments.paper import all_cells, experiment, experiment_names
+from robustmetric.models import save_weights
 from robustmetric.training.table import last_step
 from tests.helpers.command import command, refused, works
 from tests.helpers.faults import fault
@@ -328,7 +330,8 @@ def test_samplers_are_measured_at_the_start_and_after_training(tmp_path: Path) -
     "refused before anything is made; nothing is written",
 )
 def test_weights_that_cannot_be_measured_are_refused(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", "last")  # of embeddings of 16 values
+    (tmp_path / "run").mkdir()
+    save_weights({"layer4.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"no weights")
     for file, told in (
         (
@@ -337,10 +340,7 @@ def test_weights_that_cannot_be_measured_are_refused(tmp_path: Path) -> None:
         ),
         ("none.safetensors", f"there is no weights file {tmp_path / 'none.safetensors'}: give another file"),
         ("bad.safetensors", f"{tmp_path / 'bad.safetensors'} cannot be read as weights; it is damaged or"),
-        (
-            "run/last.safetensors",
-            "fc2.weight is (16, 1024), the model has (512, 1024) | create the model with the name",
-        ),
+        ("other.safetensors", "not in the model: layer4.weight | create the model with the name"),
     ):
         weights = ["--weights", tmp_path / file, "--out", tmp_path / "out"]
         assert told in refused("reproduce", "table1", "--data", "digits", "--batches", 1, *weights)

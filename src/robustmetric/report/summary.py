@@ -96,7 +96,7 @@ class Summary:
         """What stands in the place of estimates where there are none."""
         if self.estimates:
             return None
-        return "collapse" if self.fallen else "not run" if not self.made else "-"
+        return "collapse" if self.fallen else None if self.made else "not run"
 
     @property
     def label(self) -> str:
