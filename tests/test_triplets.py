@@ -540,7 +540,9 @@ def moments(batches: list[Batch], *, itself: bool) -> Moments:
 
 
 @pytest.mark.slow
-def test_the_variance_of_table_1_is_that_of_the_reference(golden: dict[str, NDArray[np.generic]]) -> None:
+def test_s_varies_from_triplet_to_triplet_as_the_reference_s_does(
+    golden: dict[str, NDArray[np.generic]],
+) -> None:
     """400 classes of real images: each an image of Fashion-MNIST, of which a batch has two views."""
     images = torch.tensor(golden["gallery/images"]) / 255
     shifts = list(itertools.product(range(-2, 3), repeat=2))

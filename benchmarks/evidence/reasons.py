@@ -57,7 +57,8 @@ def agreement(networks: Sequence[Network]) -> str:
                 shown = minus(name)
                 ours = record.show(name)
                 sides[within].append(shown if within else f"{shown} ({ours}, {SCORES[name].show(theirs)})")
-        rows.append([network.label, ", ".join(sides[True]) or "none", ", ".join(sides[False]) or "none"])
+        label = f"{network.label}{' †' * known.joined}"
+        rows.append([label, ", ".join(sides[True]) or "none", ", ".join(sides[False]) or "none"])
     return table(["training", "within", "outside (ours, published)"], rows, left=3)
 
 

@@ -135,7 +135,7 @@ def attacks(networks: Sequence[Network], kind: Kind) -> str:
 
 def _published_row(row: Published) -> list[str]:
     shown = [column.show(row.scores.get(name)) for name, column in SCORES.items()]
-    source = "published †" if "ES:R" in row.scores else "published"
+    source = f"published{' †' * row.joined}"
     title = Network(row.data, row.defense, row.steps).title
     return [title, source, *("–" if text == "-" else text for text in shown)]
 
@@ -306,15 +306,16 @@ def parts() -> str:
 
 
 def samplers() -> str:
-    """Return Table 1: mean and variance of the hardness that each sampler draws, and the order of means."""
+    """Return Table 1: mean and variances of the hardness that each sampler draws, and the order of means."""
     found = [(one, hardness) for one in SAMPLERS if (hardness := hardness_of(one)) is not None]
     letters = list(dict.fromkeys(letter for _, hardness in found for letter in hardness))
     rows = []
     for one, hardness in found:
-        means, variances = ([hardness[n][what] for n in letters] for what in ("mean", "variance"))
+        means = [hardness[letter]["mean"] for letter in letters]
         order = _ordered({letter: hardness[letter]["mean"] for letter in letters if len(letter) == 1})
         rows.append([one.label, "E[H]", order, *(minus(f"{mean:.3f}") for mean in means)])
-        rows.append([one.label, "Var[H]", "", *(f"{variance:.5f}" for variance in variances)])
+        for what, name in (("variance", "Var[H]"), ("variance_within", "Var[H] within batches")):
+            rows.append([one.label, name, "", *(f"{hardness[letter][what]:.5f}" for letter in letters)])
     heads = ["network", "", "order of E[H]", *(DRAWN.get(letter, letter) for letter in letters)]
     others = [f"{row[0]} ({row[2]})" for row in rows if row[2] not in ("", ORDER)]
     said = f"The order is the paper's everywhere{' but ' + ', '.join(others) if others else ''}."

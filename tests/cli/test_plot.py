@@ -68,7 +68,8 @@ def test_cells_of_reproduce_are_plotted(places: Path) -> None:
     shutil.move("run", "cell/run")
     write_result(Cell("digits", "N/A[S]"), scale, Path("cell"))
     counts = [0] * 195 + [3] * 10 + [0] * 195
-    hardness = {letter: {"mean": 0.0, "variance": 0.01, "counts": counts} for letter in DRAWN}
+    known = {"mean": 0.0, "variance": 0.0001, "variance_within": 0.01, "counts": counts}
+    hardness = dict.fromkeys(DRAWN, known)
     for name, weights in (("one", None), ("two", "run/last.safetensors")):
         write_result(Samplers("digits"), scale, Path(name), hardness=hardness, weights=weights)
     works("plot", "cell", "one", "--format", "svg")

@@ -25,6 +25,8 @@ from robustmetric.experiments.outcome import (
 from robustmetric.experiments.sets import check_data, check_same
 from robustmetric.experiments.work import make
 from robustmetric.files import DamagedError, digest_of_entries
+from robustmetric.training import CollapsedError, train
+from robustmetric.training.checkpoint import reached
 from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 from tests.helpers.layouts import write_cub
@@ -69,14 +71,31 @@ def test_a_finished_cell_is_not_made_again(made: Path, tiny: Scale, monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_network_that_collapses_is_a_result(tmp_path: Path, tiny: Scale) -> None:
-    scale = replace(tiny, epochs=30, changes={"batch": 250, "dim": 16, "lr": 0.05})
+def test_a_network_that_collapses_is_trained_to_the_end_and_scored(tmp_path: Path, tiny: Scale) -> None:
+    """As the published HM[S,0] was; a training that was ended by its collapse goes on."""
+    scale = replace(tiny, epochs=8, changes={"batch": 250, "dim": 16, "lr": 0.05})
     job = Job(Cell("digits", "HM[S,2]", 4), scale, tmp_path / "cell")
+    run = run_of(job.folder)
+    with pytest.raises(CollapsedError):
+        train(scale.recipe(job.task), run.path, progress=False, report=silent)
+    assert 0 < reached(run.checkpoint).done < 8
+    found = make(job, silent)
+    assert found is not None
+    assert found.record is not None
+    assert found.record.ers is not None
+    assert not found.record.ers.valid
+    assert found.collapsed == found.record.ers.why != ""
+    assert reached(run.checkpoint).done == 8
+    assert read_outcome(job.task, scale, job.folder) == found
+
+
+def test_a_network_that_diverges_has_no_scores(tmp_path: Path, tiny: Scale) -> None:
+    scale = replace(tiny, changes={"batch": 250, "dim": 16, "lr": 1e6})
+    job = Job(CELL, scale, tmp_path / "cell")
     found = make(job, silent)
     assert found is not None
     assert found.record is None
-    assert found.collapsed is not None
-    assert "collapsed" in found.collapsed
+    assert "diverged" in (found.collapsed or "")
     assert read_outcome(job.task, scale, job.folder) == found
 
 

@@ -36,6 +36,46 @@ def test_a_cell_of_two_tables_is_one() -> None:
     assert Counter(cell.data for cell in cells) == {"cub": 72, "cars": 9, "sop": 11}
 
 
+def printed_tables() -> dict[int, list[list[str]]]:
+    """The lines of the paper's tables, as words."""
+    found: dict[int, list[list[str]]] = {}
+    for line in Path(__file__).with_name("paper_tables.txt").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if words[:1] == ["Table"]:
+            found[int(words[1])] = []
+        elif words and words[0] != "#":
+            found[max(found)].append(words)
+    return found
+
+
+def test_published_figures_are_those_that_the_paper_prints() -> None:
+    """Row by row, in both directions: all 1,530 of Tables 3 to 11, and those of Tables 1 and 2."""
+    printed, known = printed_tables(), [row for row in published() if row.table]
+    names = ["R@1", "R@2", "mAP", "NMI", *COLUMNS, "ERS"]
+    assert all(row.scores.keys() == ({*names} if not row.collapsed else set()) for row in known)
+    ours = [
+        (row.table, row.data.upper(), row.defense, "N/A" if row.steps is None else str(row.steps),
+         "Collapse" if row.collapsed else [row.scores[name] for name in names])
+        for row in known
+    ]  # fmt: skip
+    theirs = [
+        (table, *words[:3], "Collapse" if words[3] == "Collapse" else [float(word) for word in words[3:]])
+        for table in range(3, 12)
+        for words in printed[table]
+    ]
+    assert ours == theirs
+    counts = [len(words) - 3 for table in range(3, 12) for words in printed[table] if words[3] != "Collapse"]
+    assert sum(counts) == 1530
+    means, variances = ([float(word) for word in words[1:]] for words in printed[1])
+    both = dict(zip("RMSDH", zip(means, variances, strict=True), strict=True))
+    assert published_hardness() == {("cub", letter): one for letter, one in both.items()}
+    pairs = {row.defense[3:6:2]: row for row in known if row.table == 11}
+    for source, words in zip("RMSDH", printed[2], strict=True):
+        rows = [pairs[source + destination] for destination in "RMSDH"]
+        shown = ["Collapse" if r.collapsed else f"{r.scores['R@1']} {r.scores['ERS']}" for r in rows]
+        assert " ".join(shown) == " ".join(words[1:])
+
+
 def test_what_is_published_of_one_training_is_the_same_everywhere() -> None:
     """Cells are shared rightly: rows of different tables that are one training have one set of figures."""
     found: dict[Cell, dict[str, float]] = {}
@@ -51,6 +91,15 @@ def test_the_ers_of_each_complete_row_is_the_mean_of_its_terms() -> None:
         ten = terms({name: row.scores[name] for name in COLUMNS}, protocol="reference")
         # Each column is rounded to 0.05 points, TMA to 0.05 and ES:D to 0.025; the ERS itself to 0.05.
         assert sum(ten.values()) / 10 == pytest.approx(row.scores["ERS"], abs=0.1), row
+
+
+def test_rows_whose_ers_is_not_that_of_their_scores_are_marked_as_joined() -> None:
+    """Fashion-MNIST: the ten scores are of other trainings than R@1 and ERS."""
+    joined = [row for row in published() if row.joined]
+    assert [row.defense for row in joined] == ["N/A[R]", "EST[R]", "ACT[R]"]
+    for row in joined:
+        ten = terms({name: row.scores[name] for name in COLUMNS}, protocol="reference")
+        assert abs(sum(ten.values()) / 10 - row.scores["ERS"]) > 0.1, row
 
 
 def test_figures_take_their_points_from_the_tables() -> None:

@@ -1,10 +1,11 @@
-"""Table 1: mean, variance and histogram of the hardness, against plain loops."""
+"""Table 1: mean, variances and histogram of the hardness, against plain loops."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, variance
 
 import pytest
 import torch
@@ -38,13 +39,10 @@ def embedded(recipe: Recipe, batches: int) -> Iterator[tuple[torch.Tensor, torch
             yield embed(model, pictures), labels
 
 
-def moments(found: list[list[float]]) -> tuple[float, float]:
-    """Mean and variance of each list, averaged."""
-    means = [sum(some) / len(some) for some in found]
-    variances = [
-        sum((h - mean) ** 2 for h in some) / (len(some) - 1) for some, mean in zip(found, means, strict=True)
-    ]
-    return sum(means) / len(found), sum(variances) / len(found)
+def moments(found: list[list[float]]) -> dict[str, float]:
+    """Mean and variance of the lists' means, and the mean of their variances."""
+    means = [fmean(some) for some in found]
+    return {"mean": fmean(means), "variance": variance(means), "variance_within": fmean(map(variance, found))}
 
 
 def hardest_by_loops(batches: int) -> list[list[float]]:
@@ -61,15 +59,19 @@ def hardest_by_loops(batches: int) -> list[list[float]]:
     return found
 
 
-def test_mean_and_variance_are_those_of_each_batch_averaged() -> None:
-    """They also go on with the next epoch when one is over: 20 batches of 50 triplets are one."""
-    loops = hardest_by_loops(2)
-    found = measure_samplers(RECIPE, 2, CPU)["H"]
-    mean, variance = moments(loops)
+def test_the_variance_is_that_of_the_means_of_batches() -> None:
+    found = measure_samplers(RECIPE, 3, CPU)["H"]
+    wanted = moments(hardest_by_loops(3))
     # Distances are computed in single precision: a hardness is off by about 1e-7 of distances of 1.
-    assert found["mean"] == pytest.approx(mean, abs=1e-5)
-    assert found["variance"] == pytest.approx(variance, abs=1e-5)
-    assert sum(found["counts"]) == 100
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
+    assert 0 < 100 * wanted["variance"] < wanted["variance_within"] < 1, "they are told apart"
+    assert sum(found["counts"]) == 150
+
+
+def test_one_batch_has_no_variance_of_means() -> None:
+    found = measure_samplers(RECIPE, 1, CPU)
+    assert {one["variance"] for one in found.values()} == {None}
+    assert all(one["variance_within"] > 0 for one in found.values())
 
 
 def test_histograms_count_each_triplet_where_it_is() -> None:
@@ -118,10 +120,9 @@ def test_both_kinds_of_s_are_measured() -> None:
     loops, alone = softhard_by_loops(5)
     assert alone > 0, "an anchor is its own positive somewhere, or both were the same"
     for name, itself in (("S", True), (DEFINED, False)):
-        mean, variance = moments(loops[itself])
+        wanted = moments(loops[itself])
         # As above: distances in single precision.
-        assert found[name]["mean"] == pytest.approx(mean, abs=1e-5)
-        assert found[name]["variance"] == pytest.approx(variance, abs=1e-5)
+        assert {key: found[name][key] for key in wanted} == pytest.approx(wanted, abs=1e-6)
         assert sum(found[name]["counts"]) == 5 * 8
     assert abs(found["S"]["mean"] - found[DEFINED]["mean"]) > 1e-3
 

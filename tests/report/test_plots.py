@@ -129,9 +129,10 @@ def test_histograms_are_shares_of_each_samplers_triplets() -> None:
     rng = np.random.default_rng(0)
     counts = {letter: rng.multinomial(1000, np.ones(20) / 20) for letter in "RMSDH"}
     hardness = {
-        letter: {"mean": -0.1 * k, "variance": 0.001, "counts": [0] * 190 + found.tolist() + [0] * 190}
+        letter: {"mean": 0.1 * -k, "variance": 0.001 * k or None, "variance_within": 0.05,
+                 "counts": [0] * 190 + found.tolist() + [0] * 190}
         for k, (letter, found) in enumerate(counts.items())
-    }
+    }  # fmt: skip
     figure = plots.hardness_histograms(
         hardness, "digits $x$ samplers, and more than fits into a single line of it"
     )
@@ -144,7 +145,9 @@ def test_histograms_are_shares_of_each_samplers_triplets() -> None:
         np.testing.assert_array_equal(edges, EDGES)
         assert axes.get_xlim() == pytest.approx((-0.12, 0.12))
     assert figure.axes[1].lines[0].get_xdata() == [-0.1, -0.1]
-    assert "−0.100" in figure.axes[1].texts[0].get_text()
+    told = [axes.texts[0].get_text() for axes in figure.axes]
+    assert told[0] == "E[H] 0.000\nVar[H] –\nwithin 0.05000", "of a single batch"
+    assert told[1] == "E[H] −0.100\nVar[H] 0.00100\nwithin 0.05000"
     drawn(figure)
 
 

@@ -46,6 +46,7 @@ def test_several_seeds_are_their_mean_and_deviation() -> None:
         ([made(collapsed="fell")], None, "ours", "collapse"),
         ([made(0.8, collapsed="fell")], 0.8, "ours, collapsed", None),
         ([None, None], None, "ours", "not run"),
+        ([Outcome(Path("cell"), hardness={})], None, "ours", None),  # a dash stands in each column
         ([made(30.0), None], 30.0, "ours, 1 of 2 seeds", None),
         # Those that collapsed are counted, not averaged, unless all did.
         ([made(30.0), made(0.8, collapsed="fell"), made(32.0)], 31.0, "ours, 3 seeds, 1 collapsed", None),

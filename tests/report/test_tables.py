@@ -144,6 +144,25 @@ def test_what_the_references_page_had_is_told() -> None:
     assert known.values[-1] == "13.3"
 
 
+def test_a_published_row_that_joins_two_trainings_is_marked() -> None:
+    table = experiment("table6", ["fashion-mnist"])
+    made = sheet(table, findings(table, lambda row, k: None), "few")
+    marked = {row.defense for row in table.rows if row.published is not None and row.published.joined}
+    known = {line.keys[1]: line.label for line in made.lines if line.kind == "published"}
+    assert {name for name, label in known.items() if label == "published †"} == marked == {
+        "N/A[R]", "EST[R]", "ACT[R]"
+    }  # fmt: skip
+    assert any(
+        note.startswith("†: the ten scores under attack are of another training") for note in made.notes
+    )
+    assert "| published † |" in made.markdown()
+    assert r"published $\dagger$" in made.latex()
+    assert [row["defense"] for row in figures_of(made) if row["joined"]] == ["N/A[R]", "EST[R]", "ACT[R]"]
+    figure = experiment("figure1", ["fashion-mnist"])
+    alone = sheet(figure, findings(figure, lambda row, k: None), "few")
+    assert "†" not in alone.markdown(), "R@1 and ERS are of one training"
+
+
 def test_pairs_are_a_matrix_of_sources_and_destinations() -> None:
     table = experiment("table2")
     made = sheet(table, findings(table, lambda row, k: as_published(row, k)), "few")
@@ -172,18 +191,23 @@ def test_a_pair_that_collapsed_with_a_record_is_marked() -> None:
     assert "*: the network has collapsed, or nearly so." in made.notes
 
 
-def test_samplers_have_mean_and_variance() -> None:
+def test_samplers_have_mean_and_variances() -> None:
     table = experiment("table1", ["cub", "digits"])
-    hardness = {s: {"mean": m + 0.001, "variance": v} for (_, s), (m, v) in published_hardness().items()}
-    hardness["S(itself=False)"] = {"mean": -0.061, "variance": 0.0005}
+    hardness: dict[str, dict[str, float | None]] = {
+        s: {"mean": m + 0.001, "variance": v, "variance_within": 50 * v}
+        for (_, s), (m, v) in published_hardness().items()
+    }
+    hardness["S(itself=False)"] = {"mean": -0.061, "variance": None, "variance_within": 0.0005}
     made = sheet(table, findings(table, lambda row, k: Outcome(Path(), hardness=hardness)), "1000 batches")
     assert made.headers[3:] == ("Random", "Semihard", "Softhard", "Softhard p≠a", "Distance", "Hardest")
     ours, known, difference, variance = made.rows[:4]
     assert ours == ("cub", "E[H]", "ours", "-0.163", "-0.125", "-0.084", "-0.061", "0.044", "0.045")
     assert known[3:] == ("-0.164", "-0.126", "-0.085", "-", "0.043", "0.044")
     assert difference[3:] == ("+0.001", "+0.001", "+0.001", "", "+0.001", "+0.001")
-    assert variance[:5] == ("cub", "Var[H]", "ours", "0.00035", "0.00013")
-    assert [line.kind for line in made.lines if line.keys[0] == "digits"] == ["ours", "ours"]
+    assert variance == ("cub", "Var[H]", "ours", "0.00035", "0.00013", "0.00122", "-", "0.00021", "0.00021")
+    within = made.rows[6]
+    assert within[:6] == ("cub", "Var[H] within batches", "ours", "0.01750", "0.00650", "0.06100")
+    assert [line.kind for line in made.lines if line.keys[0] == "digits"] == ["ours"] * 3, "never published"
     first = figures_of(made)[0]
     assert first["statistic"] == "mean"
     assert float(first["S"]) == pytest.approx(-0.084)
@@ -192,6 +216,7 @@ def test_samplers_have_mean_and_variance() -> None:
     assert made.notes == (
         "Softhard: an anchor may be its own positive, as in the published training; Softhard p≠a: by its "
         "definition, never.",
+        "Var[H]: variance of the batches' means, which the published one is.",
     )
     assert r"Softhard & Softhard p$\neq$a & Distance" in made.latex()
 
@@ -235,7 +260,7 @@ def check_latex(text: str) -> None:
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_every_table_and_figure_can_be_written(name: str, seeds: Sequence[int], tmp_path: Path) -> None:
     found = experiment(name, seeds=seeds)
-    hardness = {letter: {"mean": -0.1, "variance": 0.01} for letter in SAMPLERS}
+    hardness = {letter: {"mean": -0.1, "variance": None, "variance_within": 0.01} for letter in SAMPLERS}
 
     def make(row: Row, number: int) -> Outcome | None:
         if found.kind == "samplers":
@@ -243,6 +268,8 @@ def test_every_table_and_figure_can_be_written(name: str, seeds: Sequence[int], 
         return None if (number + row.cost) % 3 == 0 else as_published(row, number)
 
     made = sheet(found, findings(found, make), "2 epochs")
+    if found.kind == "samplers":
+        assert made.rows[3][-6:] == ("-",) * 6, "one batch has no variance of means"
     files = write(made, tmp_path / "new" / found.name)
     assert [file.name for file in files] == [f"{name}.md", f"{name}.tex", f"{name}.csv"]
     check_latex(files[1].read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ import torch
 
 from robustmetric.defenses import defense
 from robustmetric.evaluation.plan import Plan
-from robustmetric.experiments.samplers import DRAWN
+from robustmetric.experiments.samplers import DRAWN, STATISTICS
 from robustmetric.registry import lookup
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import suited_recipe
@@ -214,7 +214,7 @@ class Scale:
         else:
             del recipe["defense"], recipe["epochs"], recipe["validate_every"]
             found["batches"] = self.batches
-            found["samplers"] = list(DRAWN)
+            found["samplers"], found["statistics"] = list(DRAWN), list(STATISTICS)
         return found
 
     def name(self, task: Task) -> str:

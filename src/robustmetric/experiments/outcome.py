@@ -27,8 +27,8 @@ RESULT = "cell.json"
 class Outcome:
     """What a finished cell in `folder` came to: a `record`, a collapse, or the hardness of the samplers.
 
-    `collapsed` says how the training collapsed. `hardness` has mean, variance and histogram by sampler.
-    `seconds` are those that it took, as far as that is known.
+    `collapsed` says how the network collapsed; it has no record where nothing could be scored. `hardness` has
+    the statistics by sampler. `seconds` are those that it took, as far as that is known.
     """
 
     folder: Path

@@ -17,7 +17,8 @@ class Published:
     """A published row: its `table` (0 where it is of no table), `data`, `defense` and η (`steps`).
 
     `scores` are its columns by name, as far as they were given; `collapsed` says that there are none, for the
-    network collapsed. `steps` is None for regular training.
+    network collapsed. `steps` is None for regular training. `joined` marks a row whose ten scores under
+    attack are of another training than its other scores.
 
     >>> row = published()[1]
     >>> row.table, row.data, row.defense, row.steps, row.scores["ERS"]
@@ -30,6 +31,7 @@ class Published:
     steps: int | None
     scores: Mapping[str, float] = field(default_factory=dict)
     collapsed: bool = False
+    joined: bool = False
 
 
 @cache
@@ -62,7 +64,10 @@ def _read(name: str) -> list[Published]:
 
 
 def _row(row: dict[str, str]) -> Published:
-    table, data, defense, steps = (row.pop(key, "") for key in ("table", "data", "defense", "eta"))
+    table, data, defense, steps, joined = (
+        row.pop(key, "") for key in ("table", "data", "defense", "eta", "joined")
+    )
+    eta = int(steps) if steps else None
     collapsed = row["R@1"] == "collapse"
     scores = {} if collapsed else {name: float(value) for name, value in row.items() if value}
-    return Published(int(table or 0), data, defense, int(steps) if steps else None, scores, collapsed)
+    return Published(int(table or 0), data, defense, eta, scores, collapsed, joined == "yes")

@@ -22,6 +22,8 @@ DEFINED = "S(itself=False)"
 """S by its definition: the anchor is never its own positive, which the S of the published training allows."""
 DRAWN = ("R", "M", "S", DEFINED, "D", "H")
 """What is measured: the paper's samplers by their letters, and both kinds of S."""
+STATISTICS = ("mean", "variance", "variance_within", "counts")
+"""What is measured of each."""
 
 
 def measure_samplers(
@@ -33,14 +35,15 @@ def measure_samplers(
     skip_broken: bool = False,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Return mean, variance and histogram of the hardness that each sampler draws from `batches` batches.
+    """Return the `STATISTICS` of the hardness that each sampler draws from `batches` batches.
 
     The network, images and batches are those that a training with the `recipe` begins with: a trained network
     if the recipe's weights are a run's. Images are kept in `cache`, and with `skip_broken` those that cannot
     be read are left out. The network computes on `device`. S is as the recipe's `reference` has it, `DEFINED`
     is S by its definition; both draw with the same random numbers, so that they differ only where an anchor
-    may be its own positive. Mean and variance are taken in each batch and averaged. `report` is told of what
-    goes on.
+    may be its own positive. `mean` and `variance` are those of the means of batches, as in Table 1; a single
+    batch has no variance (None). `variance_within` is the mean of the variances within batches, and `counts`
+    (400,) is the histogram of all triplets over `EDGES`. `report` is told of what goes on.
 
     >>> found = measure_samplers(Recipe(data="digits", validation=0, batch=250), 2, torch.device("cpu"))
     >>> found["H"]["mean"] > found["R"]["mean"], sum(found["R"]["counts"])
@@ -78,9 +81,8 @@ def measure_samplers(
 
 
 def _statistics(found: list[np.ndarray[Any, np.dtype[np.float64]]]) -> dict[str, Any]:
+    means = [hardness.mean() for hardness in found]
+    variance = float(np.var(means, ddof=1)) if len(means) > 1 else None
+    within = float(np.mean([hardness.var(ddof=1) for hardness in found]))
     counts, _ = np.histogram(np.concatenate(found), EDGES)
-    return {
-        "mean": float(np.mean([hardness.mean() for hardness in found])),
-        "variance": float(np.mean([hardness.var(ddof=1) for hardness in found])),
-        "counts": counts.tolist(),
-    }
+    return dict(zip(STATISTICS, (float(np.mean(means)), variance, within, counts.tolist()), strict=True))

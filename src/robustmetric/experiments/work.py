@@ -55,20 +55,20 @@ def make(job: Job, report: Report = print) -> Outcome | None:
         write_result(task, scale, folder, hardness=found, weights=scale.weights)
         return read_outcome(task, scale, folder)
     with _timed(job, "train"):
-        collapsed = _train(job, task, report)
+        diverged = _train(job, task, report)
     if not is_first():
         return None
-    if collapsed is None:
+    if diverged is None:
         with _timed(job, "evaluate"):
             record = _evaluate(job, task, report)
         write_result(task, scale, folder, records={evaluation_of(folder, scale).name: record.sha256})
     else:
-        write_result(task, scale, folder, collapsed=collapsed)
+        write_result(task, scale, folder, collapsed=diverged)
     return read_outcome(task, scale, folder)
 
 
 def _train(job: Job, task: Cell, report: Report) -> str | None:
-    """Train to the end; return how the network collapsed, which is a result too."""
+    """Train to the end, past a collapse as published; return how the network diverged, if it did."""
     scale, run, recipe = job.scale, run_of(job.folder), job.scale.recipe(task)
     if run.last.is_file() and reached(run.checkpoint).done == recipe.epochs:
         return None
@@ -81,6 +81,7 @@ def _train(job: Job, task: Cell, report: Report) -> str | None:
             cache=scale.cache,
             skip_broken=scale.skip_broken,
             progress=False,
+            go_on_after_collapse=True,
             report=report,
         )
     except CollapsedError as error:

@@ -25,6 +25,7 @@ _SPELLED = {
     "↓": r"$\downarrow$",
     "→": r"$\to$",
     "…": r"\ldots{}",
+    "†": r"$\dagger$",
     "α": r"$\alpha$",
     "γ": r"$\gamma$",
     "ε": r"$\varepsilon$",

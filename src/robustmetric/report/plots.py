@@ -155,10 +155,10 @@ def _errors(estimates: Sequence[Estimate]) -> Values:
 def hardness_histograms(hardness: Mapping[str, Any], title: str) -> Figure:
     """Return the histograms of the `hardness` that each sampler draws, one below the other, under a `title`.
 
-    `hardness` has mean, variance and counts by sampler, as `measure_samplers` returns them.
+    `hardness` is what `measure_samplers` returns. Var[H] is that of the means of batches, as in Table 1.
 
-    >>> counts = [0] * 150 + [7] + [0] * 249
-    >>> made = hardness_histograms({"R": {"mean": -0.495, "variance": 0.0, "counts": counts}}, "digits")
+    >>> known = {"mean": -0.495, "variance": None, "variance_within": 0.0}
+    >>> made = hardness_histograms({"R": {**known, "counts": [0] * 150 + [7] + [0] * 249}}, "digits")
     >>> made.axes[0].get_ylabel()
     'Random'
     """
@@ -179,8 +179,9 @@ def hardness_histograms(hardness: Mapping[str, Any], title: str) -> Figure:
             axes.set_ylabel(plain(DRAWN.get(letter, letter)), rotation=0, ha="right", va="center")
             axes.set_yticks([])
             axes.spines["left"].set_visible(False)
-            told = f"mean {about['mean']:.3f}\nvar. {about['variance']:.5f}".replace("-", "−")
-            axes.text(1.02, 0.5, told, transform=axes.transAxes, va="center", fontsize=6.5)
+            variance = "–" if about["variance"] is None else f"{about['variance']:.5f}"
+            told = f"E[H] {about['mean']:.3f}\nVar[H] {variance}\nwithin {about['variance_within']:.5f}"
+            axes.text(1.02, 0.5, told.replace("-", "−"), transform=axes.transAxes, va="center", fontsize=6.5)
         panels[-1].set_xlim(low - 0.02, high + 0.02)
         panels[-1].set_xlabel("hardness of drawn triplets")
     return figure

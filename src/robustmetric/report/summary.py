@@ -96,7 +96,7 @@ class Summary:
         """What stands in the place of estimates where there are none."""
         if self.estimates:
             return None
-        return "collapse" if self.fallen else "not run" if not self.made else "-"
+        return "collapse" if self.fallen else None if self.made else "not run"
 
     @property
     def label(self) -> str:
@@ -147,7 +147,7 @@ def record_scores(record: Record) -> Estimates:
 
 
 def hardness_of(statistic: str) -> Reader:
-    """Return the reader of a `statistic`, mean or variance, of the hardness that each sampler draws.
+    """Return the reader of a `statistic` of the hardness that each sampler draws, where it is known.
 
     >>> from pathlib import Path
     >>> hardness_of("mean")(Outcome(Path(), hardness={"R": {"mean": -0.164, "variance": 0.00035}}))
@@ -157,7 +157,8 @@ def hardness_of(statistic: str) -> Reader:
 
 
 def _hardness(statistic: str, outcome: Outcome) -> Estimates:
-    return {letter: Estimate(float(about[statistic])) for letter, about in (outcome.hardness or {}).items()}
+    found = {letter: about[statistic] for letter, about in (outcome.hardness or {}).items()}
+    return {letter: Estimate(float(value)) for letter, value in found.items() if value is not None}
 
 
 def _mean(found: Sequence[Estimate]) -> Estimate:

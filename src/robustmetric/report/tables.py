@@ -28,6 +28,7 @@ _MEASURED = ("R@1", "ERS")  # what pairs and figures show; tables of scores show
 _STATISTICS = {
     "mean": ("E[H]", Unit("hardness", 50, 3)),
     "variance": ("Var[H]", Unit("hardness²", 50, 5)),
+    "variance_within": ("Var[H] within batches", Unit("hardness²", 50, 5)),
 }
 
 
@@ -42,6 +43,7 @@ class _Block:
     seeds: Mapping[str, Summary]
     theirs: Mapping[str, float] | None = None
     fell: bool = False
+    joined: bool = False
 
     @property
     def compared(self) -> dict[str, float]:
@@ -139,6 +141,7 @@ def _scores(
         columns={name: SCORES[name] for name in names},
         theirs=None if known is None else {n: v for n, v in known.scores.items() if n in names},
         fell=known is not None and known.collapsed,
+        joined=known is not None and known.joined and not COLUMNS.keys().isdisjoint(names),
         **_summaries(finding, scores_of, names),
     )
 
@@ -146,7 +149,8 @@ def _scores(
 def _samplers(finding: Finding, about: Mapping[str, str | float | None]) -> Iterator[_Block]:
     data = finding.row.data
     for number, (statistic, (name, unit)) in enumerate(_STATISTICS.items()):
-        known = {s: both[number] for (d, s), both in published_hardness().items() if d == data}
+        theirs = {s: both for (d, s), both in published_hardness().items() if d == data}
+        known = {s: both[number] for s, both in theirs.items() if number < len(both)}
         yield _Block(
             keys=(data, name),
             about={**about, "data": data, "statistic": statistic},
@@ -179,7 +183,8 @@ def _lines(block: _Block, interval: Sequence[str] = ()) -> Iterator[Line]:
         return
     known = tuple(column.show(block.theirs.get(name)) for name, column in columns.items())
     fell = block.fell and not block.theirs
-    yield Line("published", "published", block.keys, _said("collapse", len(columns)) if fell else known)
+    label = f"published{' †' * block.joined}"
+    yield Line("published", label, block.keys, _said("collapse", len(columns)) if fell else known)
     if compared := block.compared:
         shown = tuple(_difference(column, compared.get(name)) for name, column in columns.items())
         yield Line("difference", "difference", block.keys, shown)
@@ -224,7 +229,8 @@ def _figures(block: _Block) -> Iterator[dict[str, str | float | None]]:
             }
         yield figures
     if block.theirs is not None:
-        yield {**block.about, "kind": "published", "collapsed": int(block.fell), **block.theirs}
+        joined = {"joined": 1} if block.joined else {}
+        yield {**block.about, "kind": "published", "collapsed": int(block.fell), **joined, **block.theirs}
         if compared := block.compared:
             # What was published has few digits: more of the difference are rounding.
             yield {**block.about, "kind": "difference", **{n: round(v, 9) for n, v in compared.items()}}
@@ -243,6 +249,7 @@ def _notes(
             "Softhard: an anchor may be its own positive, as in the published training; Softhard p≠a: by its "
             "definition, never."
         )
+        yield "Var[H]: variance of the batches' means, which the published one is."
     shown = [value for line in lines if line.kind == "ours" for value in line.values]
     if any("[" in value for value in shown):
         yield "Brackets: 95 % interval over the queries."
@@ -254,6 +261,8 @@ def _notes(
         yield "*: the network has collapsed, or nearly so."
     if any(row.published is not None and row.published.table == 0 for row in (f.row for f in findings)):
         yield "Published figures are of the reference's page, for the paper has none on these images."
+    if any(block.joined for block in blocks):
+        yield "†: the ten scores under attack are of another training than the other published scores."
     for data in experiment.data:
         own = [outcome for finding in findings if finding.row.data == data for outcome in finding.outcomes]
         about = [one.record.data for one in own if one is not None and one.record is not None]
