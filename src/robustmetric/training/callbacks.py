@@ -235,7 +235,7 @@ class CollapseGuard(L.Callback):
         )
         if not self.go_on:
             raise CollapsedError(message)
-        self.report(f"{message}. Going on, as told")
+        self.report(f"{message}. Training continues")
 
 
 class MetricsFile(L.Callback):
