@@ -60,7 +60,7 @@ def test_what_a_fit_keeps(height: int, width: int, size: int) -> None:
         assert all(np.array_equal(pixels, found["squeeze"]) for pixels in found.values())
     assert found["crop"].max() <= 127
     # What is not white is the whole image, in its aspect.
-    inner = (found["pad"] < 255).all(axis=2)
+    inner = np.asarray((found["pad"] < 255).all(axis=2))
     rows, columns = int(inner.any(axis=1).sum()), int(inner.any(axis=0).sum())
     assert max(rows, columns) == size
     longer, shorter = max(height, width), min(height, width)
