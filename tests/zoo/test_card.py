@@ -198,7 +198,7 @@ def test_what_the_card_says_of_the_training(run: Path) -> None:
     }  # fmt: skip
     assert rows["first weights"] == "first.safetensors"
     assert not rows.keys() & {"root", "fit", "zoom", "jitter"}
-    changed = {"fit": "pad", "zoom": 0.5, "jitter": 0.2}
+    changed: dict[str, Any] = {"fit": "pad", "zoom": 0.5, "jitter": 0.2}
     (run.parent / "more").mkdir()
     other = make_run(run.parent / "more" / "run", "last", about=about(), **changed)
     rows = {row[0]: row[1] for row in table(section(published(other), "Training"))}
