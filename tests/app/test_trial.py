@@ -322,6 +322,10 @@ def test_an_upload_is_cut_as_the_images_are(tmp_path: Path) -> None:
     assert query.image.shape == (1, 1, 4, 4)
     wanted = replace(inputs, resize=8, channels=1).tensor(tmp_path / "a.png")
     assert torch.equal(query.image, wanted)
+    Image.effect_noise((30, 20), 64).save(tmp_path / "wide.png")
+    trial.fit = "crop"
+    wanted = replace(inputs, resize=8, channels=1, fit="crop").tensor(tmp_path / "wide.png")
+    assert torch.equal(trial.upload(tmp_path / "wide.png").image, wanted)
 
 
 def test_queries_and_a_gallery_of_its_own_with_cameras(images: tuple[Tensor, Tensor], tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_an_image_is_read_as_those_of_the_data_are(name: str, channels: int, tmp
     found = read_upload(file, (16, 16), 12, kind)
     assert found.shape == (1, channels, 12, 12)
     assert torch.equal(found, Inputs(resize=16, crop=12, channels=kind).tensor(file))
+    padded = read_upload(file, (16, 16), 12, kind, "pad")
+    assert torch.equal(padded, Inputs(resize=16, crop=12, channels=kind, fit="pad").tensor(file))
     assert 0 <= float(found.min()) <= float(found.max()) <= 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,15 @@ def test_networks_that_take_other_images_are_refused_unless_a_size_is_given(
     told = refused(*both)
     assert "side by side two networks must take the same images: " in told
     assert "takes resize 8, crop 8, RGB and " in told
-    assert "takes resize 10, crop 8, RGB; give a --resize and a --crop for both, or another run" in told
+    assert "takes resize 10, crop 8, RGB; give " in told
+    assert all(option in told for option in ("--resize", "--crop", "--fit"))
     assert "(--beside)" in told
-    works(*both, "--resize", 9, "--crop", 8)
+    works(*both, "--resize", 9, "--crop", 8, "--fit", "pad")
     assert len(served["trial"].scenes) == 2
+    assert served["trial"].fit == "pad"
+    third = make_run(tmp_path / "third", data="folder", root=str(root), resize=8, crop=8, fit="pad")
+    shutil.copy(one / "last.safetensors", third)
+    assert "takes resize 8 by pad, crop 8, RGB; give " in refused(*both[:3], third, *both[4:])
 
 
 def test_what_cannot_be_is_refused_before_images_are_decoded(

@@ -17,6 +17,8 @@ from robustmetric.distance import embed
 from robustmetric.evaluation import verify_pieces
 from robustmetric.evaluation.store import PARTS
 from robustmetric.evaluation.verified import FORMAT
+from robustmetric.training.recipe import Recipe
+from robustmetric.training.sets import Sets, load_sets
 from tests.cli.tables import DIGITS
 from tests.helpers.command import cells, command, refused, works
 from tests.helpers.faults import fault
@@ -162,7 +164,9 @@ def test_few_validation_classes_leave_it_to_half_of_the_test_classes(
     assert "10 classes, other classes" in other
 
 
-def test_all_validation_classes_that_there_are_choose_if_the_others_are_no_more(tmp_path: Path) -> None:
+def test_all_validation_classes_that_there_are_choose_if_the_others_are_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of four test classes a half is two, as many as validation images have."""
     root = make_pictures(tmp_path / "images", classes=8, each=4, height=8, width=8)
     about = '{"images": {"height": 8, "width": 8, "channels": 3}}'
@@ -170,7 +174,17 @@ def test_all_validation_classes_that_there_are_choose_if_the_others_are_no_more(
         tmp_path / "run", about=about, data="folder", root=str(root), resize=8, crop=8, validation=0.5
     )
     save_weights(model("c2f2", size=8, channels=3, dim=16), small / "best.safetensors")
-    works("verify", small, *FEW, "--no-attack", "--cache", tmp_path / "cache")
+    fits: list[str] = []
+
+    def sets(recipe: Recipe, **how: Any) -> Sets:
+        fits.append(recipe.fit)
+        return load_sets(recipe, **how)
+
+    monkeypatch.setattr("robustmetric.cli.verify.load_sets", sets)
+    given = ("verify", small, *FEW, "--no-attack", "--cache", tmp_path / "cache")
+    works(*given, "--fit", "crop", "--out", tmp_path / "crop")
+    works(*given)
+    assert fits == ["crop", "squeeze"]
     found = load_verification(small)
     assert (found.threshold.source, found.threshold.classes, found.pairs.classes) == (
         "validation images",

@@ -71,7 +71,8 @@ def test_an_evaluation_from_beginning_to_end(
     assert checks["budget"].status == "pass"
 
     # The images are the middle of the resized ones.
-    (test,) = load_pixels(name, root, Inputs(12, 8, 3), ["test"], tmp_path / "cache")
+    inputs = Inputs(12, 8, 3, "squeeze" if name == "cub" else "pad")
+    (test,) = load_pixels(name, root, inputs, ["test"], tmp_path / "cache")
     middle = test.pixels[:, 2:10, 2:10].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
     shape = f"{middle.shape} torch.float32".encode()
     whole = hashlib.sha256(test.labels.to(torch.int64).numpy().tobytes() + shape + middle.tobytes())

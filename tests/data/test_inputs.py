@@ -188,4 +188,4 @@ def test_usual_inputs_are_those_of_the_usual_recipe(data: str) -> None:
 def test_usual_inputs_look_at_images_of_ones_own(
     given: dict[str, int | None], sizes: tuple[int, int | None], pictures: Path
 ) -> None:
-    assert usual_inputs("folder", pictures, "resnet18", given) == Inputs(*sizes, channels=3)
+    assert usual_inputs("folder", pictures, "resnet18", given) == Inputs(*sizes, channels=3, fit="pad")

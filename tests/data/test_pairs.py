@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import chisquare, kstest
 
-from robustmetric.data.pairs import ImageArray, ImageLoader, PairLoader, draw_pairs, epoch_order
+from robustmetric.data.pairs import (
+    Batch,
+    ImageArray,
+    ImageLoader,
+    PairLoader,
+    draw_boxes,
+    draw_pairs,
+    epoch_order,
+    jittered,
+    zoomed,
+)
 
 
 @given(
@@ -173,6 +186,150 @@ def test_wrong_settings_are_refused() -> None:
         PairLoader(pixels, labels, pairs=3, seed=0)
     with pytest.raises(ValueError, match="a crop of 7 does not fit images of 6×6"):
         PairLoader(pixels, labels, pairs=4, seed=0, crop=7)
+
+
+# Zoom and jitter
+
+
+def photos(count: int = 40, size: int = 12, channels: int = 3) -> tuple[np.ndarray, torch.Tensor]:
+    shape = (count, size, size, channels)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8), torch.arange(8).repeat(5)
+
+
+def shown(*epochs: Iterable[Batch]) -> torch.Tensor:
+    return torch.cat([batch.images for epoch in epochs for batch in epoch])
+
+
+def test_without_zoom_and_jitter_batches_are_as_they_ever_were() -> None:
+    loader = PairLoader(*photos(), pairs=8, seed=5, crop=7, flip=True)
+    whole = hashlib.sha256()
+    for images, labels in [*loader, *loader]:
+        whole.update(images.numpy().tobytes() + labels.numpy().tobytes())
+    # Made before there were zoom and jitter.
+    assert whole.hexdigest() == "ae7d6db07a6c3abb48614c97d101fd81f2bbbc9d96a75d99c39ba2f55cb99213"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jitter_is_that_of_a_plain_loop(channels: int) -> None:
+    image = photos(channels=channels)[0][0]
+    brightness, contrast, saturation = factors = np.array([1.3, 0.6, 1.7])
+    weights = [0.299, 0.587, 0.114] if channels == 3 else [1.0]
+
+    def grey(pixel: list[float]) -> float:
+        return sum(w * v for w, v in zip(weights, pixel, strict=True))
+
+    light = [[[v * brightness for v in pixel] for pixel in row] for row in image.astype(float).tolist()]
+    mean = sum(grey(pixel) for row in light for pixel in row) / 144
+    found = jittered(image, factors)
+    assert found.dtype == np.uint8
+    for y in range(12):
+        for x in range(12):
+            pixel = [mean + contrast * (v - mean) for v in light[y][x]]
+            for c, value in enumerate(pixel):
+                wanted = min(255, max(0, grey(pixel) + saturation * (value - grey(pixel))))
+                assert abs(float(found[y, x, c]) - wanted) < 0.501
+    assert np.array_equal(jittered(image, np.ones(3)), image)
+
+
+def test_zoom_is_that_of_a_plain_loop() -> None:
+    """A bilinear filter as wide as what becomes one pixel; what is beside the box counts at its edges."""
+    image, box = photos()[0][0], np.array([2, 1, 11, 8])
+    found = zoomed(image, box, (5, 5))
+
+    def weights(begin: int, end: int, place: int) -> list[float]:
+        scale = (end - begin) / 5
+        center, support = begin + (place + 0.5) * scale, max(scale, 1)
+        near = [max(0.0, 1 - abs(k + 0.5 - center) / support) for k in range(12)]
+        return [one / sum(near) for one in near]
+
+    for y in range(5):
+        for x in range(5):
+            down, right = weights(1, 8, y), weights(2, 11, x)
+            wanted = sum(down[i] * right[k] * image[i, k].astype(float) for i in range(12) for k in range(12))
+            assert np.abs(found[y, x] - wanted).max() <= 1.01  # rounded after each direction
+
+
+@given(
+    size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    zoom=st.floats(0.001, 1),
+    seed=st.integers(0, 1000),
+)
+def test_zoomed_parts_have_the_area_and_aspect_asked_for(
+    size: tuple[int, int], zoom: float, seed: int
+) -> None:
+    left, top, right, bottom = draw_boxes((200,), size, zoom, np.random.default_rng(seed)).T
+    height, width = bottom - top, right - left
+    assert min(left.min(), top.min()) >= 0
+    assert min(height.min(), width.min()) >= 1
+    assert bottom.max() <= size[0]
+    assert right.max() <= size[1]
+    # Up to half a pixel of each side, and one at the least.
+    assert ((height + 0.5) * (width + 0.5) >= zoom * size[0] * size[1] * (1 - 1e-9)).all()
+    low, high = (height - 0.5) * size[1], (height + 0.5) * size[1]
+    big = (height > 1) & (width > 1)
+    assert (low / ((width + 0.5) * size[0]) <= 4 / 3 + 1e-9)[big].all()
+    assert (high / ((width - 0.5) * size[0]) >= 3 / 4 - 1e-9)[big].all()
+
+
+def test_zoomed_parts_are_uniform_in_area_and_place() -> None:
+    left, top, right, bottom = draw_boxes((4000,), (1000, 1000), 0.25, np.random.default_rng(0)).T
+    share = (bottom - top) * (right - left) / 1e6
+    places = left / (1001 - (right - left)), top / (1001 - (bottom - top))
+    for value in ((share - 0.25) / 0.75, *places):
+        assert kstest(np.clip(value, 0, 1), "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("crop", [7, None])
+def test_zoom_and_jitter_depend_on_seed_epoch_and_slot_alone(crop: int | None) -> None:
+    def loader(pairs: int = 8, seed: int = 1, **more: Any) -> PairLoader:
+        return PairLoader(*photos(), pairs=pairs, seed=seed, crop=crop, zoom=0.3, jitter=0.5, **more)
+
+    first, second = shown(loader()), shown(loader(progress=lambda: (1, 0)))
+    assert first.shape == (80, 3, crop or 12, crop or 12)
+    assert torch.equal(first, shown(loader(pairs=20)))
+    assert torch.equal(second[48:], shown(loader(progress=lambda: (1, 3))))
+    workers = [list(loader(pairs=4, rank=rank, world=2)) for rank in (0, 1)]
+    assert torch.equal(shown(*([batch] for step in zip(*workers, strict=True) for batch in step)), first)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, shown(loader(seed=2)))
+    levels = first * 255
+    assert 0 <= float(levels.min()) <= float(levels.max()) <= 255
+    assert torch.allclose(levels, levels.round(), atol=1e-4)
+
+
+def test_factors_are_drawn_for_each_image_and_leave_the_rest_as_it_is() -> None:
+    # A plain grey has neither contrast nor saturation to change.
+    pixels, labels = np.full((400, 4, 4, 3), 100, np.uint8), torch.arange(8).repeat(50)
+    levels = shown(PairLoader(pixels, labels, pairs=8, seed=0, jitter=0.4)) * 255
+    each = levels[:, 0, 0, 0].round()
+    assert bool((levels.round() == each[:, None, None, None]).all())
+    assert abs(float(each.min()) - 60) <= 1
+    assert abs(float(each.max()) - 140) <= 1
+    assert kstest(each.numpy(), "uniform", (59.5, 81)).pvalue > 1e-4
+    assert bool((each[::2] != each[1::2]).any())
+    # Which side of an image is left, and which batch it is in, is drawn as without.
+    given, classes = photos()
+    plain, same = (
+        list(PairLoader(given, classes, pairs=8, seed=3, flip=True, zoom=zoom)) for zoom in (None, 1.0)
+    )
+    assert torch.equal(shown(plain), shown(same))
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"zoom": 0.0}, "zoom is 0.0; it must be above 0 and at most 1"),
+        ({"zoom": 1.5}, "zoom is 1.5; it must be above 0 and at most 1"),
+        ({"jitter": -0.1}, "jitter is -0.1; it must be from 0 to 1"),
+        ({"jitter": float("nan")}, "jitter is nan; it must be from 0 to 1"),
+    ],
+)
+def test_a_zoom_or_jitter_that_cannot_be(entries: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        PairLoader(*photos(), pairs=8, seed=0, **entries)  # type: ignore[arg-type]
+
+
+# In their order
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_every_layout_can_be_trained_on(name: str, tmp_path: Path, request: pyte
         "csv": (["a"] * 3 + ["b"] * 3 + ["c"] * 2 + ["d"] * 3 + ["e"] * 3,),
     }
     root = make(tmp_path / "data", *arguments[name])
-    done = train(tmp_path, "--data", name, "--root", str(root), "--model", "c2f2", "--set", "flip=true")
+    looks = ("--set", "flip=true", "--set", "zoom=0.5", "--set", "jitter=0.3")
+    done = train(tmp_path, "--data", name, "--root", str(root), "--model", "c2f2", *looks)
     assert done.exit_code == 0, (done.output, done.exception)
     run = tmp_path / "run"
     with (run / "metrics.csv").open(newline="") as file:
@@ -57,7 +58,8 @@ def test_every_layout_can_be_trained_on(name: str, tmp_path: Path, request: pyte
     assert int(rows[-1]["step"]) == 2
     assert 0 <= float(rows[-1]["R@1"]) <= 100
     about = json.loads((run / "run.json").read_text())
-    assert about["seed"] == 0
+    assert about["recipe"]["seed"] == 0
+    assert about["recipe"]["fit"] == ("pad" if name in ("folder", "csv") else "squeeze")
     assert about["skipped"] == []
     assert len(about["starts"]) == 1
     assert (run / "last.safetensors").exists()

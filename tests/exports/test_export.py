@@ -11,6 +11,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,15 @@ def test_what_stands_in_a_file() -> None:
     about = describe(run, dim=16)
     assert about["name"] == "resnet18 HM[S,LGA]&ICS"
     assert (about["defense"], about["eps"], about["weights"]) == ("HM[S,LGA]&ICS", 0.1, "last weights")
-    assert (about["resize"], about["crop"], about["channels"], about["colours"]) == (256, 224, 3, "RGB")
+    assert (about["resize"], about["fit"], about["crop"]) == (256, "squeeze", 224)
+    assert (about["channels"], about["colours"]) == (3, "RGB")
     assert about["before"][2:] == ["convert to RGB", "resize to 256 x 256 as Pillow does with BILINEAR"]
     assert about["input"] == {"name": "images", "type": "uint8", "shape": ["batch", 3, 256, 256]}
     assert about["output"] == {"name": "embeddings", "type": "float32", "shape": ["batch", 16], "length": 1}
+    padded = describe(replace(run, inputs=replace(run.inputs, fit="pad")), dim=16)
+    assert padded["fit"] == "pad"
+    assert "ImageOps.pad" in padded["before"][-1]
+    assert "256 x 256" in padded["before"][-1]
     alone = describe(a_run(resize=None, crop=8), dim=16)
     assert alone["before"][2:] == ["convert to grey as Pillow does with L", "take the middle 8 x 8"]
     recipe = make_recipe({"model": "/home/me/nets.py:small(depth=2)", "defense": "N/A[S]"})

@@ -65,7 +65,11 @@ def test_the_lines_of_the_docs_make_the_pixels_of_the_run(
     name: str, channels: Any, pixels: Callable[..., Any], tmp_path: Path
 ) -> None:
     IMAGES[name](tmp_path / name)
-    found = pixels(tmp_path / name, 16, "RGB" if channels == 3 else "L")
+    mode = "RGB" if channels == 3 else "L"
+    for fit in ("crop", "pad"):
+        fitted = torch.from_numpy(pixels(tmp_path / name, 16, mode, fit).copy()).float() / 255
+        assert torch.equal(fitted, Inputs(16, None, channels, fit).tensor(tmp_path / name))
+    found = pixels(tmp_path / name, 16, mode)
     assert (found.dtype, found.shape) == (np.uint8, (1, channels, 16, 16))
     whole = Inputs(16, None, channels).tensor(tmp_path / name)
     assert torch.equal(torch.from_numpy(found.copy()).float() / 255, whole)

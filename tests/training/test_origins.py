@@ -184,8 +184,9 @@ OTHER = {
     "data": "mnist", "model": "resnet18", "weights": "first.safetensors", "dim": 8, "freeze_bn": "true",
     "defense": "N/A[S]", "reference": "true", "eps": 0.05, "alpha": 0.5, "steps": 3, "margin": 0.3,
     "epochs": 9, "batch": 64, "lr": 0.5, "schedule": "cosine", "warmup": 7, "clip": 1.0, "weight_decay": 0.1,
-    "resize": 16, "crop": 8, "flip": "true", "validation": 0.3, "validate_by": "robust",
-    "validate_every": 2, "save_every": 77, "save_minutes": 3.0, "precision": "64-true", "seed": 5,
+    "resize": 16, "fit": "pad", "crop": 8, "flip": "true", "zoom": 0.5, "jitter": 0.2, "validation": 0.3,
+    "validate_by": "robust", "validate_every": 2, "save_every": 77, "save_minutes": 3.0,
+    "precision": "64-true", "seed": 5,
 }  # fmt: skip
 
 

@@ -104,6 +104,15 @@ def test_others_read_the_files(tmp_path: Path) -> None:
 
 
 @every
+def test_a_fit_that_does_not_squeeze_is_kept(suffix: str, tmp_path: Path) -> None:
+    about = replace(ABOUT, inputs=Inputs(resize=8, channels=1, fit="pad"))
+    save_vectors(Vectors(unit(2, 4), ["a", "b"], about), tmp_path / f"v{suffix}")
+    assert rm.load_vectors(tmp_path / f"v{suffix}").about == about
+    assert json.loads(about.entries()["inputs"])["fit"] == "pad"
+    assert about.inputs_digest != ABOUT.inputs_digest
+
+
+@every
 def test_blocks_of_any_size_make_the_same_file(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

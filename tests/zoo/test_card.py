@@ -197,7 +197,12 @@ def test_what_the_card_says_of_the_training(run: Path) -> None:
         "epochs": "8", "seed": "7", "dim": "16",
     }  # fmt: skip
     assert rows["first weights"] == "first.safetensors"
-    assert "root" not in rows
+    assert not rows.keys() & {"root", "fit", "zoom", "jitter"}
+    changed: dict[str, Any] = {"fit": "pad", "zoom": 0.5, "jitter": 0.2}
+    (run.parent / "more").mkdir()
+    other = make_run(run.parent / "more" / "run", "last", about=about(), **changed)
+    rows = {row[0]: row[1] for row in table(section(published(other), "Training"))}
+    assert {name: rows[name] for name in changed} == {"fit": "pad", "zoom": "0.5", "jitter": "0.2"}
     assert "started 2 times" in card
     assert (
         "\nrobustmetric train --data folder --root birds --out=a --set weights=first.safetensors --defense "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from robustmetric.app.uploads import read_upload
 from robustmetric.attacks import PGD, Draws, Queries, RankingAttack, Search, Target, attack
-from robustmetric.data.decode import Channels
+from robustmetric.data.decode import Channels, Fit
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import embed
 from robustmetric.evaluation import Outcome, Scene, Subject, run_attack
@@ -148,7 +148,7 @@ class Trial:
     `subject` has the images that query and those that are ranked, `scenes` by name what each network makes of
     them. `attacks` are those that may be tried, by name. A step is of the size `alpha`, random draws start at
     `seed`, and an attack on a query takes at most about `seconds` on all networks together; `clock` tells
-    them. Use it inside `frozen` of each network.
+    them. Uploads become squares as `fit` says. Use it inside `frozen` of each network.
 
     >>> images, labels = torch.rand(12, 1, 4, 4), torch.arange(12) % 3
     >>> trial = Trial.of({"flat": nn.Flatten()}, images, labels)
@@ -167,11 +167,12 @@ class Trial:
         seed: int = 0,
         seconds: float = SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        fit: Fit = "squeeze",
     ) -> None:
         self.subject, self.scenes = subject, dict(scenes)
         self.attacks = {goal.name: goal for goal in attacks}
         self.alpha, self.seed, self.seconds, self.clock = alpha, seed, seconds, clock
-        self.stopped = threading.Event()
+        self.fit, self.stopped = fit, threading.Event()
 
     @classmethod
     def of(
@@ -184,7 +185,7 @@ class Trial:
     ) -> Trial:
         """Make a trial of `networks` by name that see `images` (N, C, H, W) with `labels` (N,).
 
-        `attacks` are names; `settings` are alpha, seed, seconds and clock.
+        `attacks` are names; `settings` are alpha, seed, seconds, clock and fit.
         """
         subjects = {name: Subject(model, images, labels, name=name) for name, model in networks.items()}
         every = torch.arange(len(images))
@@ -215,7 +216,7 @@ class Trial:
         if isinstance(images, ImageArray):  # of which the middle may be taken
             size = images.pixels.shape[1:3]
         crop = None if size == (height, width) else height
-        return Query(read_upload(file, size, crop, cast(Channels, channels)), label)
+        return Query(read_upload(file, size, crop, cast(Channels, channels), self.fit), label)
 
     def class_of(self, label: int) -> str:
         """Return what the class of a `label` is called."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from robustmetric.data.decode import (
     LONGEST,
     Channels,
+    Fit,
     Size,
     decoded_or_reason,
     open_image,
@@ -20,12 +21,12 @@ from robustmetric.validate import UserError
 MEGABYTES, MEGAPIXELS = 10, 25
 
 
-def read_upload(file: Path, size: Size, crop: int | None, channels: Channels) -> Tensor:
+def read_upload(file: Path, size: Size, crop: int | None, channels: Channels, fit: Fit = "squeeze") -> Tensor:
     """Return an image `file` as a network gets it: (1, C, H, W) in [0, 1].
 
-    It is brought to a `size` (height and width), cut to the middle `crop` pixels if that is given, and to the
-    `channels`. Of several frames the first counts. A file of more than 10 MB or 25 megapixels is refused
-    before it is decoded.
+    It is brought to a `size` (height and width) as `fit` says, cut to the middle `crop` pixels if that is
+    given, and brought to the `channels`. Of several frames the first counts. A file of more than 10 MB or 25
+    megapixels is refused before it is decoded.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -46,7 +47,7 @@ def read_upload(file: Path, size: Size, crop: int | None, channels: Channels) ->
                     f"the upload has {width} x {height} pixels; at most {MEGAPIXELS} million are taken, and "
                     f"{LONGEST} a side: save the image smaller"
                 )
-        pixels = decoded_or_reason(file, None, size, channels)
+        pixels = decoded_or_reason(file, None, size, channels, fit)
     if isinstance(pixels, str):
         it = "it " if pixels.startswith(("is ", "has ", "unpacks ")) else ""
         raise UserError(f"the upload cannot be read as an image: {it}{pixels}")

@@ -30,6 +30,7 @@ OWN = "or FILE.py:NAME of your own"
 
 
 TRUST = "Run the code that a run or a recipe file brings along, and trust it while it stays the same."
+FIT = "How images become squares: squeezed, cropped to the middle, or padded with white."
 
 
 class Place(NamedTuple):

@@ -11,8 +11,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from robustmetric.cli.app import OWN, TRUST
+from robustmetric.cli.app import FIT, OWN, TRUST
 from robustmetric.data import DATA
+from robustmetric.data.decode import Fit
 from robustmetric.evaluation import Plan
 from robustmetric.models import MODELS
 from robustmetric.registry import split_names, unknown
@@ -67,6 +68,7 @@ class Tested:
         None
     )
     crop: Annotated[int | None, typer.Option(help="Size of the middle that is taken of them.")] = None
+    fit: Annotated[Fit | None, typer.Option(help=FIT)] = None
     surrogate: Annotated[
         Path | None,
         typer.Option(help="For transfer and the suite: folder of the run that perturbations come from."),

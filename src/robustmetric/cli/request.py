@@ -324,6 +324,7 @@ def _file(weights: str | None) -> Path | None:
 
 
 def _sizes(tested: Tested) -> dict[str, Any]:
-    """Return the sizes that are given, in the place of the usual ones or of those that were trained with."""
-    asked = {"resize": tested.resize or tested.size, "crop": tested.crop or tested.size}
-    return {name: size for name, size in asked.items() if size is not None}
+    """Return the sizes and fit that are given, in place of the usual ones or of those trained with."""
+    size = tested.size
+    asked = {"resize": tested.resize or size, "crop": tested.crop or size, "fit": tested.fit}
+    return {name: value for name, value in asked.items() if value is not None}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.table import Table
 
-from robustmetric.cli.app import OWN, TRUST, app, exit_code, read_changes, stoppable
+from robustmetric.cli.app import FIT, OWN, TRUST, app, exit_code, read_changes, stoppable
 from robustmetric.cli.progress import Decoding, Training
 from robustmetric.cli.terminal import Terminal
 from robustmetric.files import write_atomically, writing
@@ -82,6 +82,7 @@ def train(
     batch: int = typer.Option(None, help="Images in a batch of a worker, two a pair."),
     lr: float = typer.Option(None, help="Learning rate of Adam."),
     size: int = typer.Option(None, help="Size that images are brought to; resize and crop in one."),
+    fit: Literal["squeeze", "crop", "pad"] = typer.Option(None, help=FIT),
     validation: float = typer.Option(
         None, help="Share of the training images that choose the best weights; 0 for none."
     ),
@@ -104,7 +105,7 @@ def train(
     given = {
         "data": data, "root": root, "model": model, "weights": weights, "defense": defense, "eps": eps,
         "alpha": alpha, "steps": steps, "epochs": epochs, "batch": batch, "lr": lr, "resize": size,
-        "crop": size, "validation": validation, "seed": seed, "precision": precision,
+        "crop": size, "fit": fit, "validation": validation, "seed": seed, "precision": precision,
     }  # fmt: skip
     changes = {key: value for key, value in given.items() if value is not None}
     if twice := sorted(changes.keys() & (others := read_changes(change)).keys()):

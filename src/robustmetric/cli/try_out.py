@@ -68,6 +68,7 @@ def try_out(
             alpha=plan.alpha,
             seed=plan.seed,
             seconds=seconds,
+            fit=first.inputs.fit,
         )
         serve(
             trial,
@@ -91,11 +92,12 @@ def _second(first: Request, tested: Tested, settings: dict[str, object], beside:
     for request in (first, other):
         inputs = request.inputs
         channels = inputs.first(queries).pixels.shape[3]
-        told.append(f"resize {inputs.resize}, crop {inputs.crop}, {'grey' if channels == 1 else 'RGB'}")
+        fit = "" if inputs.fit == "squeeze" else f" by {inputs.fit}"
+        told.append(f"resize {inputs.resize}{fit}, crop {inputs.crop}, {'grey' if channels == 1 else 'RGB'}")
     if told[0] != told[1]:
         raise UserError(
             f"side by side two networks must take the same images: {first.name} takes {told[0]} and "
-            f"{other.name} takes {told[1]}; give a --resize and a --crop for both, or another run",
+            f"{other.name} takes {told[1]}; give a --resize, --crop and --fit for both, or another run",
             parameter="beside",
         )
     return other

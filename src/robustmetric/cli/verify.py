@@ -148,7 +148,8 @@ def _validation(tested: Tested, request: Request, judged: Sides, console: Termin
     recipe = RunFolder(tested.run, trust=tested.trust).recipe()
     if not recipe.validation:
         return None
-    sizes = {"resize": request.inputs.resize, "crop": request.inputs.crop}
+    inputs = request.inputs
+    sizes = {"resize": inputs.resize, "crop": inputs.crop, "fit": inputs.fit}
     try:
         with _decoding(request, console) as how:
             sets = load_sets(recipe.model_copy(update=sizes), **how)

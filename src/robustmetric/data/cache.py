@@ -3,8 +3,9 @@
 A cache is two files: `<data set>-<split>-<size>-<key>.npy`, which `numpy.load` opens, and a `.json` of the
 same name that says what is in it, with digests of itself and of the pixels, block by block. They are checked
 whenever a cache is opened; the images of a damaged block are decoded anew. The key is a digest of what the
-cache was made from: data set, split, size, channels, and each file's path, length and modification time, with
-its box. A file replaced by another of the same length and time is the one change that it cannot see.
+cache was made from: data set, split, size, fit, channels, and each file's path, length and modification
+time, with its box. A file replaced by another of the same length and time is the one change that it cannot
+see.
 
 How a build survives: each image is written at its final place in a `.partial` file, and marked in a journal
 with a digest of its file and its pixels once they are on disk. Whatever ends a build (Ctrl-C, a kill, a full
@@ -30,7 +31,7 @@ from torch import Tensor
 from robustmetric.data.base import Columns, ImageSet
 from robustmetric.data.cache_build import Progress, broken_message, built, locked
 from robustmetric.data.cache_plan import Finished, Plan
-from robustmetric.data.decode import LONGEST, Channels, Size, decoded_or_reason, fit, whole_images
+from robustmetric.data.decode import LONGEST, Channels, Fit, Size, decoded_or_reason, resized, whole_images
 from robustmetric.data.stored import Pictures, block_digests, content_digest
 from robustmetric.validate import UserError
 
@@ -73,6 +74,7 @@ def cached(
     *,
     size: Size | None,
     channels: Channels = 3,
+    fit: Fit = "squeeze",
     workers: int = 1,
     skip_broken: bool = False,
     progress: Progress | None = None,
@@ -82,17 +84,18 @@ def cached(
 
     Each image is turned upright (EXIF), laid on white where it is transparent, brought to 8-bit RGB or grey
     (`channels` 3 or 1; CMYK without colour management, 16 bits by scaling), cut to its box if it has one, and
-    squeezed to `size` = (height, width) by Pillow's antialiased bilinear filter. `size=None` keeps images as
-    they are; they must then all have one size. Of an animation the first frame counts. An image set that
+    brought to `size` = (height, width) by Pillow's antialiased bilinear filter: squeezed, or as `fit` says
+    ("crop" takes the middle, "pad" keeps all and fills up with white). `size=None` keeps images as they are;
+    they must then all have one size. Of an animation the first frame counts. An image set that
     holds pixels is fitted in memory and never written to `folder`.
 
     Decoding uses `workers` threads, at most one a core. `progress` is called with (done, total) while a cache
     is built, and not when one is reused; `report` gets a sentence if one is found damaged. Images that cannot
     be decoded raise one ValueError that lists them, after all others have been decoded and kept; with
-    `skip_broken` they are left out and given in `Pixels.skipped`. Caches of the same data set, split, size
-    and channels made from other files give the images that have not changed, and are removed once the new one
-    is complete. A second process that asks for the same cache waits for the first one and takes its result;
-    on Windows nothing is locked, so build from one process there.
+    `skip_broken` they are left out and given in `Pixels.skipped`. Caches of the same data set, split, size,
+    fit and channels made from other files give the images that have not changed, and are removed once the new
+    one is complete. A second process that asks for the same cache waits for the first one and takes its
+    result; on Windows nothing is locked, so build from one process there.
 
     >>> import torch
     >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
@@ -103,8 +106,8 @@ def cached(
     _check(images, size, channels, workers)
     if images.pixels is not None:
         _check_memory(images, size, channels)
-        return _known(_fitted(images.pixels, size, channels), images)
-    plan = Plan.of(images, folder, size, channels)
+        return _known(_fitted(images.pixels, size, channels, fit), images)
+    plan = Plan.of(images, folder, size, channels, fit)
     with whole_images():
         result = _reused(plan, skip_broken)
         if result is None:
@@ -119,7 +122,9 @@ def cached(
     return _known(result.pixels, kept, tuple(skipped))
 
 
-def first_readable(images: ImageSet, *, size: Size | None, channels: Channels = 3) -> Pixels:
+def first_readable(
+    images: ImageSet, *, size: Size | None, channels: Channels = 3, fit: Fit = "squeeze"
+) -> Pixels:
     """Decode the first image that can be read, as `cached` does, to try a network on; nothing is written.
 
     >>> import torch
@@ -129,11 +134,11 @@ def first_readable(images: ImageSet, *, size: Size | None, channels: Channels = 
     (1, 16, 16, 3)
     """
     if images.pixels is not None:
-        return _known(_fitted(images.pixels[:1], size, channels), images.take([0]))
+        return _known(_fitted(images.pixels[:1], size, channels, fit), images.take([0]))
     reason = "there is none"
     with whole_images():
         for row, file in enumerate(images.files or ()):
-            image = decoded_or_reason(file, images.box(row), size, channels)
+            image = decoded_or_reason(file, images.box(row), size, channels, fit)
             if not isinstance(image, str):
                 return _known(image[None], images.take([row]))
             reason = f"{file}: {image}"
@@ -185,13 +190,13 @@ def _check_memory(images: ImageSet, size: Size | None, channels: Channels) -> No
         )
 
 
-def _fitted(pixels: NDArray[np.uint8], size: Size | None, channels: Channels) -> NDArray[np.uint8]:
+def _fitted(pixels: NDArray[np.uint8], size: Size | None, channels: Channels, fit: Fit) -> NDArray[np.uint8]:
     """Fit pixels (N, H, W, C) that are in memory."""
     if pixels.shape[3] == channels and size in (None, pixels.shape[1:3]):
         result: NDArray[np.uint8] = pixels.view()
     else:
         pictures = pixels[..., 0] if pixels.shape[3] == 1 else pixels
-        result = np.stack([fit(Image.fromarray(picture), size, channels) for picture in pictures])
+        result = np.stack([resized(Image.fromarray(picture), size, channels, fit) for picture in pictures])
     result.flags.writeable = False
     return result
 

@@ -132,7 +132,7 @@ def _decode(
     """Return each row with its pixels, or with the reason why there are none."""
 
     def work(index: int) -> NDArray[np.uint8] | str:
-        return decoded_or_reason(*plan.sources[index][:2], row[:2], plan.channels)
+        return decoded_or_reason(*plan.sources[index][:2], row[:2], plan.channels, plan.fit)
 
     ahead = max(1, min(_AHEAD, _AHEAD_BYTES // math.prod(row)))
     for start in range(0, len(missing), ahead):

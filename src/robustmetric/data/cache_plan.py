@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from numpy.lib import format as npy
 
 from robustmetric.data.base import Box, ImageSet
-from robustmetric.data.decode import Channels, Size
+from robustmetric.data.decode import Channels, Fit, Size
 from robustmetric.data.stored import BLOCK, Stored
 from robustmetric.files import digest_of_entries
 
@@ -51,15 +51,18 @@ class Plan:
     """What a cache is made from, and where it goes."""
 
     folder: Path
-    stem: str  # the same for all caches of one data set, split, size and channels
+    stem: str  # the same for all caches of one data set, split, size, fit and channels
     key: str
     sources: tuple[Source, ...]
     description: dict[str, object]
     size: Size | None
     channels: Channels
+    fit: Fit
 
     @classmethod
-    def of(cls, images: ImageSet, folder: Path, size: Size | None, channels: Channels) -> Plan:
+    def of(
+        cls, images: ImageSet, folder: Path, size: Size | None, channels: Channels, fit: Fit = "squeeze"
+    ) -> Plan:
         """Plan the cache of these images."""
         sources = tuple(_sources(images))
         description: dict[str, object] = {
@@ -69,12 +72,14 @@ class Plan:
             "size": size and list(size),
             "channels": channels,
         }
+        other = fit if size and fit != "squeeze" else ""
+        if other:  # caches of before said nothing of it
+            description["fit"] = other
         rows = [[str(file), *stat, *(box or ())] for file, box, *stat in sources]
-        shown = f"{size[0]}x{size[1]}" if size else "original"
+        shown = f"{size[0]}x{size[1]}{other}" if size else "original"
         stem = re.sub(r"[^\w.-]", "_", f"{images.name}-{images.split}-{shown}x{channels}")
-        return cls(
-            folder, stem, _digest({**description, "files": rows}).hex(), sources, description, size, channels
-        )
+        key = _digest({**description, "files": rows}).hex()
+        return cls(folder, stem, key, sources, description, size, channels, fit)
 
     @property
     def pixels(self) -> Path:
@@ -98,7 +103,7 @@ class Plan:
         ]
 
     def finished(self) -> Iterator[Path]:
-        """Find the files of all finished caches of this data set, split, size and channels."""
+        """Find the files of all finished caches of this data set, split, size, fit and channels."""
         for path in self.folder.glob(f"{glob.escape(self.stem)}-{'[0-9a-f]' * 2 * MARK}.*"):
             if path.suffix in (".npy", ".json"):
                 yield path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,8 @@ from robustmetric.validate import UserError
 
 Size = tuple[int, int]  # height, width
 Channels = Literal[1, 3]
+Fit = Literal["squeeze", "crop", "pad"]
+"""How an image of another aspect becomes a square: squeezed, its middle, or whole with white beside it."""
 
 FORMATS = {
     "JPEG": (".jpg", ".jpeg"),
@@ -39,7 +41,9 @@ LONGEST = 16384  # pixels of a side that images may be brought to
 _ORIENTATION = 0x0112  # EXIF's number for the way up
 
 
-def decoded(file: Path, box: Box | None, size: Size | None, channels: Channels) -> NDArray[np.uint8]:
+def decoded(
+    file: Path, box: Box | None, size: Size | None, channels: Channels, fit: Fit = "squeeze"
+) -> NDArray[np.uint8]:
     """Decode one file, or the box of it, into (H, W, C).
 
     >>> import tempfile
@@ -49,7 +53,7 @@ def decoded(file: Path, box: Box | None, size: Size | None, channels: Channels) 
     (10, 5, 3)
     """
     with open_image(file) as image:
-        return prepared(image, box, size, channels)
+        return prepared(image, box, size, channels, fit)
 
 
 def open_image(file: Path) -> Image.Image:
@@ -66,7 +70,9 @@ def open_image(file: Path) -> Image.Image:
     return Image.open(file, formats=list(FORMATS))
 
 
-def prepared(image: Image.Image, box: Box | None, size: Size | None, channels: Channels) -> NDArray[np.uint8]:
+def prepared(
+    image: Image.Image, box: Box | None, size: Size | None, channels: Channels, fit: Fit = "squeeze"
+) -> NDArray[np.uint8]:
     """Bring an open image, or the box of it, into (H, W, C), as `decoded` does.
 
     >>> prepared(Image.new("RGBA", (20, 10)), None, (4, 4), 3).tolist()[0][0]
@@ -81,11 +87,11 @@ def prepared(image: Image.Image, box: Box | None, size: Size | None, channels: C
                 f"{box} (left, top, right, bottom) reaches; correct the box"
             )
         picture = picture.crop(box)
-    return fit(picture, size, channels)
+    return resized(picture, size, channels, fit)
 
 
 def decoded_or_reason(
-    file: Path, box: Box | None, size: Size | None, channels: Channels
+    file: Path, box: Box | None, size: Size | None, channels: Channels, fit: Fit = "squeeze"
 ) -> NDArray[np.uint8] | str:
     """Decode one file, or say in a few words why that fails.
 
@@ -93,26 +99,41 @@ def decoded_or_reason(
     'No such file or directory'
     """
     try:
-        return decoded(file, box, size, channels)
+        return decoded(file, box, size, channels, fit)
     except MemoryError:
         raise
     except Exception as error:  # damaged files make Pillow's readers raise nearly anything
         return _reason(file, error)
 
 
-def fit(image: Image.Image, size: Size | None, channels: Channels) -> NDArray[np.uint8]:
+def resized(
+    image: Image.Image, size: Size | None, channels: Channels, fit: Fit = "squeeze"
+) -> NDArray[np.uint8]:
     """Convert and resize an 8-bit image into (H, W, C).
 
-    >>> fit(Image.new("L", (20, 10)), (4, 4), 3).shape
-    (4, 4, 3)
+    >>> resized(Image.new("L", (4, 2)), (4, 4), 1, "pad")[:, 0, 0].tolist()
+    [255, 0, 0, 255]
     """
     mode = "RGB" if channels == 3 else "L"
     if image.mode != mode:
         image = image.convert(mode)
     if size is not None and (image.height, image.width) != size:
-        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        image = _FITS[fit](image, (size[1], size[0]), Image.Resampling.BILINEAR)
     pixels: NDArray[np.uint8] = np.asarray(image)
     return pixels.reshape(image.height, image.width, channels)
+
+
+def _padded(image: Image.Image, size: tuple[int, int], method: int) -> Image.Image:
+    # Of an image as thin as a line Pillow would keep no pixel.
+    whole = min(image.width, image.height * size[0]), min(image.height, image.width * size[1])
+    return ImageOps.pad(image.resize(whole, method), size, method, color="white")
+
+
+_FITS: dict[Fit, Callable[[Image.Image, tuple[int, int], int], Image.Image]] = {
+    "squeeze": Image.Image.resize,
+    "crop": ImageOps.fit,
+    "pad": _padded,
+}
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:

@@ -8,9 +8,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.cache import Pixels, cached, first_readable
-from robustmetric.data.decode import LONGEST, Channels, Size, decoded_or_reason, prepared, whole_images
+from robustmetric.data.decode import LONGEST, Channels, Fit, Size, decoded_or_reason, prepared, whole_images
 from robustmetric.data.describe import typical_size
 from robustmetric.data.load import load
 from robustmetric.data.pairs import ImageArray
@@ -38,15 +39,18 @@ _USUAL: dict[str, tuple[int | None, int | None]] = {
     **dict.fromkeys(("digits", "mnist", "fashion-mnist"), (None, None)),
     **dict.fromkeys(("cub", "cars", "sop"), (256, 224)),
 }
+_SQUEEZED = (*_USUAL, "inshop", "market1501")  # the published data sets
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The images that a network takes.
 
-    - `resize`: images are squeezed to `resize` × `resize` pixels; None leaves them as they are.
+    - `resize`: images are brought to `resize` × `resize` pixels; None leaves them as they are.
     - `crop`: the middle `crop` × `crop` pixels are taken of that; None takes all.
     - `channels`: 3 (RGB) or 1 (grey); None is 1 for grey images that are in memory, and 3 for all others.
+    - `fit`: how other images become a square: "squeeze" changes their aspect, "crop" takes the middle
+      square, "pad" keeps all and fills up evenly with white.
 
     >>> Inputs(resize=10, crop=8, channels=3).tensor(Image.new("L", (40, 30))).shape
     torch.Size([1, 3, 8, 8])
@@ -55,6 +59,7 @@ class Inputs:
     resize: int | None = None
     crop: int | None = None
     channels: Channels | None = None
+    fit: Fit = "squeeze"
 
     def __post_init__(self) -> None:
         for name in ("resize", "crop"):
@@ -66,6 +71,17 @@ class Inputs:
                 )
         if self.channels not in (None, 1, 3):
             raise UserError(f"channels is {self.channels}; it must be 1, 3 or None")
+        if self.fit not in get_args(Fit):
+            raise UserError(f"fit is {self.fit!r}; it must be squeeze, crop or pad", parameter="fit")
+
+    def entries(self) -> dict[str, Any]:
+        """Return the fields as JSON's types, without a fit that squeezes, as before there were others.
+
+        >>> Inputs(resize=8).entries()
+        {'resize': 8, 'crop': None, 'channels': None}
+        """
+        found = asdict(self)
+        return {name: found[name] for name in found if name != "fit" or self.fit != "squeeze"}
 
     def pixels(
         self,
@@ -94,6 +110,7 @@ class Inputs:
             (cache or Path.home() / ".cache" / "robustmetric") / f"{name}-{key}",
             size=self._size,
             channels=self._channels_of(images),
+            fit=self.fit,
             workers=os.cpu_count() or 1,
             skip_broken=skip_broken,
             progress=None if watch is None else partial(watch, images.split),
@@ -106,7 +123,7 @@ class Inputs:
         >>> Inputs(resize=16).first(load("digits")).pixels.shape
         (1, 16, 16, 1)
         """
-        return first_readable(images, size=self._size, channels=self._channels_of(images))
+        return first_readable(images, size=self._size, channels=self._channels_of(images), fit=self.fit)
 
     def images(self, pixels: Pixels) -> ImageArray:
         """Return decoded `pixels` as the network gets them: (N, C, H, W) in [0, 1], cropped.
@@ -183,9 +200,9 @@ class Inputs:
     def _decoded(self, image: Picture) -> NDArray[np.uint8] | str:
         channels: Channels = self.channels or 3
         if isinstance(image, Image.Image):
-            return prepared(image, None, self._size, channels)
+            return prepared(image, None, self._size, channels, self.fit)
         if isinstance(image, (str, os.PathLike)):
-            return decoded_or_reason(Path(image), None, self._size, channels)
+            return decoded_or_reason(Path(image), None, self._size, channels, self.fit)
         raise UserError(f"image is a {type(image).__name__}; give a file or a Pillow image")
 
     @property
@@ -247,24 +264,34 @@ def load_pixels(
 
 
 def usual_inputs(
-    data: str, root: Path | str | None, network: str, given: Mapping[str, int | None] | None = None
+    data: str, root: Path | str | None, network: str, given: Mapping[str, Any] | None = None
 ) -> Inputs:
     """Return what a network gets of a data set unless told otherwise.
 
     `data` and `root` are those of `robustmetric.data.load`; `network` is a name or a file's function.
-    What is `given` of resize and crop stays; the others follow from it, or from the sizes of the images.
+    What is `given` of resize, crop and fit stays; the sizes follow from it, or from those of the images.
 
     >>> usual_inputs("cub", None, "resnet18")
-    Inputs(resize=256, crop=224, channels=3)
+    Inputs(resize=256, crop=224, channels=3, fit='squeeze')
     >>> usual_inputs("digits", None, "c2f2", {"crop": 4})
-    Inputs(resize=None, crop=4, channels=None)
+    Inputs(resize=None, crop=4, channels=None, fit='squeeze')
     """
-    resize, crop = usual_sizes(data, root, given or {})
-    return Inputs(resize, crop, NetworkSource(network).channels)
+    given = given or {}
+    resize, crop = usual_sizes(data, root, given)
+    return Inputs(resize, crop, NetworkSource(network).channels, given.get("fit", usual_fit(data)))
+
+
+def usual_fit(data: str) -> Fit:
+    """Return how images of a data set are fitted: published ones as in their papers, others whole.
+
+    >>> usual_fit("cub"), usual_fit("folder")
+    ('squeeze', 'pad')
+    """
+    return "squeeze" if data in _SQUEEZED else "pad"
 
 
 def usual_sizes(
-    data: str, root: Path | str | None, given: Mapping[str, int | None]
+    data: str, root: Path | str | None, given: Mapping[str, Any]
 ) -> tuple[int | None, int | None]:
     """Return the resize and the crop that a data set has unless `given` says otherwise.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from robustmetric.data.stored import Pictures
@@ -32,6 +33,18 @@ class Order(NamedTuple):
 
     steps: list[NDArray[np.int64]]
     pairs: NDArray[np.int64]
+
+
+class Look(NamedTuple):
+    """How the two images of each of N pairs are shown in an epoch.
+
+    `views` (N, 2, 3): top and left of the crop, and whether to mirror. `boxes` (N, 2, 4): left, top, right
+    and bottom of what is zoomed in on, `factors` (N, 2, 3) of brightness, contrast and saturation; or None.
+    """
+
+    views: NDArray[np.int64]
+    boxes: NDArray[np.int64] | None
+    factors: NDArray[np.float64] | None
 
 
 def random(seed: int, epoch: int, purpose: int) -> np.random.Generator:
@@ -111,11 +124,64 @@ def _mix(batches: list[NDArray[np.int64]], classes: NDArray[np.int64]) -> list[N
     return batches
 
 
+def draw_boxes(
+    shape: tuple[int, ...], size: tuple[int, int], zoom: float, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw parts of images of a `size` (height, width): left, top, right and bottom, of a `shape` (…, 4).
+
+    The share of the area is uniform from `zoom` to 1, the logarithm of the aspect, relative to that of the
+    image, uniform from 3/4 to 4/3 as far as such a part fits, and so is the place.
+
+    >>> draw_boxes((1,), (8, 8), 1.0, np.random.default_rng(0)).tolist()
+    [[0, 0, 8, 8]]
+    """
+    area, aspect, x, y = generator.random((4, *shape))
+    area = zoom + (1 - zoom) * area
+    aspect = np.exp((2 * aspect - 1) * np.minimum(math.log(4 / 3), -np.log(area)))
+    height, width = (
+        np.maximum(1, np.rint(side * np.sqrt(part))).astype(np.int64)
+        for side, part in zip(size, (area / aspect, area * aspect), strict=True)
+    )
+    top, left = (y * (size[0] - height + 1)).astype(np.int64), (x * (size[1] - width + 1)).astype(np.int64)
+    return np.stack([left, top, left + width, top + height], axis=-1)
+
+
+def zoomed(image: NDArray[np.uint8], box: NDArray[np.int64], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Bring the part of an `image` (H, W, C) in a `box` (left, top, right, bottom) to a `size`, as (h, w, C).
+
+    >>> zoomed(np.eye(4, dtype=np.uint8)[..., None], np.array([1, 1, 3, 3]), (2, 2))[..., 0].tolist()
+    [[1, 0], [0, 1]]
+    """
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    edges = tuple(map(float, box))
+    part = picture.resize(size[::-1], Image.Resampling.BILINEAR, edges)  # type: ignore[arg-type]
+    return np.asarray(part).reshape(*size, -1)
+
+
+def jittered(image: NDArray[np.uint8], factors: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Multiply brightness, contrast and saturation of an `image` (H, W, C) by three `factors`.
+
+    >>> jittered(np.array([[[100], [200]]], np.uint8), np.array([1.1, 0.5, 1.0]))[..., 0].tolist()
+    [[138, 192]]
+    """
+    brightness, contrast, saturation = factors.astype(np.float32)
+    weights = np.array([1] if image.shape[2] == 1 else [0.299, 0.587, 0.114], np.float32)
+    light = image.astype(np.float32) * brightness
+    middle = (light @ weights).mean()
+    light = middle + contrast * (light - middle)
+    grey = (light @ weights)[..., None]
+    found: NDArray[np.uint8] = np.rint(np.clip(grey + saturation * (light - grey), 0, 255)).astype(np.uint8)
+    return found
+
+
 class PairLoader:
     """Iterates over the batches of pairs of an epoch, from (N, H, W, C) pixels with 8 bits.
 
     Which batches, and which part of each image they show, depends on the seed, the epoch and the step alone.
     With `crop`, a square of this size is cut out at random; with `flip`, half of the images are mirrored.
+    With `zoom`, a random part of each image, at least this share of its area and with an aspect of 3/4 to 4/3
+    of its own, is brought to that size instead. With `jitter`, brightness, contrast and saturation of each
+    are multiplied by factors from 1 − jitter to 1 + jitter.
     `rows` (R,) are the images to use, by default all; the others are never read. With `itself`, a pair may be
     an image twice, each time with a crop and a side of its own. `progress` says which
     (epoch, step) comes next; by default the loader counts by itself. The next batch is prepared while the
@@ -138,6 +204,8 @@ class PairLoader:
         crop: int | None = None,
         flip: bool = False,
         itself: bool = False,
+        zoom: float | None = None,
+        jitter: float = 0.0,
         rank: int = 0,
         world: int = 1,
         progress: Callable[[], tuple[int, int]] | None = None,
@@ -145,12 +213,17 @@ class PairLoader:
         if pairs < 4:
             # An epoch's steps may be half as long as the longest; a triplet takes two pairs.
             raise UserError(f"a batch needs at least 4 pairs, not {pairs}")
+        if zoom is not None and not 0 < zoom <= 1:
+            raise UserError(f"zoom is {zoom}; it must be above 0 and at most 1, or None", parameter="zoom")
+        if not 0 <= jitter <= 1:
+            raise UserError(f"jitter is {jitter}; it must be from 0 to 1", parameter="jitter")
         _check_crop(pixels, crop)
         self.pixels = pixels
         self.rows = np.arange(len(pixels)) if rows is None else rows
         check_labels(labels, len(pixels))
         self.labels = labels.numpy().astype(np.int64)[self.rows]
         self.pairs, self.seed, self.crop, self.flip = pairs, seed, crop, flip
+        self.zoom, self.jitter = zoom, jitter
         self.itself, self.rank, self.world = itself, rank, world
         self.progress = progress
         self._next = (0, 0)
@@ -184,22 +257,35 @@ class PairLoader:
                 self._next = (epoch, step) if waiting is not None else (epoch + 1, 0)
                 yield batch
 
-    def _look(self, epoch: int) -> NDArray[np.int64]:
-        """Draw for each pair's two images the top and left of the crop and whether to mirror: (N, 2, 3)."""
+    def _look(self, epoch: int) -> Look:
+        """Draw how each pair's two images are shown; each purpose has a generator of its own."""
         generator = random(self.seed, epoch, 1)
         height, width = self.pixels.shape[1:3]
         room = (height - (self.crop or height) + 1, width - (self.crop or width) + 1, 2 if self.flip else 1)
-        return generator.integers(0, room, size=(len(self.labels), 2, 3))
+        count = len(self.labels)
+        views = generator.integers(0, room, size=(count, 2, 3))
+        boxes = factors = None
+        if self.zoom is not None:
+            boxes = draw_boxes((count, 2), (height, width), self.zoom, random(self.seed, epoch, 2))
+        if self.jitter:
+            factors = 1 + self.jitter * random(self.seed, epoch, 3).uniform(-1, 1, (count, 2, 3))
+        return Look(views, boxes, factors)
 
-    def _batch(self, order: Order, look: NDArray[np.int64], step: int) -> Batch:
+    def _batch(self, order: Order, look: Look, step: int) -> Batch:
         slots = order.steps[step]
-        index, views = order.pairs[slots].reshape(-1), look[slots].reshape(-1, 3)
+        index, views = order.pairs[slots].reshape(-1), look.views[slots].reshape(-1, 3)
+        boxes = None if look.boxes is None else look.boxes[slots].reshape(-1, 4)
+        factors = None if look.factors is None else look.factors[slots].reshape(-1, 3)
         height, width = (self.crop or s for s in self.pixels.shape[1:3])
         images = np.empty((len(index), height, width, self.pixels.shape[3]), np.uint8)
         whole = chain.from_iterable(rows for _, rows in _parts(self.pixels, self.rows[index]))
-        for image, row, (top, left, mirrored) in zip(images, whole, views, strict=True):
+        for k, (row, (top, left, mirrored)) in enumerate(zip(whole, views, strict=True)):
             part = row[top : top + height, left : left + width]
-            image[:] = part[:, ::-1] if mirrored else part
+            if boxes is not None:
+                part = zoomed(row, boxes[k], (height, width))
+            if factors is not None:
+                part = jittered(part, factors[k])
+            images[k] = part[:, ::-1] if mirrored else part
         return Batch(_floats(images), torch.from_numpy(self.labels[index]))
 
 

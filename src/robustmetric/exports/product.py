@@ -62,6 +62,13 @@ def size_of(inputs: Inputs) -> int:
     return size
 
 
+_FITS = {
+    "squeeze": "resize to {} as Pillow does with BILINEAR",
+    "crop": "cut the middle square, resized to {}, as Pillow's ImageOps.fit does with BILINEAR",
+    "pad": "resize to fit into {} and pad with white, as Pillow's ImageOps.pad does with BILINEAR",
+}
+
+
 def describe(run: Run, dim: int) -> dict[str, Any]:
     """Return what stands in an exported file of a `run` with embeddings of length `dim`, as JSON's types.
 
@@ -80,7 +87,7 @@ def describe(run: Run, dim: int) -> dict[str, Any]:
         "decode, and turn upright by the EXIF orientation",
         "lay on white what is transparent",
         f"convert to {colours}" if channels == 3 else "convert to grey as Pillow does with L",
-        f"resize to {size} x {size} as Pillow does with BILINEAR"
+        _FITS[inputs.fit].format(f"{size} x {size}")
         if inputs.resize is not None
         else f"take the middle {size} x {size}",
     ]
@@ -93,6 +100,7 @@ def describe(run: Run, dim: int) -> dict[str, Any]:
         "eps": run.recipe.eps if perturbs(run.recipe) else None,
         "dim": dim,
         "resize": inputs.resize,
+        "fit": inputs.fit,
         "crop": inputs.crop,
         "channels": channels,
         "colours": colours,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from robustmetric.data.inputs import Inputs, usual_sizes
+from robustmetric.data.inputs import Inputs, usual_fit, usual_sizes
 from robustmetric.defenses import Defense, defense
 from robustmetric.models import NetworkSource
 from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
@@ -71,17 +71,17 @@ def inputs_of(recipe: Recipe) -> Inputs:
     """Return what a recipe's network takes.
 
     >>> inputs_of(Recipe(model="resnet18", resize=256, crop=224))
-    Inputs(resize=256, crop=224, channels=3)
+    Inputs(resize=256, crop=224, channels=3, fit='squeeze')
     """
-    return Inputs(recipe.resize, recipe.crop, source_of(recipe).channels)
+    return Inputs(recipe.resize, recipe.crop, source_of(recipe).channels, recipe.fit)
 
 
 def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
     """Return the usual recipe of a data set, changed, and suited to the images and to the network.
 
     The recipe of images of one's own looks at their sizes, as far as resize and crop are not among the
-    `changes`. BatchNorm is frozen where the recipe says so and the network is one of the ResNets, which can
-    do that.
+    `changes`, and keeps them whole unless they are of a published data set. BatchNorm is frozen where the
+    recipe says so and the network is one of the ResNets, which can do that.
 
     >>> suited_recipe({"data": "digits", "steps": 2}).steps
     2
@@ -94,4 +94,5 @@ def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
     if name == "images":
         given = {key: changes[key] for key in ("resize", "crop") if key in changes}
         suited["resize"], suited["crop"] = usual_sizes(recipe.data, recipe.root, given)
+        suited["fit"] = usual_fit(recipe.data)
     return load_recipe(name, {**suited, **changes})

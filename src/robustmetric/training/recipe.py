@@ -62,10 +62,19 @@ class Recipe(BaseModel):
     resize: int | None = Field(
         None, ge=4, le=4096, description="size that images are brought to, before cropping"
     )
+    fit: Literal["squeeze", "crop", "pad"] = Field(
+        "squeeze", description="how images become squares: squeeze, crop (the middle) or pad (with white)"
+    )
     crop: int | None = Field(
         None, ge=4, le=4096, description="size of a random crop in training, central in tests"
     )
     flip: bool = Field(False, description="mirror half of the training images")
+    zoom: float | None = Field(
+        None, gt=0, le=1, description="smallest share of an image that training enlarges, null for off"
+    )
+    jitter: float = Field(
+        0.0, ge=0, le=1, description="largest change of brightness, contrast and saturation in training"
+    )
     validation: float = Field(
         0.1, ge=0, le=0.5, description="share of the training images that choose the weights, 0 for none"
     )
@@ -169,7 +178,7 @@ _LEVELS = ", for pixels are in [0, 1]: 8 grey levels are 8/255"
 _SYNONYMS = {
     "learning_rate": "lr", "wd": "weight_decay", "network": "model", "backbone": "model", "arch": "model",
     "embedding_size": "dim", "epsilon": "eps", "step_size": "alpha", "gamma": "margin",
-    "iterations": "steps", "pretrained": "weights",
+    "iterations": "steps", "pretrained": "weights", "color_jitter": "jitter", "random_resized_crop": "zoom",
 }  # fmt: skip
 """What others call some entries, as far as the letters do not tell."""
 

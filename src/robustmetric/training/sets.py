@@ -64,6 +64,8 @@ class Sets:
             seed=recipe.seed,
             crop=recipe.crop,
             flip=recipe.flip,
+            zoom=recipe.zoom,
+            jitter=recipe.jitter,
             itself=recipe.reference,
             **worker,
         )

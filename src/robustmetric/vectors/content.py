@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,8 @@ class About:
 
     @property
     def inputs_digest(self) -> str:
-        """The SHA-256 of resize, crop and channels."""
-        return digest_of_entries(asdict(self.inputs))
+        """The SHA-256 of resize, crop, channels and a fit that does not squeeze."""
+        return digest_of_entries(self.inputs.entries())
 
     def entries(self) -> dict[str, str]:
         """Return all of it as texts, with the format and its version."""
@@ -59,7 +59,7 @@ class About:
             "version": VERSION,
             "run": self.run,
             "network": self.network,
-            "inputs": json.dumps(asdict(self.inputs), sort_keys=True),
+            "inputs": json.dumps(self.inputs.entries(), sort_keys=True),
             "inputs_sha256": self.inputs_digest,
             "folder": self.folder,
         }
@@ -69,7 +69,7 @@ class About:
         """Read what `entries` returned; anything else raises a ValueError that says why.
 
         >>> About.read(About("run", "0" * 64, Inputs()).entries()).inputs
-        Inputs(resize=None, crop=None, channels=None)
+        Inputs(resize=None, crop=None, channels=None, fit='squeeze')
         """
         if entries.get("format") != FORMAT:
             raise ValueError("it holds no vectors of robustmetric")
@@ -81,8 +81,8 @@ class About:
         texts = [entries.get(name) for name in ("run", "network", "folder")]
         try:
             sizes = json.loads(str(entries.get("inputs")))
-            inputs = Inputs(**{name: sizes[name] for name in ("resize", "crop", "channels")})
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            inputs = Inputs(**sizes)
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"its inputs are none ({error})") from None
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("run, network or folder is missing")

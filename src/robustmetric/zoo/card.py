@@ -29,11 +29,12 @@ from robustmetric.zoo.summary import headline, trust
 
 _SHOWN = (
     "data", "model", "weights", "dim", "freeze_bn", "defense", "reference", "eps", "alpha", "steps", "margin",
-    "epochs", "batch", "lr", "schedule", "warmup", "clip", "weight_decay", "resize", "crop", "flip",
-    "validation", "precision", "seed",
+    "epochs", "batch", "lr", "schedule", "warmup", "clip", "weight_decay", "resize", "fit", "crop", "flip",
+    "zoom", "jitter", "validation", "precision", "seed",
 )  # fmt: skip
 """The entries of a recipe that say what the network became; the others say where and how often."""
 _OF_ATTACKS = ("eps", "alpha", "steps")
+_IF_ANY = {"fit": "squeeze", "jitter": 0}  # not shown while they are so
 _FEW = 500  # queries, below which an interval is wide
 _FEW_CLASSES = 20  # so that chance alone ranks some images right
 
@@ -174,7 +175,9 @@ def _training(run: ZooRun, about: Mapping[str, Any]) -> Iterator[str]:
     chosen = (run.chosen or "").removesuffix(" weights")
     rows = [("weights", f"best, {chosen}" if "chosen" in chosen else chosen, "which were published")]
     for key in _SHOWN:
-        if entries[key] is not None and (perturbs(recipe) or key not in _OF_ATTACKS):
+        if entries[key] in (None, _IF_ANY.get(key)):
+            continue
+        if perturbs(recipe) or key not in _OF_ATTACKS:
             shown = _level(entries[key]) if key in ("eps", "alpha") else _text(entries[key])
             name = "first weights" if key == "weights" else key
             rows.append((name, shown, str(fields[key].description)))

@@ -1,0 +1,204 @@
+"""How images of another aspect become squares: squeezed, cropped or padded, the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import robustmetric as rm
+from robustmetric.data import ImageSet, load, load_pixels
+from robustmetric.data.cache import cached
+from robustmetric.data.decode import Fit, resized
+from robustmetric.data.inputs import Inputs, usual_inputs
+from robustmetric.evaluation.images import Fingerprint
+from robustmetric.training.parts import inputs_of, suited_recipe
+from robustmetric.training.recipe import load_recipe, make_recipe
+from robustmetric.training.runs import RunFolder
+from tests.helpers.command import command, works
+from tests.helpers.runs import make_pictures
+
+FITS: tuple[Fit, ...] = get_args(Fit)
+
+
+def noise(height: int, width: int, channels: int = 3) -> Any:
+    pixels = np.random.default_rng(height).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    return pixels[..., 0] if channels == 1 else pixels
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_without_scaling_crop_and_pad_move_pixels_alone(channels: Any) -> None:
+    image = noise(4, 8, channels)
+    whole = image.reshape(4, 8, channels)
+    for tall in (False, True):
+
+        def fitted(size: int, fit: Fit, tall: bool = tall) -> Any:
+            given = Image.fromarray(image.swapaxes(0, 1).copy() if tall else image)
+            found = resized(given, (size, size), channels, fit)
+            return found.swapaxes(0, 1) if tall else found
+
+        assert np.array_equal(fitted(4, "crop"), whole[:, 2:6])
+        padded = fitted(8, "pad")
+        assert np.array_equal(padded[2:6], whole)
+        assert (np.delete(padded, np.s_[2:6], axis=0) == 255).all()
+
+
+@given(height=st.integers(1, 90), width=st.integers(1, 90), size=st.integers(1, 40))
+def test_what_a_fit_keeps(height: int, width: int, size: int) -> None:
+    image = Image.fromarray(noise(height, width) // 2)  # nothing is white
+    found = {fit: resized(image, (size, size), 3, fit) for fit in FITS}
+    assert {pixels.shape for pixels in found.values()} == {(size, size, 3)}
+    if height == width:
+        assert all(np.array_equal(pixels, found["squeeze"]) for pixels in found.values())
+    assert found["crop"].max() <= 127
+    # What is not white is the whole image, in its aspect.
+    inner = np.asarray((found["pad"] < 255).all(axis=2))
+    rows, columns = int(inner.any(axis=1).sum()), int(inner.any(axis=0).sum())
+    assert max(rows, columns) == size
+    longer, shorter = max(height, width), min(height, width)
+    assert abs(min(rows, columns) - max(1, size * shorter / longer)) <= 0.5
+    top, left = int(inner.any(axis=1).argmax()), int(inner.any(axis=0).argmax())
+    assert abs((size - rows) - 2 * top) <= 1
+    assert abs((size - columns) - 2 * left) <= 1
+    if longer <= shorter * size:  # thinner ones are squeezed to a line
+        alone = resized(image, (rows, columns), 3)
+        assert np.array_equal(found["pad"][top : top + rows, left : left + columns], alone)
+
+
+def test_a_cache_of_another_fit_is_not_taken(tmp_path: Path) -> None:
+    images = load("folder", make_pictures(tmp_path / "data", classes=4, height=10, width=20))
+    for _ in range(2):
+        for fit in FITS:
+            found = cached(images, tmp_path / "cache", size=(8, 8), fit=fit)
+            with Image.open(images.files[3]) as file:  # type: ignore[index]
+                assert np.array_equal(found.pixels[3], resized(file, (8, 8), 3, fit))
+    about = {file.name: json.loads(file.read_text()) for file in (tmp_path / "cache").glob("*.json")}
+    assert len(about) == 3
+    # One that squeezes is called, and described, as before there were others.
+    (kept,) = [one for name, one in about.items() if re.match(r"folder-train-8x8x3-[0-9a-f]{32}\.json", name)]
+    assert "fit" not in kept
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_file_gives_what_evaluation_feeds_the_network(fit: Fit, tmp_path: Path) -> None:
+    images = load("folder", make_pictures(tmp_path / "data", classes=4, height=14, width=9), "test")
+    inputs = Inputs(12, 10, 3, fit)
+    fed = inputs.images(inputs.pixels(images, tmp_path / "cache"))[:]
+    assert torch.equal(fed[:1], inputs.images(inputs.first(images))[:])
+    assert images.files is not None
+    for file, expected in zip(images.files, fed, strict=True):
+        assert torch.equal(inputs.tensor(file), expected[None])
+        with Image.open(file) as image:
+            assert torch.equal(inputs.tensor(image), expected[None])
+
+
+def test_images_in_memory_are_fitted_too() -> None:
+    pixels = np.stack([noise(4, 8)] * 2)
+    images = ImageSet("tiny", "train", torch.tensor([0, 0]), ("a",), pixels=pixels)
+    assert np.array_equal(cached(images, Path("unused"), size=(4, 4), fit="crop").pixels, pixels[:, :, 2:6])
+
+
+def test_an_unknown_fit_is_refused() -> None:
+    with pytest.raises(rm.UserError, match=r"fit is 'stretch'.*squeeze, crop or pad"):
+        Inputs(8, fit="stretch")  # type: ignore[arg-type]
+    with pytest.raises(rm.UserError, match=r"fit is 'stretch'.*'squeeze', 'crop' or 'pad'"):
+        make_recipe({"fit": "stretch"})
+    shown = command("evaluate", "--model", "c2f2", "--data", "digits", "--fit", "stretch", "--out", "no")
+    assert shown.code == 2
+    assert all(name in shown.err for name in ("--fit", "stretch", *FITS))
+
+
+# What is usual
+
+
+def test_images_of_ones_own_are_kept_whole(tmp_path: Path) -> None:
+    root = make_pictures(tmp_path / "data")
+    assert suited_recipe({"data": "folder", "root": root}).fit == "pad"
+    assert suited_recipe({"data": "folder", "root": root, "fit": "squeeze"}).fit == "squeeze"
+    assert usual_inputs("folder", root, "resnet18").fit == "pad"
+    assert usual_inputs("folder", root, "resnet18", {"fit": "crop"}).fit == "crop"
+    for data in ("digits", "fashion-mnist", "cub", "cars", "sop"):
+        assert suited_recipe({"data": data}).fit == usual_inputs(data, None, "c2f2").fit == "squeeze"
+    sizes = {"resize": 8, "crop": 8}
+    for data in ("inshop", "market1501"):
+        assert suited_recipe({"data": data, **sizes}).fit == "squeeze"
+    assert load_recipe("images").fit == "pad"
+    # A recipe of before, which says nothing of it.
+    assert inputs_of(make_recipe({"data": "folder", **sizes})).fit == "squeeze"
+
+
+# Runs
+
+
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 8))
+"""
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> tuple[object, ...]:
+    """A training on images in a folder that are twice as wide as high, with a network of the user's."""
+    root = make_pictures(tmp_path / "data", each=4, height=10, width=20)
+    (tmp_path / "nets.py").write_text(NET)
+    model = ("--model", f"{tmp_path / 'nets.py'}:net", "--defense", "N/A[R]", "--batch", 64, "--epochs", 1)
+    return ("train", "--data", "folder", "--root", root, *model, "--size", 10, "--cache", tmp_path / "cache")
+
+
+def fed(run: Path) -> tuple[str, Any, torch.Tensor]:
+    """The fit of a run, and how it shows an image of its own."""
+    loaded = rm.load_run(run)
+    file = next(Path(str(loaded.recipe.root)).rglob("*.png"))
+    return loaded.inputs.fit, loaded.embed(file), loaded.inputs.tensor(file)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_fit_everywhere(wide: tuple[object, ...], tmp_path: Path) -> None:
+    few = ("--steps", 1, "--checks", "none", "--attacks", "ES", "--cache", tmp_path / "cache")
+    works(*wide, "--out", tmp_path / "run")
+    assert RunFolder(tmp_path / "run").recipe().fit == "pad"
+    fit, z, image = fed(tmp_path / "run")
+    assert fit == "pad"
+    assert (image[0, :, [0, 1, -1]] == 1).all(), "above and below is white"
+    assert torch.allclose(z, rm.embed(rm.load_run(tmp_path / "run").network, image))
+    works("evaluate", tmp_path / "run", *few, "--out", tmp_path / "own")
+    works("evaluate", tmp_path / "run", *few, "--fit", "crop", "--out", tmp_path / "crop")
+    recipe = RunFolder(tmp_path / "run").recipe()
+    others: dict[str, Fit] = {"own": "pad", "crop": "crop"}
+    for out, other in others.items():
+        inputs = Inputs(10, 10, 3, other)
+        (test,) = load_pixels("folder", recipe.root, inputs, ["test"], tmp_path / "cache")
+        nowhere = torch.full((len(test),), -1)
+        expected = Fingerprint.of(inputs.images(test)[:], test.labels, None, nowhere)
+        assert rm.load_record(tmp_path / out).data.sha256 == expected.sha256
+
+
+def test_a_run_of_before_goes_on_squeezing(wide: tuple[object, ...], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    works(*wide, "--fit", "squeeze", "--out", run)
+    new = fed(run)
+    # As it was written before there were fits.
+    text, count = re.subn(r"(?m)^(fit|zoom|jitter): .*\n", "", (run / "recipe.yaml").read_text())
+    assert count == 3
+    (run / "recipe.yaml").write_text(text)
+    about = json.loads((run / "run.json").read_text())
+    for entry in ("fit", "zoom", "jitter"):
+        del about["recipe"][entry]
+    del about["sha256"]
+    (run / "run.json").write_text(json.dumps(about))
+    old = fed(run)
+    assert new[0] == old[0] == "squeeze"
+    assert torch.equal(new[1], old[1])
+    assert torch.equal(new[2], old[2])
+    works("train", "--out", run, "--resume", "--epochs", 2, "--cache", tmp_path / "cache")
+    assert RunFolder(run).recipe().fit == "squeeze"
