@@ -27,10 +27,8 @@ class C2F2(nn.Module):
         if channels < 1:
             raise UserError(f"channels is {channels}; it must be at least 1")
         if size < 4 or size % 4:
-            near = max(4, round(size / 4) * 4)
-            raise UserError(
-                f"size is {size}; two poolings need a positive multiple of 4, such as {near}", parameter="size"
-            )
+            told = f"size is {size}; two poolings need a positive multiple of 4"
+            raise UserError(f"{told}, such as {max(4, round(size / 4) * 4)}", parameter="size")
         if dim < 1:
             raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
         self.channels, self.size = channels, size
