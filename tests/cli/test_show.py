@@ -18,6 +18,7 @@ from robustmetric.cli.terminal import Terminal
 from robustmetric.evaluation import Record
 from tests.cli.tables import BEFORE, ONE, expected, scores_in
 from tests.helpers.command import Clock, works
+from tests.helpers.records import a_record, altered
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,18 @@ def test_a_narrow_terminal_gets_two_tables(whole: tuple[Path, str], width: int, 
     assert rows["c2f2 N/A[S]"] == expected(record)["c2f2 N/A[S]"]
     assert rows[BEFORE]["TMA ↓"] == expected(record)[BEFORE]["TMA ↓"]
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_what_was_not_checked_or_failed_is_said_beside_the_ers() -> None:
+    passed = {"name": "noise", "status": "pass", "figure": 0.0, "limit": "", "says": ""}
+    bare, checked = a_record(), altered(a_record(), checks=[passed])
+    failed = altered(checked, checks=[{**passed, "status": "fail"}])
+    for told in (lambda record: shown(record, 200), str):
+        assert ("checked" in told(bare), "not valid" in told(bare)) == (True, False)
+        assert "only collapse" in told(bare)
+        assert "only collapse" not in told(checked)
+        assert "not valid" not in told(checked)
+        assert "not valid: the check noise failed" in told(failed)
 
 
 @pytest.mark.parametrize("width", [80, 100, 125, 131, 133, 135, 137])

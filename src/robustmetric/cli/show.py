@@ -203,6 +203,9 @@ def _summary(row: str, record: Record) -> Text:
         parts += ["\n  ", ("careful:", "yellow"), careful]
     if record.ers is not None and not record.ers.valid:
         parts += ["\n  ", ("the ERS is not valid:", "bold red"), f" {record.ers.why}"]
+    elif record.unchecked:
+        told = " only collapse was looked for: --checks quick says how far to trust these scores"
+        parts += ["\n  ", ("not checked:", "yellow"), told]
     return styled(*parts)
 
 
