@@ -348,9 +348,9 @@ def test_the_time_left_of_the_embedding(terminal: bool) -> None:
     clock.now += 300
     watch("embed", 0.25, 1)
     assert {task.description: task.fields["left"] for task in watch.bar.tasks if task.fields["left"]} == {
-        "embed": "about 15 min left"
+        "embed": "about 75 min left in all"
     }
-    assert terminal or text.getvalue() == "embed: 0.2 of 1, about 15 min left\n"
+    assert terminal or text.getvalue() == "embed: 0.2 of 1, about 75 min left in all\n"
     clock.now += 900
     watch("embed", 1, 1)
     watch("retrieval", 1, 1)

@@ -35,7 +35,9 @@ def test_a_run_with_a_record_gives_both_plots(places: Path) -> None:
     assert "training: plots/training.svg, plots/training.pdf, plots/training.png" in printed
     text = (places / "plots" / "training.svg").read_text(encoding="utf-8")
     assert ">N/A[S]</text>" in text
-    assert ">c2f2 N/A[S]</text>" in (places / "plots" / "records.svg").read_text(encoding="utf-8")
+    assert ">c2f2 N/A[S] (ERS not valid)</text>" in (places / "plots" / "records.svg").read_text(
+        encoding="utf-8"
+    )
     first = {name: (places / "plots" / name).read_bytes() for name in names}
     works("plot", "run")  # again, over what is there
     assert first == {name: (places / "plots" / name).read_bytes() for name in names}

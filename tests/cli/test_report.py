@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from robustmetric.cli.show import Watch
 from robustmetric.evaluation import load_record
 from robustmetric.evaluation.curves import FOLDER as CURVES
 from robustmetric.evaluation.pictures import FOLDER, LIST
@@ -129,7 +130,13 @@ def test_the_help_says_what_the_options_do() -> None:
 @pytest.mark.slow
 def test_an_evaluation_makes_its_page(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = network / "evaluation"
+    watches: list[Watch] = []
+    monkeypatch.setattr(Watch, "__enter__", lambda watch: (watches.append(watch), watch)[1])
     printed = works("evaluate", network, *SMALL, "--report", tmp_path / "page.html", "--curves")
+    (watch,) = watches
+    assert {"embed", "ES", "checks", "pictures", "curves"} < {*watch.costs}
+    told = {stage: (done, total) for stage, (_, done, total) in watch.counts.items()}
+    assert told == {stage: (len(costs), len(costs)) for stage, costs in watch.costs.items()}
     assert f"the record is in {out}\nthe report is {tmp_path / 'page.html'}\n" in printed
     assert re.findall(r"^(pictures|curves): done", printed, re.MULTILINE) == ["pictures", "curves"]
     assert {path.name for path in out.iterdir()} == {
@@ -146,6 +153,7 @@ def test_an_evaluation_makes_its_page(network: Path, tmp_path: Path, monkeypatch
     forbid(monkeypatch)
     again = works("evaluate", network, *SMALL, "--report", tmp_path / "again.html", "--curves")
     assert not re.search("(embed|ES|pictures): done", again), "all of it was there"
+    assert not any(sum(costs) for costs in watches[-1].costs.values())
     assert files(out) == before
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "page.html").read_bytes()
     works("report", network, "-o", tmp_path / "third.html")

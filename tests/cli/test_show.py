@@ -13,51 +13,44 @@ from rich.console import Console
 
 from robustmetric import attack, load_record
 from robustmetric.attacks import DISTANCE, Column
+from robustmetric.cli.progress import duration
 from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.cli.terminal import Terminal
 from robustmetric.evaluation import Record
 from tests.cli.tables import BEFORE, ONE, expected, scores_in
 from tests.helpers.command import Clock, works
+from tests.helpers.records import a_record, altered
 
 
-@pytest.mark.parametrize(
-    ("stages", "done", "left"),
-    [
-        # Each block takes 60 s: what is left counts all attacks, from the first block on.
-        ({"A": (0, 2), "B": (0, 2)}, ["A"], "about 3 min left"),
-        ({"A": (0, 2), "B": (0, 2)}, ["A", "A"], "about 2 min left"),
-        ({"A": (0, 1), "B": (0, 1)}, ["A"], "about 60 s left"),
-        # What was there when a resumed evaluation began took no time, and none is known at first.
-        ({"A": (5, 6), "B": (0, 1)}, ["A"], "about 60 s left"),
-        ({"A": (6, 6), "B": (5, 8)}, ["B"], "about 2 min left"),
-        ({"A": (6, 6), "B": (5, 8)}, [], ""),
-        ({"A": (0, 1)}, ["A"], ""),
-    ],
-)
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_time_left_is_that_of_all_attacks(
-    stages: dict[str, tuple[int, int]], done: list[str], left: str, terminal: bool
-) -> None:
+@pytest.mark.parametrize("resumed", [0, 1])
+def test_the_time_left_is_that_of_all_stages(terminal: bool, resumed: int) -> None:
+    """Each unit of cost takes a minute; the pictures are told of when they begin."""
+    costs: dict[str, list[float]] = {"embed": [4, 4], "A": [10, 2], "checks": [0, 5], "pictures": [3, 3]}
     text, clock = io.StringIO(), Clock()
     watch = Watch(Console(file=text, force_terminal=terminal, width=100), clock)
-    resumed = any(count for count, _ in stages.values())
-    begun = (int(resumed), 1)
-    first = {"embed": begun, "retrieval": begun, **stages, "checks": (0, 1), "none": (0, 0)}
-    for stage, (count, total) in first.items():
-        watch(stage, count, total)
-    for stage in () if resumed else ("embed", "retrieval"):
-        clock.now += 1000
-        watch(stage, 1, 1)
-    counts = {stage: count for stage, (count, _) in stages.items()}
-    for stage in done:
-        clock.now += 60
-        counts[stage] += 1
-        watch(stage, counts[stage], stages[stage][1])
-    assert [task.fields["left"] for task in watch.bar.tasks if task.fields["left"]] == [left] * bool(left)
-    told = text.getvalue().splitlines()
-    assert not any(line.startswith("none") for line in told)
-    whole = [stage for stage in done[-1:] if counts[stage] == stages[stage][1]]
-    assert terminal or not whole or told[-1] == ", ".join(filter(None, (f"{whole[0]}: done", left)))
+    watch.expect(costs)
+    left = sum(map(sum, costs.values()))
+    for stage, each in costs.items():
+        if stage != "pictures":
+            watch(stage, resumed * (stage == "embed"), len(each))
+    left -= resumed * costs["embed"][0]
+    watch("none", 0, 0)
+    for stage, each in costs.items():
+        for place, cost in enumerate(each):
+            if stage == "embed" and place < resumed:
+                continue
+            for share in (0.5, 1):
+                clock.now += 60 * cost / 2
+                left -= cost / 2
+                watch(stage, place + share, len(each))
+            told = [task.fields["left"] for task in watch.bar.tasks if task.fields["left"]]
+            known = left > 0 and (stage, place) != ("embed", 1)  # what follows has a pace of its own
+            assert told == [f"about {duration(60 * left)} left in all"] * known
+    lines = text.getvalue().splitlines()
+    assert not any(line.startswith("none") for line in lines)
+    assert terminal or lines[-1] == "pictures: done"
+    assert terminal or "A: done, about 11 min left in all" in lines
 
 
 @pytest.mark.parametrize(
@@ -96,6 +89,18 @@ def test_a_narrow_terminal_gets_two_tables(whole: tuple[Path, str], width: int, 
     assert rows["c2f2 N/A[S]"] == expected(record)["c2f2 N/A[S]"]
     assert rows[BEFORE]["TMA ↓"] == expected(record)[BEFORE]["TMA ↓"]
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_what_was_not_checked_or_failed_is_said_beside_the_ers() -> None:
+    passed = {"name": "noise", "status": "pass", "figure": 0.0, "limit": "", "says": ""}
+    bare, checked = a_record(), altered(a_record(), checks=[passed])
+    failed = altered(checked, checks=[{**passed, "status": "fail"}])
+    for told in (lambda record: shown(record, 200), str):
+        assert ("checked" in told(bare), "not valid" in told(bare)) == (True, False)
+        assert "only collapse" in told(bare)
+        assert "only collapse" not in told(checked)
+        assert "not valid" not in told(checked)
+        assert "not valid: the check noise failed" in told(failed)
 
 
 @pytest.mark.parametrize("width", [80, 100, 125, 131, 133, 135, 137])

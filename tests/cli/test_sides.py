@@ -512,6 +512,7 @@ def told_by(
         watch(stage, done, total)
         lines.extend((clock.now, line) for line in text.getvalue().splitlines()[before:])
 
+    watch.expect({"embed": [0], "retrieval": [0], "checks": [0]})
     for stage, total in (("embed", 1), ("retrieval", 1), ("ES", blocks), ("checks", 1)):
         tell(stage, 0, total)
     for stage in ("embed", "retrieval"):
@@ -542,7 +543,7 @@ def test_without_a_terminal_a_line_comes_every_minute(every: float) -> None:
     when, line = within[3]
     share = (when - 2) / 600
     assert line.startswith(f"ES: {share:.1f} of 2, about ")
-    assert line.endswith(f"about {round((1200 - (when - 2)) / 60)} min left")
+    assert line.endswith(f"about {round((1200 - (when - 2)) / 60)} min left in all")
 
 
 def test_quick_work_is_told_once_a_stage() -> None:

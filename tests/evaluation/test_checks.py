@@ -155,7 +155,7 @@ def test_collapse_of_the_embeddings(evaluated: Evaluated, network: nn.Module) ->
         )
         assert record.ers is not None
         assert not record.ers.valid
-        assert record.ers.why == check.says
+        assert record.ers.why.startswith(check.says)
         # Without checks it is looked at all the same.
         again = evaluated(model, steps=2).ers
         assert again is not None
@@ -186,7 +186,7 @@ def test_collapse_of_the_ranking_to_chance(evaluated: Evaluated, labels: Tensor)
     assert "(chance is 17.9)" in record.checks[0].limit
     assert record.ers is not None
     assert not record.ers.valid
-    fine = evaluated(steps=2, checks="quick")
+    fine = evaluated(checks="quick")
     assert fine.ers is not None
     assert fine.ers.valid
     assert fine.ers.why == ""

@@ -265,3 +265,32 @@ def test_a_query_that_is_lost_before_costs_nothing(prepared: Prepared) -> None:
     assert model.forwards == found.forward.sum() == 0
     assert found.by.tolist() == [BEFORE] * 3
     assert found.change.tolist() == [0.0] * 3
+
+
+class Fetched:
+    """Images that count how often each was asked for."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images, self.times = images, torch.zeros(len(images), dtype=torch.long)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        self.times[index] += 1
+        return self.images[index]
+
+
+def test_an_attack_fetches_a_query_once(tiny: Tiny, images: Tensor) -> None:
+    """Of each image the first look, the trial of the network, its embedding, and nine attacks."""
+    fetched = Fetched(images)
+    evaluation = tiny(images=fetched, steps=1)
+    fetched.times.zero_()  # the first image was looked at
+    evaluation.run()
+    assert fetched.times.max() == 12
+    fetched, again = Fetched(images), Fetched(images)
+    tiny(images=fetched, attacks=["TMA"], steps=1).run()
+    suite = WorstCase(goals="shift", steps=1, trials=1)
+    tiny(images=again, attacks=["TMA"], steps=1, suite=suite).run()
+    ways = 3  # gradients, gradients from random points, squares: none is lost to one before
+    assert {*(again.times - fetched.times).tolist()} == {ways}

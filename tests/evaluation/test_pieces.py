@@ -17,6 +17,8 @@ from robustmetric.evaluation.pieces import AttackPiece, CheckPiece, EmbedPiece, 
 from robustmetric.evaluation.staged import Piece
 from robustmetric.evaluation.store import PARTS, Store
 from robustmetric.registry import register
+from tests.evaluation.conftest import make_network
+from tests.helpers.networks import Counted
 
 Tiny = Callable[..., Evaluation]
 
@@ -159,3 +161,26 @@ def test_findings_hold_what_the_pieces_found(tiny: Tiny) -> None:
     assert float(findings.found["GTM"].after["GTM"].mean()) == pytest.approx(record["GTM"])
     assert findings.recall == pytest.approx(record["R@1"])
     assert (findings.attacks, findings.budget) == (evaluation.plan.goals, evaluation.plan.budget)
+
+
+@pytest.mark.slow
+def test_costs_are_the_passes_through_the_network(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact where no query drops out, and about right of checks."""
+    network, spent, kept = Counted(make_network()), {}, Store.keep
+
+    def keep(store: Store, piece: Any, value: Any) -> None:
+        spent[piece.file] = network.forwards + 2 * network.backwards
+        network.forwards = network.backwards = 0
+        kept(store, piece, value)
+
+    monkeypatch.setattr(Store, "keep", keep)
+    for search in ("pgd", "nes(samples=2)"):
+        evaluation = tiny(network, attacks=["ES", "TMA"], search=search, checks="quick")
+        evaluation.probe()
+        network.forwards = network.backwards = 0
+        monkeypatch.setattr(evaluation, "probe", lambda: None)
+        evaluation.run()
+        costs = {piece.file: piece.cost(evaluation.materials) for piece in pieces_of(evaluation)}
+        exact = [file for file in costs if not file.startswith("check-")]
+        assert [costs[file] for file in exact] == [spent[file] for file in exact]
+        assert sum(costs.values()) == pytest.approx(sum(spent.values()), rel=0.25)

@@ -65,7 +65,7 @@ def shots_of(which: RankingAttack, world: World, z: Tensor, k: int, seed: int = 
     target = which.aim(aimed(which, world, seed), queries, gallery)
     before, after = (which.measure(x, target, queries, gallery) for x in (queries.z, z))
     none = torch.zeros(len(queries))
-    outcome = Outcome(images[1], z, target, before, after, none, none, none, 0, 0)
+    outcome = Outcome(images[1], z, target, before, after, none, none, none, 0, 0, images[0])
     scene = Scene(nn.Flatten(), images[0], queries, gallery, images[0])
     found = take_shots(scene, which, torch.arange(len(queries)), outcome, k)
     for number, shot in enumerate(found):
@@ -188,7 +188,8 @@ def test_no_query_has_a_mate() -> None:
     target = Target(aimed(which, world)[numbers])
     values = which.measure(some.z, target, some, world.gallery)
     none = torch.zeros(2)
-    outcome = Outcome(torch.zeros(2, 1, 2, 2), some.z, target, values, values, none, none, none, 0, 0)
+    blank = torch.zeros(2, 1, 2, 2)
+    outcome = Outcome(blank, some.z, target, values, values, none, none, none, 0, 0, blank)
     scene = Scene(nn.Flatten(), torch.zeros(18, 1, 2, 2), queries, world.gallery, torch.zeros(40, 1, 2, 2))
     shots = take_shots(scene, which, numbers, outcome, 3)
     assert [(shot.number, shot.place) for shot in shots] == [(6, (None, None)), (17, (None, None))]

@@ -109,7 +109,10 @@ def test_a_collapsed_network_is_not_called_the_best() -> None:
     fallen = a_record({"ERS": 90.0}, name="fallen", why="all images lie in one direction.")
     first, second = of(fallen, a_record({"ERS": 40.0}, name="a"), a_record({"ERS": 20.0}, name="b"))
     assert first.startswith(f"a keeps its ranking better than b {MAY}: ERS 40.0")
-    assert second == "The ERS of fallen is not valid: all images lie in one direction."
+    assert second == (
+        "The ERS of fallen is not valid: all images lie in one direction; the scores of a and b were not "
+        "checked."
+    )
     first, second = of(fallen, altered(fallen, network={"name": "too"}))
     assert "ERS" not in first
     assert second == "The ERS of fallen and too is not valid: all images lie in one direction."
@@ -163,10 +166,13 @@ def test_networks_that_were_not_tested_alike_are_not_ranked(changes: dict[str, A
             [("last", "warn"), ("classes", "warn"), ("noise", "warn")],
             "Read these scores with care: the checks “last”, “classes” and “noise” warn.",
         ),
-        ([("last", "warn"), ("gradient", "fail")], "Do not trust these scores: the check “gradient” failed."),
+        (
+            [("last", "warn"), ("gradient", "fail")],
+            "Do not trust these scores: the check “gradient” failed, so the ERS is not valid.",
+        ),
         (
             [("gradient", "fail"), ("budget", "fail")],
-            "Do not trust these scores: the checks “gradient” and “budget” failed.",
+            "Do not trust these scores: the checks “gradient” and “budget” failed, so the ERS is not valid.",
         ),
         (
             [("collapse", "pass")],
@@ -195,6 +201,15 @@ def test_checks_of_some_networks() -> None:
     good, unchecked = checked(name="b"), checked(("collapse", "pass"), name="c")
     assert of(warns, good)[1] == "Read these scores with care: the check “last” (of a) warns."
     assert of(warns, altered(warns, network={"name": "d"}))[1].endswith("the check “last” warns.")
+    fails = checked(("gradient", "fail"), name="e")
+    assert of(warns, unchecked, fails)[1] == (
+        "Do not trust these scores: the check “gradient” (of e) failed, so the ERS of e is not valid; the "
+        "scores of c were not checked."
+    )
+    fallen = a_record(name="f", why="collapsed.")
+    assert of(fallen, warns, altered(fails, ers=None))[1] == (
+        "The ERS of f is not valid: collapsed; do not trust these scores: the check “gradient” (of e) failed."
+    )
     assert of(good, unchecked)[1] == (
         "The scores of c were not checked; of the others all 3 checks of whether to trust these scores "
         "passed."

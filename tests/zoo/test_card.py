@@ -252,7 +252,7 @@ def test_where_only_collapse_was_checked_the_card_says_so_once(run: Path) -> Non
     written(altered(record, checks=[failed]), run / "evaluation-a")
     shutil.rmtree(run.parent / "out")  # which would keep the record that was there
     card = published(run)
-    assert "Do not trust these scores: the check “collapse” failed." in card
+    assert f"The ERS of {record.network.name} is not valid: all look alike." in card
     assert "Only collapse was checked" not in card
     written(altered(record, checks=[]), run / "evaluation-a")
     shutil.rmtree(run.parent / "out")
@@ -313,7 +313,8 @@ def test_a_check_that_failed_stands_beside_the_figures(run: Path) -> None:
         altered(record, checks=[check.model_dump() for check in record.checks] + [failed]), run / "evaluation"
     )
     card = published(run)
-    assert "\nDo not trust these scores: the check “gradient” failed.\n" in card
+    assert "\nDo not trust these scores: the check “gradient” failed, so the ERS is not valid.\n" in card
+    assert f"| ERS ↑ | {record.show('ERS')} (not valid) |" in card
     assert all(
         one.metric_config.endswith("; checks that failed: gradient") for one in read(card).eval_results
     )

@@ -318,7 +318,7 @@ def _developed(
     steps = (*(step for step in shown if step < taken), taken)
     numbers = torch.full((len(steps),), 0 if query.number is None else query.number)
     points = way.points[list(steps)]
-    _, queries = scene.batch(numbers)
+    queries = scene.asking(numbers)
     index = outcome.target.index
     with torch.no_grad():
         z = embed(scene.model, points)
@@ -326,6 +326,15 @@ def _developed(
         target = scene.aim(goal, queries, Draws(0, "", []), index.expand(len(steps), -1))
         after = scene.measure(goal, z, target, queries)
     before = {name: value.expand(len(steps)) for name, value in outcome.before.items()}
-    at_steps = replace(outcome, images=points, z=z, target=Target(target.index), before=before, after=after)
+    originals = outcome.originals.expand_as(points)
+    at_steps = replace(
+        outcome,
+        images=points,
+        z=z,
+        target=Target(target.index),
+        before=before,
+        after=after,
+        originals=originals,
+    )
     shots = take_shots(scene, goal, numbers, at_steps, k)
     return Walk(way.network, tuple(shots), steps, way.objective, asked, way.late)

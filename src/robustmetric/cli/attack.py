@@ -75,6 +75,8 @@ def attack(
         sides, skipped = request.images(console)
         with Watch(console) as watch:
             evaluation = request.evaluation(networks, (sides, skipped), progress=watch)
+            costs = evaluation.costs
+            watch.expect({name: costs[name] for name in ("embed", evaluation.plan.goals[0].name)})
             evaluation.probe()
             with evaluation.subject.frozen():
                 evaluation.embed()

@@ -95,7 +95,9 @@ def certify(
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
             subject = request.subject(networks, images)
-            certificate = Certification(subject, plan, out, watch, watch.say).run()
+            certification = Certification(subject, plan, out, watch, watch.say)
+            watch.expect(certification.costs)
+            certificate = certification.run()
     show_certificate(console, certificate)
     console.print(f"the certificate is in {out}")
 

@@ -29,6 +29,7 @@ def demo(
     from robustmetric.cli.worst import show_suite
     from robustmetric.data import load
     from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
+    from robustmetric.evaluation.pictures import picture_costs
     from robustmetric.report.page import write_report
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe
@@ -68,7 +69,9 @@ def demo(
         plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
         folders.append(folder / f"evaluation-{queries}")
         with stoppable(console, KEPT), Watch(console) as watch:
-            record = Evaluation(subject, plan, folders[-1], watch).run()
+            evaluation = Evaluation(subject, plan, folders[-1], watch)
+            watch.expect({**evaluation.costs, "pictures": picture_costs(evaluation)})
+            record = evaluation.run()
             picture(Evaluation(subject, plan), record, folders[-1], watch)
         show_checks(console, record)
         records.append(record)

@@ -17,8 +17,8 @@ from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
 from robustmetric.evaluation import Evaluation, Plan, Record, load_arrays
-from robustmetric.evaluation.curves import make_curves
-from robustmetric.evaluation.pictures import load_pictures, make_pictures
+from robustmetric.evaluation.curves import curve_costs, make_curves
+from robustmetric.evaluation.pictures import load_pictures, make_pictures, picture_costs
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
 from robustmetric.files import check_writable
@@ -83,6 +83,11 @@ def evaluate(
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
             evaluation = request.evaluation(networks, images, out, watch, watch.say)
+            watch.expect(evaluation.costs)
+            if report is not None:
+                watch.expect({"pictures": picture_costs(evaluation)})
+            if curves:
+                watch.expect({"curves": curve_costs(evaluation.subject, evaluation.plan, out)})
 
             def help_out() -> None:
                 if cluster is None:
@@ -115,6 +120,7 @@ def picture(evaluation: Evaluation, record: Record, out: Path, watch: Watch) -> 
     try:
         for one in load_pictures(out, record).pictures:
             images_of(one, out)
+        watch.expect({"pictures": ()})
     except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
         make_pictures(evaluation, record, load_arrays(out), out, watch, watch.say)
 

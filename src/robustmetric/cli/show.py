@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -19,7 +19,6 @@ from robustmetric.report.records import data_of, eps_of
 from robustmetric.validate import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
-_FIRST_STAGES = STAGES[:-1]  # before the attacks
 _BESIDE = 120  # columns of a terminal on which what was found and what is allowed have room side by side
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
 
@@ -70,11 +69,11 @@ def show_checks(console: Console, record: Record) -> None:
 
 
 class Watch:
-    """Progress of an evaluation: a bar for each stage on a terminal, else a line at least every minute.
+    """Progress of long work: a bar for each stage on a terminal, else a line at least every minute.
 
-    Tell it of all stages before they begin: then it says how long all attacks together will take, from the
-    time that what is done of them took so far, and before that how long the embedding will. What was done
-    when a stage was first told does not count.
+    Tell it what all pieces of all stages cost before they begin: then it says how long all that is left will
+    take, at the pace of the embedding and then of all behind it. What was done when a stage was first told
+    does not count.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,8 +87,9 @@ class Watch:
             disable=not console.is_terminal,
         )
         self.tasks: dict[str, TaskID] = {}
+        self.costs: dict[str, Sequence[float]] = {}
         self.counts: dict[str, tuple[float, float, int]] = {}  # done at first, done now, total
-        # When the embedding began, and when the attacks (True), with what was done by then.
+        # When the embedding began, and when what follows it (True), with what was made by then.
         self.begun: dict[bool, tuple[float, float]] = {}
         self.spoke = clock()
 
@@ -102,6 +102,10 @@ class Watch:
     ) -> None:
         self.bar.stop()
 
+    def expect(self, costs: Mapping[str, Sequence[float]]) -> None:
+        """Expect stages with pieces of these `costs`, in any unit; where it is not told, a piece costs 1."""
+        self.costs |= costs
+
     def __call__(self, stage: str, done: float, total: int) -> None:
         """Show how far a stage is; one without pieces is none, and a piece counts by its share."""
         if total == 0:
@@ -112,7 +116,9 @@ class Watch:
         self.counts[stage] = (first, done, total)
         left = self._left()
         self.bar.update(self.tasks[stage], completed=done)
-        self._show_left(left)
+        current = next((s for s, (_, done, total) in self.counts.items() if done < total), stage)
+        for name, task in self.tasks.items():
+            self.bar.update(task, left=left if name == current else "")
         if self.console.is_terminal:
             return
         told = ""
@@ -129,28 +135,26 @@ class Watch:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _left(self) -> str:
-        """Say how long the attacks will take, or the embedding before them, as soon as that is known."""
-        attacks = all(self.counts[s][1] == self.counts[s][2] for s in _FIRST_STAGES if s in self.counts)
-        counts = [self.counts[s] for s in self._stages(attacks)]
-        if not counts:
+        """Say how long all stages together will take from here, as soon as that is known."""
+        made = missing = 0.0
+        for stage in {**self.costs, **self.counts}:
+            costs = self.costs.get(stage)
+            first, done, total = self.counts.get(stage, (0, 0, len(costs or ())))
+            first, done, whole = (_cost(costs or [1.0] * total, count) for count in (first, done, total))
+            made, missing = made + done - first, missing + whole - done
+        embedded = all(self.counts[s][1] == self.counts[s][2] for s in STAGES[:-1] if s in self.counts)
+        if embedded not in self.begun:
+            self.begun[embedded] = (self.clock(), made)
+        when, before = self.begun[embedded]
+        if made <= before or missing <= 0:
             return ""
-        made = sum(done - first for first, done, _ in counts)
-        missing = sum(total - done for _, done, total in counts)
-        if attacks not in self.begun:
-            self.begun[attacks] = (self.clock(), made)
-        when, before = self.begun[attacks]
-        if made <= before or missing == 0:
-            return ""
-        return f"about {duration((self.clock() - when) / (made - before) * missing)} left"
+        return f"about {duration((self.clock() - when) / (made - before) * missing)} left in all"
 
-    def _stages(self, attacks: bool) -> list[str]:
-        return [s for s in self.counts if (s not in STAGES if attacks else s == STAGES[0])]
 
-    def _show_left(self, left: str) -> None:
-        """Write the time left behind the first stage of those that is not done."""
-        shown = [s for s in self._stages(True in self.begun) if self.counts[s][1] < self.counts[s][2]]
-        for stage, task in self.tasks.items():
-            self.bar.update(task, left=left if stage in shown[:1] else "")
+def _cost(costs: Sequence[float], done: float) -> float:
+    """Return what so many pieces cost, the first ones; one in the making counts by its share."""
+    whole = int(done)
+    return sum(costs[:whole]) + (done - whole) * sum(costs[whole : whole + 1])
 
 
 def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:
@@ -203,6 +207,9 @@ def _summary(row: str, record: Record) -> Text:
         parts += ["\n  ", ("careful:", "yellow"), careful]
     if record.ers is not None and not record.ers.valid:
         parts += ["\n  ", ("the ERS is not valid:", "bold red"), f" {record.ers.why}"]
+    elif record.unchecked:
+        told = " only collapse was looked for: --checks quick says how far to trust these scores"
+        parts += ["\n  ", ("not checked:", "yellow"), told]
     return styled(*parts)
 
 

@@ -100,7 +100,9 @@ def verify(
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
             subject = request.subject(networks, images)
-            found = Verifying.of(subject, plan, given, validation, out, watch, watch.say).run()
+            verifying = Verifying.of(subject, plan, given, validation, out, watch, watch.say)
+            watch.expect(verifying.costs)
+            found = verifying.run()
     show_verification(console, found)
     console.print(f"the verification is in {out}")
 

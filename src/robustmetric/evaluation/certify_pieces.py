@@ -29,7 +29,7 @@ from robustmetric.evaluation.smoothing import (
     mean_of,
     noisy_embeddings,
 )
-from robustmetric.evaluation.staged import Stage, TensorPiece, Tensors, Tick, fetch
+from robustmetric.evaluation.staged import Stage, TensorPiece, Tensors, Tick, fetch, search_cost
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
 from robustmetric.perturb import device_of
@@ -182,6 +182,11 @@ class RankedPiece(TensorPiece[CertifyMaterials]):
         """The name of its file."""
         return f"ranked-{self.number:05d}.safetensors"
 
+    def cost(self, materials: CertifyMaterials) -> int:
+        """Return the number of noisy images."""
+        images = min(_RANKED, len(materials.ranked) - self.number * _RANKED)
+        return images * materials.plan.gallery_samples
+
     def make(self, materials: CertifyMaterials, tick: Tick | None = None) -> Tensors:
         """Average the embeddings of each image over noise of its own."""
         plan, images = materials.plan, materials.ranked
@@ -215,6 +220,10 @@ class CertifyPiece(TensorPiece[CertifyMaterials]):
     def file(self) -> str:
         """The name of its file."""
         return f"certify-{self.number:05d}.safetensors"
+
+    def cost(self, materials: CertifyMaterials) -> int:
+        """Return the number of noisy images."""
+        return len(materials.block(self.number)) * (materials.plan.choose + materials.plan.samples)
 
     def make(self, materials: CertifyMaterials, tick: Tick | None = None) -> Tensors:
         """Judge the queries as they are; one without an answer to find is NaN."""
@@ -255,6 +264,13 @@ class AttackedPiece(TensorPiece[CertifyMaterials]):
         plan = materials.plan
         search = make_search(plan.search)
         return sum(search.asks(plan.budget(radius)) for radius in plan.radii)
+
+    def cost(self, materials: CertifyMaterials) -> int:
+        """Return the noisy images of its searches, and of judging what they found."""
+        plan, search = materials.plan, make_search(materials.plan.search)
+        searched = sum(search_cost(search, plan.budget(radius)) for radius in plan.radii)
+        judged = len(plan.radii) * (plan.choose + plan.samples)
+        return len(materials.block(self.number)) * (searched * plan.attack_samples + judged)
 
     def make(self, materials: CertifyMaterials, tick: Tick | None = None) -> Tensors:
         """Attack the queries radius by radius; one that is wrong for sure is left alone from then on.

@@ -13,8 +13,8 @@ from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.evaluate import Evaluation
 from robustmetric.evaluation.plan import STAGES, Plan
 from robustmetric.evaluation.record import Record, load_record
-from robustmetric.evaluation.staged import Progress
-from robustmetric.evaluation.store import RECORD
+from robustmetric.evaluation.staged import Progress, search_cost
+from robustmetric.evaluation.store import RECORD, Store
 from robustmetric.evaluation.subject import Subject
 from robustmetric.validate import UserError
 
@@ -145,6 +145,17 @@ def make_curves(
         evaluation.run(partial(_share, evaluation, shared))
         if progress is not None:
             progress("curves", place + 1, len(plans))
+
+
+def curve_costs(subject: Subject, plan: Plan, out: Path) -> list[int]:
+    """Return what each point of the curves that `make_curves` makes costs, 0 if it is there."""
+    found: list[int] = []
+    for point, each in curve_plans(plan, len(subject.images)).items():
+        attacks = len(each.goals) * (search_cost(each.search_on(subject.surrogate), each.budget) + 2)
+        embedded = 0 if found else len(subject.every)  # for all points
+        there = Store(out / FOLDER / point.folder).finished
+        found.append(0 if there else embedded + len(each.draw(len(subject.images))) * attacks)
+    return found
 
 
 def _share(evaluation: Evaluation, shared: dict[str, Any]) -> None:

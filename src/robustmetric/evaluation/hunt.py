@@ -69,10 +69,9 @@ def strike(
 ) -> Found:
     """Run an `attack` as `run_attack` does, and note what the checks will ask for."""
     outcome = run_attack(scene, attack, numbers, budget, search, seed=seed, surrogate=surrogate, tick=tick)
-    images, queries = scene.batch(numbers)
     with torch.no_grad():
         z = embed(scene.model, (outcome.images * 255).round() / 255)
-        rounded = scene.measure(attack, z, outcome.target, queries)
+        rounded = scene.measure(attack, z, outcome.target, scene.asking(numbers))
     return Found(
         number=numbers,
         target=outcome.target.index,
@@ -82,7 +81,7 @@ def strike(
         first=outcome.first,
         last=outcome.last,
         best=outcome.best,
-        change=sizes(outcome.images - images, budget.norm),
+        change=sizes(outcome.images - outcome.originals, budget.norm),
         outside=_outside(outcome.images),
     )
 
@@ -115,7 +114,7 @@ def hunt(
     column, found = goal.columns[0], torch.zeros(len(numbers), dtype=torch.float64)
     aimed = []
     for rows in torch.arange(len(numbers)).split(batch):
-        _, queries = scene.batch(numbers[rows])
+        queries = scene.asking(numbers[rows])
         with torch.no_grad():
             target = scene.aim(goal, queries, Draws(seed, goal.drawn_as, numbers[rows].tolist()))
             found[rows] = scene.measure(goal, queries.z, target, queries)[column.name].cpu().double()
@@ -158,8 +157,8 @@ def hunt(
             worse = (
                 reached < hunted.worst[rows] if column.better == "higher" else reached > hunted.worst[rows]
             )
-            moved, changed = outcome.images[worse.to(outcome.images.device)], rows[worse]
-            images, _ = scene.batch(numbers[changed])
+            here, changed = worse.to(outcome.images.device), rows[worse]
+            moved, images = outcome.images[here], outcome.originals[here]
             hunted.worst[changed], hunted.by[changed] = reached[worse], k
             hunted.change[changed] = sizes((moved - images).double(), budget.norm).cpu()
             hunted.outside[changed] = _outside(moved).double().cpu()

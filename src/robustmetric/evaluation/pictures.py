@@ -22,7 +22,7 @@ from robustmetric.evaluation.record import Record
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.shots import Ranked, Shot, take_shots
-from robustmetric.evaluation.staged import Progress
+from robustmetric.evaluation.staged import Progress, search_cost
 from robustmetric.evaluation.subject import Subject
 from robustmetric.files import is_draft, write_atomically, writing
 from robustmetric.locks import locked
@@ -191,6 +191,14 @@ def make_pictures(
         )
         write_json(folder / LIST, found, _AGAIN)
     return found
+
+
+def picture_costs(evaluation: Evaluation) -> list[int]:
+    """Return what the pictures of each attack of an `evaluation` cost: see `Piece.cost`."""
+    plan, embedded = evaluation.plan, len(evaluation.subject.every)
+    shown = min(len(get_args(Why)) * EACH, len(evaluation.materials.numbers))
+    each = shown * (search_cost(evaluation.materials.search, plan.budget) + 1)
+    return [each + (0 if place else embedded) for place in range(len(plan.goals))]
 
 
 def _clear(folder: Path) -> None:

@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from robustmetric.attacks import RankingAttack, Search
-from robustmetric.evaluation.checks import Check, Findings, run_check
+from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
 from robustmetric.evaluation.found import Found
 from robustmetric.evaluation.hunt import Hunted, hunt, strike
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, embed_all
-from robustmetric.evaluation.staged import Piece, Stage, TensorPiece, Tensors, Tick, fetch
+from robustmetric.evaluation.staged import Piece, Stage, TensorPiece, Tensors, Tick, fetch, search_cost
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
 from robustmetric.evaluation.suite import Way
@@ -156,10 +156,17 @@ class EmbedPiece(TensorPiece[Materials]):
         subject = materials.subject
         model = subject.model if self.kind == "embed" else subject.surrogate
         assert model is not None  # noqa: S101
-        begin = self.number * _EMBEDDED
-        part = torch.arange(begin, min(begin + _EMBEDDED, len(subject.every)))
+        part = self._part(subject)
         done = None if tick is None else partial(tick, of=len(part))
         return {"z": embed_all(model, subject.every, part, materials.plan.batch, done).cpu()}
+
+    def cost(self, materials: Materials) -> int:
+        """Return the number of its images."""
+        return len(self._part(materials.subject))
+
+    def _part(self, subject: Subject) -> Tensor:
+        begin = self.number * _EMBEDDED
+        return torch.arange(begin, min(begin + _EMBEDDED, len(subject.every)))
 
 
 @dataclass(frozen=True)
@@ -209,11 +216,10 @@ class AttackPiece(TensorPiece[Materials]):
     def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
         """Attack the block, and note what the checks will ask for."""
         plan = materials.plan
-        numbers = materials.numbers[self.block * plan.batch : (self.block + 1) * plan.batch]
         return strike(
             materials.scene,
             self.attack,
-            numbers,
+            self._numbers(materials),
             plan.budget,
             materials.search,
             seed=plan.seed,
@@ -224,6 +230,14 @@ class AttackPiece(TensorPiece[Materials]):
     def asks(self, materials: Materials) -> int:
         """Return how often the search will ask for the objective."""
         return materials.search.asks(materials.plan.budget)
+
+    def cost(self, materials: Materials) -> int:
+        """Return the passes of its search, and those that measure what was found, and that rounded."""
+        return len(self._numbers(materials)) * (search_cost(materials.search, materials.plan.budget) + 2)
+
+    def _numbers(self, materials: Materials) -> Tensor:
+        size = materials.plan.batch
+        return materials.numbers[self.block * size : (self.block + 1) * size]
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,13 +265,13 @@ class SuitePiece(TensorPiece[Materials]):
 
     def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
         """Attack the block in all ways, each on the queries that are left."""
-        plan, size = materials.plan, _SUITE * materials.plan.batch
+        plan = materials.plan
         assert plan.worst_case is not None  # noqa: S101
         return hunt(
             materials.scene,
             self.goal,
             materials.ways[self.goal.name],
-            materials.numbers[self.block * size : (self.block + 1) * size],
+            self._numbers(materials),
             materials.suite_budget,
             batch=plan.batch,
             seed=plan.seed,
@@ -270,6 +284,15 @@ class SuitePiece(TensorPiece[Materials]):
         """Return how often the searches will ask for the objective, if nothing drops out."""
         ways, budget = materials.ways[self.goal.name], materials.suite_budget
         return _SUITE * sum(way.search.asks(budget) for way in ways)
+
+    def cost(self, materials: Materials) -> int:
+        """Return the passes of all searches, and those that measure what was found, if nothing drops out."""
+        ways, budget = materials.ways[self.goal.name], materials.suite_budget
+        return len(self._numbers(materials)) * sum(search_cost(way.search, budget) + 1 for way in ways)
+
+    def _numbers(self, materials: Materials) -> Tensor:
+        size = _SUITE * materials.plan.batch
+        return materials.numbers[self.block * size : (self.block + 1) * size]
 
 
 @dataclass(frozen=True)
@@ -288,6 +311,13 @@ class CheckPiece(Piece[Materials, Check]):
     def make(self, materials: Materials, tick: Tick | None = None) -> Check:
         """Run the check."""
         return run_check(self.name, materials.findings)
+
+    def cost(self, materials: Materials) -> int:
+        """Return the passes of the attacks that it repeats."""
+        run, plan = CHECKS.find(self.name)[0], materials.plan
+        again = getattr(run, "again", 0) * search_cost(materials.search, plan.budget)
+        queries = min(256 if plan.level == "full" else 64, len(materials.numbers))
+        return queries * len(plan.goals) * (getattr(run, "steps", 0) + again)
 
     def encode(self, value: Check) -> bytes:
         """Write the verdict as JSON."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
@@ -121,6 +121,14 @@ class Record(Part):
     arrays: Arrays
     sha256: str | None = Field(None, description="of all the other entries; null in records of before")
 
+    @model_validator(mode="after")
+    def _ers_fails_with_its_checks(self) -> Record:
+        """Mark the ERS as not valid if a check failed, in records from before that was done as well."""
+        if self.ers is not None and self.ers.valid and (why := _failures(self.checks)):
+            ers = self.ers.model_copy(update={"valid": False, "why": why})
+            object.__setattr__(self, "ers", ers)
+        return self
+
     def __getitem__(self, name: str) -> float:
         if name == "ERS" and self.ers is not None:
             return _number(self.ers.value)
@@ -141,8 +149,15 @@ class Record(Part):
             lines.append(f"the ERS is not valid: {self.ers.why}")
         lines += [f"{c.name}: {c.status}: {c.says}" for c in self.checks if c.status in ("warn", "fail")]
         run = [c.status for c in self.checks if c.status != "not run"]
-        told = f"{run.count('pass')} of {len(run)} checks passed" if run else "no checks were run"
+        told = "only collapse was checked" if run else "no checks were run"
+        if not self.unchecked:
+            told = f"{run.count('pass')} of {len(run)} checks passed"
         return "\n".join([*lines, told])
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether no checks were run but the one for a collapse, which always is."""
+        return not any(check.name != "collapse" and check.status != "not run" for check in self.checks)
 
     def columns(self) -> list[str]:
         """Return the names of what was measured, in the paper's order."""
@@ -264,13 +279,21 @@ def _retrieval(values: dict[str, Tensor], seed: int) -> dict[str, Any]:
 
 
 def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check], plan: Plan) -> dict[str, Any]:
-    """Describe the ERS, which is not valid of a network that has collapsed, nor with others' attacks."""
-    collapsed = next(c for c in checks if c.name == "collapse")
-    why = collapsed.says if collapsed.status == "fail" else ""
+    """Describe the ERS, which is not valid if a check failed, nor with others' attacks."""
+    why = _failures(checks)
     foreign = [goal for goal in plan.goals if code_of(type(goal)) is not None]
     if names := [c.name for goal in foreign for c in goal.columns if c.name in COLUMNS]:
-        why = why or f"{', '.join(names)} is of an attack of the user's own"
+        why += f"{'; ' if why else ''}{', '.join(names)} is of an attack of the user's own"
     return {**overall._asdict(), "terms": terms, "valid": not why, "why": why}
+
+
+def _failures(checks: Sequence[Check]) -> str:
+    """Return why an ERS with these `checks` is not valid: which of them failed. A warning is no failure."""
+    failed = {check.name: check for check in checks if check.status == "fail"}
+    told = [failed.pop("collapse").says] if "collapse" in failed else []
+    if failed:
+        told.append(f"the check{'s' * (len(failed) > 1)} {' and '.join(failed)} failed")
+    return "; ".join(told)
 
 
 FORMAT = Format(Record, "record", SCHEMA, RECORD, "evaluation")

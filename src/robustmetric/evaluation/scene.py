@@ -102,7 +102,11 @@ class Scene:
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
         """Return the images (B, C, H, W) of these `numbers` (B,) and what is known of them as queries."""
-        return self.images[numbers].detach().to(self.device), self.queries[numbers.to(self.device)]
+        return self.images[numbers].detach().to(self.device), self.asking(numbers)
+
+    def asking(self, numbers: Tensor) -> Queries:
+        """Return the queries with these `numbers` (B,), without a look at their images."""
+        return self.queries[numbers.to(self.device)]
 
     def seen_by(self, model: nn.Module, batch: int) -> Scene:
         """Return the same images as another network, `model`, sees them, embedded `batch` at a time."""
@@ -136,7 +140,7 @@ class Outcome:
     `before` and `after` have the values (B,) by column of the benign and the perturbed images. `first`,
     `last` and `best` are the objective (B,) of the network under attack at the image, at the perturbed image
     and at the best point on the way, where that is known. `forward` and `backward` count the images that went
-    through a network, and back.
+    through a network, and back. `originals` (B, C, H, W) are the images as they were.
     """
 
     images: Tensor
@@ -149,6 +153,7 @@ class Outcome:
     best: Tensor
     forward: int
     backward: int
+    originals: Tensor
 
 
 class _SpentError(Exception):
@@ -235,4 +240,5 @@ def run_attack(
             after |= {name: sooner[name] for name in attack.read_early}
         before = scene.measure(attack, queries.z, target, queries) if clean else {}
     best = torch.minimum(best, last) if surrogate is None else last
-    return Outcome(moved, z, target, before, after, first, last, best, forward + len(moved), backward)
+    forward += len(moved)
+    return Outcome(moved, z, target, before, after, first, last, best, forward, backward, images)

@@ -81,7 +81,7 @@ def take_shots(scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: Ou
     >>> shot.attack, shot.number, len(shot.before), sorted(shot.values)
     ('ES', 3, 2, ['ES:D', 'ES:R'])
     """
-    images, queries = scene.batch(numbers)
+    images, queries = outcome.originals, scene.asking(numbers)
     gallery = scene.judged
     where = gallery.z.device
     queries, index = queries.to(where), outcome.target.index.to(where)

@@ -15,10 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from robustmetric.attacks import Search
 from robustmetric.evaluation.store import RECORD, Store, check_folder
 from robustmetric.evaluation.subject import Subject
 from robustmetric.files import DamagedError
 from robustmetric.locks import LOCK, locked
+from robustmetric.perturb import Budget
 from robustmetric.validate import UserError
 
 T = TypeVar("T")
@@ -54,6 +56,10 @@ class Piece(ABC, Generic[M, T]):
         """Return how often `tick` will be told, as far as can be said before."""
         return 1
 
+    def cost(self, materials: M) -> int:
+        """Return how many passes of an image through a network it takes, about; one back counts for two."""
+        return 0
+
     @abstractmethod
     def encode(self, value: T) -> bytes:
         """Write what was made as bytes."""
@@ -85,6 +91,11 @@ class Stage(Generic[M]):
     name: str
     phase: int
     pieces: tuple[Piece[M, Any], ...]
+
+
+def search_cost(search: Search, budget: Budget) -> int:
+    """Return how many passes of an image a `search` takes within a `budget`; one back counts for two."""
+    return search.asks(budget) * (3 if search.follows_gradient else 1)
 
 
 def fetch(store: Store, piece: Piece[M, T], materials: M) -> T:
@@ -123,6 +134,13 @@ class Staged(ABC, Generic[M, R]):
     @abstractmethod
     def stages(self) -> tuple[Stage[M], ...]:
         """All pieces by stage, in the order of their making."""
+
+    @property
+    def costs(self) -> dict[str, list[int]]:
+        """What each piece of each stage costs; nothing if the document is there."""
+        if self.store.finished:
+            return {}
+        return {stage.name: [piece.cost(self.materials) for piece in stage.pieces] for stage in self.stages}
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from robustmetric.attacks.contract import checked_search
 from robustmetric.distance import embed, pair_distance, reference_shift
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.scene import embed_all
-from robustmetric.evaluation.staged import Stage, TensorPiece, Tensors, Tick, fetch
+from robustmetric.evaluation.staged import Stage, TensorPiece, Tensors, Tick, fetch, search_cost
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
 from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Split
@@ -111,6 +111,10 @@ class EmbedPiece(TensorPiece[VerifyMaterials]):
         """The name of its file."""
         return f"embed-{self.source}-{self.number:05d}.safetensors"
 
+    def cost(self, materials: VerifyMaterials) -> int:
+        """Return the number of its images."""
+        return min(_TOGETHER, len(materials.sources[self.source][1]) - self.number * _TOGETHER)
+
     def make(self, materials: VerifyMaterials, tick: Tick | None = None) -> Tensors:
         """Embed the images as they are."""
         images, used = materials.sources[self.source]
@@ -135,6 +139,12 @@ class AttackPiece(TensorPiece[VerifyMaterials]):
     def asks(self, materials: VerifyMaterials) -> int:
         """Return how often the search will ask for the objective."""
         return materials.plan.searching.asks(materials.plan.budget)
+
+    def cost(self, materials: VerifyMaterials) -> int:
+        """Return the passes of its search."""
+        plan = materials.plan
+        pairs = min(plan.batch, len(materials.split.judged) - self.number * plan.batch)
+        return pairs * (search_cost(plan.searching, plan.budget) + 1)
 
     def make(self, materials: VerifyMaterials, tick: Tick | None = None) -> Tensors:
         """Drive same pairs apart and different ones together, within the budget."""

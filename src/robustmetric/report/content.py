@@ -17,7 +17,7 @@ from robustmetric.report.downloads import records_json, scores_csv
 from robustmetric.report.entries import Entry
 from robustmetric.report.figures import plot_curves, plot_maps, plot_terms, plot_trainings
 from robustmetric.report.records import differing
-from robustmetric.report.verdict import is_unchecked, listed, verdict
+from robustmetric.report.verdict import listed, verdict
 from robustmetric.report.words import (
     CHECK_MEANINGS,
     COLUMN_MEANINGS,
@@ -138,7 +138,7 @@ class Page:
     @property
     def unchecked(self) -> list[str]:
         """The names of the records without checks but the one for a collapse."""
-        return [entry.name for entry in self.entries if is_unchecked(entry.record)]
+        return [entry.name for entry in self.entries if entry.record.unchecked]
 
     @property
     def chosen_on_test(self) -> list[str]:

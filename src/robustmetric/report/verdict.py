@@ -90,36 +90,51 @@ def _scores(record: Record) -> str:
 
 
 def _trust(named: Mapping[str, Record]) -> str:
+    """Return what failed, else what warns, and whose scores were not checked, in a sentence."""
+    failed = [n for n, r in named.items() if {c.name for c in r.checks if c.status == "fail"} - {"collapse"}]
     invalid = {name: record.ers.why for name, record in named.items() if record.ers and not record.ers.valid}
-    if invalid:
-        why = "; ".join(dict.fromkeys(text.rstrip(".") for text in invalid.values()))
-        return f"The ERS of {listed([*invalid])} is not valid: {why}."
-    for status, advice in (("fail", "Do not trust these scores"), ("warn", "Read these scores with care")):
-        found: dict[str, list[str]] = {}
-        for name, record in named.items():
-            for check in (check for check in record.checks if check.status == status):
-                found.setdefault(check.name, []).append(name)
-        told = [
-            f"“{check}”" if len(names) == len(named) else f"“{check}” (of {listed(names)})"
-            for check, names in found.items()
-        ]
-        if told:
-            which = f"the check {told[0]}" if len(told) == 1 else f"the checks {listed(told)}"
-            word = "failed" if status == "fail" else "warns" if len(told) == 1 else "warn"
-            return f"{advice}: {which} {word}."
-    unchecked = [name for name, record in named.items() if is_unchecked(record)]
-    if len(unchecked) == len(named):
+    fallen = {name: why.rstrip(".") for name, why in invalid.items() if name not in failed}
+    told = []
+    if fallen:
+        why = "; ".join(dict.fromkeys(fallen.values()))
+        told.append(f"the ERS of {listed([*fallen])} is not valid: {why}")
+    others = {name: record for name, record in named.items() if name not in fallen}
+    alarm = _alarm(others, "fail", len(named)) or _alarm(others, "warn", len(named))
+    if alarm:
+        told.append(alarm)
+    if without := [name for name in failed if name in invalid]:
+        told[-1] += (
+            f", so the ERS{'' if len(without) == len(named) else f' of {listed(without)}'} is not valid"
+        )
+    unchecked = [name for name, record in others.items() if record.unchecked]
+    if not told and len(unchecked) == len(named):
         return "No checks were run, so nothing says how far to trust these scores."
-    passed = [c for name, r in named.items() if name not in unchecked for c in r.checks if c.status == "pass"]
-    told_passed = f"ll {len(passed)} checks of whether to trust these scores passed."
     if unchecked:
-        return f"The scores of {listed(unchecked)} were not checked; of the others a{told_passed}"
-    return f"A{told_passed}"
+        told.append(f"the scores of {listed(unchecked)} were not checked")
+    if not fallen and not alarm:
+        count = sum(c.status == "pass" for n, r in named.items() if n not in unchecked for c in r.checks)
+        of = "of the others " if unchecked else ""
+        told.append(f"{of}all {count} checks of whether to trust these scores passed")
+    sentence = "; ".join(told)
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def is_unchecked(record: Record) -> bool:
-    """Return whether no checks of a `record` were run but the one for a collapse, which always is."""
-    return not any(check.name != "collapse" and check.status != "not run" for check in record.checks)
+def _alarm(named: Mapping[str, Record], status: str, of: int) -> str:
+    """Return which checks of `named` records, some of so many, ended with a `status`; empty if none did."""
+    found: dict[str, list[str]] = {}
+    for name, record in named.items():
+        for check in (check for check in record.checks if check.status == status):
+            found.setdefault(check.name, []).append(name)
+    if not found:
+        return ""
+    told = [
+        f"“{check}”" if len(names) == of else f"“{check}” (of {listed(names)})"
+        for check, names in found.items()
+    ]
+    which = f"the check {told[0]}" if len(told) == 1 else f"the checks {listed(told)}"
+    if status == "fail":
+        return f"do not trust these scores: {which} failed"
+    return f"read these scores with care: {which} {'warns' if len(told) == 1 else 'warn'}"
 
 
 def counts(record: Record) -> bool:

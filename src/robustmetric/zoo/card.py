@@ -16,7 +16,7 @@ from robustmetric.evaluation.record import Score
 from robustmetric.exports.product import describe
 from robustmetric.report.layout import markdown_row, marked_down
 from robustmetric.report.records import data_of
-from robustmetric.report.verdict import is_unchecked, listed
+from robustmetric.report.verdict import listed
 from robustmetric.report.words import CHECK_MEANINGS, COLUMN_MEANINGS, citation, command, goal_meaning
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.parts import perturbs
@@ -277,7 +277,7 @@ def _checks(run: ZooRun) -> Iterator[str]:
         for check in record.checks
         if check.status in ("warn", "fail")
     ]
-    checked = [folder for folder, record in run.records.items() if not is_unchecked(record)]
+    checked = [folder for folder, record in run.records.items() if not record.unchecked]
     if not rows and not checked:
         return
     yield "## Checks"

@@ -10,7 +10,6 @@ from robustmetric.report.verdict import (
     RECALLS,
     counts,
     finds,
-    is_unchecked,
     listed,
     may_change,
     verdict,
@@ -34,7 +33,7 @@ def headline(name: str, folder: str, records: Mapping[str, Record]) -> str:
 def trust(name: str, record: Record) -> str:
     """Return how far to trust the scores of a `record`, whose network is called `name`."""
     wrong = any(check.status in ("warn", "fail") for check in record.checks)
-    if not is_unchecked(record) or wrong or (record.ers is not None and not record.ers.valid):
+    if not record.unchecked or wrong or (record.ers is not None and not record.ers.valid):
         return verdict({name: record})[1]
     if any(check.name == "collapse" and check.status == "pass" for check in record.checks):
         return "Only collapse was checked, and passes. Nothing else says how far to trust these scores."

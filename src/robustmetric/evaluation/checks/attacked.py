@@ -29,7 +29,7 @@ def _budget(findings: Findings) -> Verdict:
     return Verdict("pass" if fine else "fail", over, limit, says + (", NaN was found" if broken else ""))
 
 
-@check("eps-0", 1)
+@check("eps-0", 1, steps=4)
 def _zero_eps(findings: Findings) -> Verdict:
     some, none = findings.some, replace(findings.budget, eps=0.0, steps=1)
     worst, which = 0.0, ""
@@ -42,7 +42,7 @@ def _zero_eps(findings: Findings) -> Verdict:
     return Verdict("pass" if worst <= 0.01 else "fail", worst, "clean scores within 0.01 points", says)
 
 
-@check("one-step", 1)
+@check("one-step", 1, steps=4)
 def _one_step(findings: Findings) -> Verdict:
     if findings.budget.steps == 1:
         return Verdict("not run", 0.0, "", "the attack has one step itself")
@@ -77,7 +77,7 @@ def _last(findings: Findings) -> Verdict:
     return Verdict("pass" if share <= 0.01 else "warn", share, "at most 1 % of an attack's queries", says)
 
 
-@check("noise", 1)
+@check("noise", 1, steps=1)
 def _noise(findings: Findings) -> Verdict:
     limit = "at most 0.5 % of an attack's queries, and no better mean objective"
     if findings.search.network is not None:

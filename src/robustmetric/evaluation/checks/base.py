@@ -170,14 +170,18 @@ CHECKS: Registry[Verdict] = registry("check")
 Run = TypeVar("Run", bound=Callable[..., Verdict])
 
 
-def check(name: str, level: int, *, suite: bool = False) -> Callable[[Run], Run]:
+def check(
+    name: str, level: int, *, suite: bool = False, steps: int = 0, again: int = 0
+) -> Callable[[Run], Run]:
     """Register a check: of level 0 always run, of 1 unless the set is none, of 2 with all checks.
 
-    One of a `suite` is run only where there is one.
+    One of a `suite` is run only where there is one. On some queries it takes about so many passes, `steps`,
+    for each attack, and runs all of them `again` so often.
     """
 
     def add(run: Run) -> Run:
         run.level, run.suite = level, suite  # type: ignore[attr-defined]
+        run.steps, run.again = steps, again  # type: ignore[attr-defined]
         return CHECKS.register(name)(run)
 
     return add

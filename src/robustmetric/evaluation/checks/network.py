@@ -97,7 +97,7 @@ def _batch_of_one(findings: Findings) -> Verdict:
     return Verdict("pass", apart, limit, "images one by one are embedded as in a batch")
 
 
-@check("gradient", 1)
+@check("gradient", 1, steps=3)
 def _gradient(findings: Findings) -> Verdict:
     parts = findings.numbers[findings.some].split(findings.plan.batch)
     limit = "no query without a gradient"

@@ -17,7 +17,7 @@ from robustmetric.evaluation.scene import Scene
 _SPEAK_FOR_ALL = ("ES", "GTM")
 
 
-@check("eps-1", 2)
+@check("eps-1", 2, again=1)
 def _full_eps(findings: Findings) -> Verdict:
     some = findings.some
     if len(some) < 8:
@@ -42,7 +42,7 @@ def _full_eps(findings: Findings) -> Verdict:
     return Verdict("pass" if left[which] <= 50 else "fail", left[which], limit, says)
 
 
-@check("eps-sweep", 2)
+@check("eps-sweep", 2, again=5)
 def _sweep(findings: Findings) -> Verdict:
     some = findings.some
     worst, which = -100.0, ""
@@ -76,7 +76,7 @@ def _sweep(findings: Findings) -> Verdict:
     return Verdict("warn" if worst <= 5 else "fail", worst, limit, says)
 
 
-@check("steps", 2)
+@check("steps", 2, again=2)
 def _steps(findings: Findings) -> Verdict:
     some = findings.some
     limit, worst, which = point(len(some)), 0.0, ""
@@ -92,7 +92,7 @@ def _steps(findings: Findings) -> Verdict:
     return Verdict("pass" if worst <= limit else "warn", worst, f"at most {limit:.2g} points", says)
 
 
-@check("black-box", 2)
+@check("black-box", 2, again=1)
 def _black_box(findings: Findings) -> Verdict:
     if findings.budget.norm == "l2":
         return _against(findings, [(Square(trials=20 * findings.budget.steps), None)], "random squares")
