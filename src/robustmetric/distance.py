@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -84,6 +85,8 @@ def network_errors(model: nn.Module, images: Tensor, what: str = "network") -> I
     except (UserError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if re.search("(allocate|of) memory", str(error)):
+            raise
         types = dict.fromkeys(p.dtype for p in model.parameters())
         kind, *kinds = (str(t).removeprefix("torch.") for t in (images.dtype, *types))
         told = (

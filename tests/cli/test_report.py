@@ -131,7 +131,12 @@ def test_the_help_says_what_the_options_do() -> None:
 def test_an_evaluation_makes_its_page(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = network / "evaluation"
     watches: list[Watch] = []
-    monkeypatch.setattr(Watch, "__enter__", lambda watch: (watches.append(watch), watch)[1])
+
+    def enter(watch: Watch) -> Watch:
+        watches.append(watch)
+        return watch
+
+    monkeypatch.setattr(Watch, "__enter__", enter)
     printed = works("evaluate", network, *SMALL, "--report", tmp_path / "page.html", "--curves")
     (watch,) = watches
     assert {"embed", "ES", "checks", "pictures", "curves"} < {*watch.costs}

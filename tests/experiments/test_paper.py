@@ -99,7 +99,7 @@ def test_rows_whose_ers_is_not_that_of_their_scores_are_marked_as_joined() -> No
     assert [row.defense for row in joined] == ["N/A[R]", "EST[R]", "ACT[R]"]
     for row in joined:
         ten = terms({name: row.scores[name] for name in COLUMNS}, protocol="reference")
-        assert abs(sum(ten.values()) / 10 - row.scores["ERS"]) > 0.1, row
+        assert abs(float(sum(ten.values())) / 10 - row.scores["ERS"]) > 0.1, row
 
 
 def test_figures_take_their_points_from_the_tables() -> None:

@@ -203,7 +203,7 @@ def test_a_resumed_run_that_fails_keeps_what_it_had(tmp_path: Path) -> None:
 
 def test_a_network_that_fails_in_its_first_step_leaves_nothing(tmp_path: Path, nets: Path) -> None:
     recipe = load_recipe("digits", {**QUICK, "dim": None, "model": f"{nets}:Late"})
-    with pytest.raises(KeyError, match="only in training"):
+    with pytest.raises(rm.UserError, match="only in training"):
         train(recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -147,7 +147,7 @@ def test_images_that_the_network_fails_on_are_told() -> None:
         None,
     )
     told = (
-        r"the network failed on images of shape \(1, 1, 9, 9\) and type float32 \(RuntimeError: mat1 and mat2"
+        r"the network failed on images of shape \(3, 1, 9, 9\) and type float32 \(RuntimeError: mat1 and mat2"
     )
     with pytest.raises(UserError, match=told):
         run.embed(torch.rand(3, 1, 9, 9))

@@ -159,11 +159,9 @@ def try_network(model: nn.Module, images: Tensor, *, gradient: bool = True, what
     images = images.to(device_of(model))
     with network_errors(model, images, what), frozen(model), torch.no_grad():
         dim = embed(model, images, what=what).shape[1]
-        if len(images) > 1:  # of which a search may leave one
-            embed(model, images[:1], what=what)
         if gradient:
             few = images[:2]
-            differentiate(lambda x, _: embed(model, x).sum(1), few, torch.arange(len(few)))
+            differentiate(lambda x, _: embed(model, x, what=what).sum(1), few, torch.arange(len(few)))
         return dim
 
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from robustmetric.data.inputs import Inputs, Picture, readable
 from robustmetric.distance import embed
 from robustmetric.evaluation.identity import digest_of
-from robustmetric.models import try_network
 from robustmetric.perturb import check_images, device_of, frozen
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder, Which, name_of
@@ -105,14 +104,8 @@ class Run:
                 yield self.inputs.tensors(some)
 
     def _embedded(self, images: Tensor) -> Tensor:
-        try:
-            with frozen(self.network), torch.no_grad():
-                z = embed(self.network, images.to(device_of(self.network), torch.float32))
-        except (UserError, OSError):
-            raise
-        except Exception:
-            try_network(self.network, images[:1], gradient=False)  # which says what is wrong with one image
-            raise
+        with frozen(self.network), torch.no_grad():
+            z = embed(self.network, images.to(device_of(self.network), torch.float32))
         return z.to("cpu", torch.float32)
 
     def _check_channels(self, images: Tensor) -> None:
