@@ -1,0 +1,396 @@
+"""What is evaluated: a network, the images that query, and those that are ranked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import Gallery, Queries
+from robustmetric.attacks.gallery import count_mates
+from robustmetric.data.cache import Pixels
+from robustmetric.data.pairs import ImageArray
+from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
+from robustmetric.evaluation.scene import Scene
+from robustmetric.labels import check_labels
+from robustmetric.models.source import try_network
+from robustmetric.perturb import check_images, device_of, frozen
+from robustmetric.retrieval import check_cameras, check_own
+from robustmetric.validate import UserError, printable
+
+
+class Images(Protocol):
+    """N images in [0, 1]: a tensor (N, C, H, W), or anything that is indexed like one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Tensor, /) -> Tensor: ...
+
+
+class Joined:
+    """Images of two sets in turn, without a copy of either."""
+
+    def __init__(self, first: Images, second: Images) -> None:
+        self.first, self.second = first, second
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        ours = index < len(self.first)
+        parts = [self.first[index[ours]]] if ours.any() else []
+        if not ours.all():
+            parts.append(self.second[index[~ours] - len(self.first)])
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a first pass over all images finds: their shape (C, H, W), a digest, and exact copies.
+
+    `copies` are pairs of positions in the gallery; `shared` are queries and their copies in a separate
+    gallery.
+    """
+
+    shape: list[int]
+    sha256: str
+    copies: list[tuple[int, int]]
+    shared: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Images with their classes: who queries, and who is ranked.
+
+    Each of the `images` (N, C, H, W) with `labels` (N,) queries all others, or the images of the `gallery`,
+    another `Data` or a pair of images and labels, but for its `own` (N,) position there, −1 for none. An image
+    from a query's class and one of its `cameras` (N,) does not count for it, which is the rule of
+    re-identification. `classes` and `files` name the labels and the images, `skipped` are files that could
+    not be read, and `name` is what a record calls the data.
+
+    >>> data = Data(torch.rand(6, 1, 2, 2), torch.arange(6) % 2, gallery=(torch.rand(5, 1, 2, 2), torch.arange(5)))
+    >>> len(data.every), len(data.ranked.labels), data.called(1)
+    (11, 5, 'image 1')
+    """
+
+    images: Images
+    labels: Tensor
+    _: KW_ONLY
+    gallery: Data | tuple[Images, Tensor] | None = None
+    own: Tensor | None = None
+    cameras: Tensor | None = None
+    classes: Sequence[str] | None = None
+    files: Sequence[str] | None = None
+    skipped: Sequence[str] = ()
+    name: str = "images"
+
+    @property
+    def ranked(self) -> Data:
+        """The images that are ranked."""
+        if self.gallery is None:
+            return self
+        return self.gallery if isinstance(self.gallery, Data) else Data(*self.gallery)
+
+    @property
+    def every(self) -> Images:
+        """All images to embed: queries first, then those of a separate gallery."""
+        return self.images if self.gallery is None else Joined(self.images, self.ranked.images)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Each query's position (N,) in the gallery, −1 for none."""
+        if self.gallery is None:
+            return torch.arange(len(self.images))
+        return check_own(self.own, len(self.images), len(self.ranked.labels))
+
+    def called(self, number: int, *, gallery: bool = False) -> str:
+        """Return the name of image `number`, of the separate `gallery` if so: its file or its number."""
+        files = self.ranked.files if gallery else self.files
+        if files is not None:
+            return files[number]
+        return f"{'gallery image' if gallery else 'image'} {number}"
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What a first pass over all images finds; pixels outside [0, 1] are refused."""
+        whole = hashlib.sha256()
+        shape: list[int] = []
+        keys: list[list[bytes]] = []
+        for side in [self] if self.gallery is None else [self, self.ranked]:
+            keys.append([])
+            whole.update(side.labels.cpu().to(torch.int64).numpy().tobytes())
+            for part in torch.arange(len(side.images)).split(256):
+                batch = side.images[part]
+                check_images(batch)
+                shape = shape or list(batch.shape[1:])
+                whole.update(f"{tuple(batch.shape)} {batch.dtype}".encode())
+                content = batch.detach().cpu().to(torch.float32).contiguous().numpy()
+                whole.update(content.tobytes())
+                keys[-1] += [hashlib.blake2b(image, digest_size=16).digest() for image in content]
+        first: dict[bytes, int] = {}
+        copies = [
+            (first[key], place) for place, key in enumerate(keys[-1]) if first.setdefault(key, place) != place
+        ]
+        # Queries that are known to be in the gallery do not find themselves; copies of them are the gallery's.
+        shared = [
+            (n, first[key])
+            for n, (key, place) in enumerate(zip(keys[0], self.places.tolist(), strict=True))
+            if place < 0 and key in first
+        ]
+        return Fingerprint(shape, whole.hexdigest(), copies, shared)
+
+    def identity(self) -> dict[str, Any]:
+        """Return all of the data that a document depends on, in JSON's types."""
+        cameras = (self.cameras, None if self.gallery is None else self.ranked.cameras)
+        return {
+            "data": self.fingerprint.sha256,
+            "rules": [digest_of_numbers(numbers) for numbers in (self.own, *cameras)],
+        }
+
+    def check(self, queries: int | None = None) -> None:
+        """Refuse data for which no ranking can be scored, and more `queries` than there are images."""
+        self._check_images()
+        self._check_classes()
+        self._check_cameras()
+        if queries is not None and queries > len(self.images):
+            raise UserError(
+                f"queries must be from 1 to the number of images, {len(self.images)}, not {queries!r}",
+                parameter="queries",
+            )
+
+    def _check_images(self) -> None:
+        if self.gallery is None and self.own is not None:
+            raise UserError("own describes a gallery, and none is given: pass gallery too")
+        given = self.gallery
+        if given is not None and not (isinstance(given, Data) or (isinstance(given, tuple | list) and len(given) == 2)):
+            raise UserError(
+                f"the gallery is a {type(given).__name__}; give a Data, or a pair of its images and labels"
+            )
+        shapes = []
+        for side in (self, self.ranked):
+            images = side.images
+            if isinstance(images, list | tuple):
+                raise UserError(
+                    f"the images are a {type(images).__name__}; give one tensor (N, C, H, W), for example by "
+                    "torch.stack(images)"
+                )
+            one = images[torch.arange(min(1, len(images)))]
+            check_images(images if isinstance(images, Tensor) and images.ndim != 4 else one)
+            shapes.append(tuple(one.shape[1:]))
+            check_labels(side.labels, len(images))
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"queries have shape {shapes[0]} and the images of the gallery {shapes[1]}: resize them to "
+                "one size"
+            )
+        if len(self.ranked.images) < 5:
+            raise UserError(
+                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the query"
+            )
+
+    def _check_classes(self) -> None:
+        """Reject labels for which every ranking is right, or none can be."""
+        labels = self.ranked.labels
+        kinds, sizes = labels.unique(return_counts=True)
+        if len(kinds) < 2:
+            raise UserError(
+                f"all {len(labels)} images are of class {int(kinds[0])}; no ranking can be wrong: give at "
+                "least two classes"
+            )
+        if self.gallery is None and int(sizes.max()) < 2:
+            raise UserError(
+                f"no two of the {len(labels)} images share a class; no query has an answer to find: give at "
+                "least two images of some classes"
+            )
+        if self.gallery is not None and not torch.isin(self.labels, labels).any():
+            raise UserError(
+                "no query's class is in the gallery: give queries and gallery the same numbers for the same "
+                "classes"
+            )
+
+    def _check_cameras(self) -> None:
+        ranked = self.ranked.cameras
+        if (ranked is None) != (self.cameras is None):
+            known, missing = ("the gallery", "the queries") if ranked is not None else ("the queries", "the gallery")
+            raise UserError(f"cameras of {known} are given and those of {missing} are not: give both, or neither")
+        labels = self.ranked.labels
+        check_cameras(ranked, self.cameras, len(labels), len(self.images))
+        own = self.places
+        if self.cameras is None or ranked is None:
+            return
+        asked = Queries(torch.empty(len(self.images), 0), self.labels.cpu(), own, self.cameras.cpu())
+        seen = Gallery(torch.empty(len(labels), 0), labels.cpu(), cameras=ranked.cpu())
+        if not (count_mates(asked, seen, own) > 0).any():
+            raise UserError(
+                "no query has an image of its class from another camera, so none has an answer to find: "
+                "look at the cameras, or leave them out"
+            )
+
+
+def data_of(images: Images | Data, labels: Tensor | None) -> Data:
+    """Return the data as they are, or of `images` (N, C, H, W) with `labels` (N,).
+
+    >>> data_of(torch.rand(2, 1, 2, 2), None)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: labels are missing: give a class for each of the images, or a Data
+    """
+    if isinstance(images, Data):
+        if labels is not None:
+            raise UserError("labels are given beside a Data, which has its own: leave them out")
+        return images
+    if labels is None:
+        raise UserError("labels are missing: give a class for each of the images, or a Data")
+    return Data(images, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A network, `model`, and the `data` that it is judged on.
+
+    A `surrogate` is the network that perturbations are searched on, if it is another one. `name` is what a
+    record calls the network, `weights` says how its weights were chosen, and `train_classes` are the names of
+    the classes that it was trained on.
+    """
+
+    model: nn.Module
+    data: Data
+    _: KW_ONLY
+    surrogate: nn.Module | None = None
+    name: str | None = None
+    weights: str | None = None
+    train_classes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for what, model in (("network", self.model), ("surrogate", self.surrogate)):
+            if not isinstance(model, nn.Module) and (model is not None or what == "network"):
+                raise UserError(f"the {what} must be a torch.nn.Module, not a {type(model).__name__}")
+
+    @property
+    def title(self) -> str:
+        """The name of the network in a record."""
+        return self.name or type(self.model).__name__
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides the scores, and what else a document says, in JSON's types."""
+        return {
+            "class": type(self.model).__qualname__,
+            "network": digest_of(self.model),
+            "surrogate": None if self.surrogate is None else digest_of(self.surrogate),
+            **self.data.identity(),
+            "names": [self.name, self.data.name],
+            "classes": [digest_of_names(self.data.classes), digest_of_names(self.train_classes)],
+        }
+
+    def frozen(self) -> ExitStack:
+        """Hold all networks in evaluation mode, frozen, until the stack is closed."""
+        stack = ExitStack()
+        for model in (self.model, self.surrogate):
+            if model is not None:
+                stack.enter_context(frozen(model))
+        return stack
+
+    def batch(self, size: int) -> Tensor:
+        """Return the first images (B, C, H, W), at most `size`."""
+        return self.data.images[torch.arange(min(size, len(self.data.images)))]
+
+    def probe(self, size: int, *, gradient: bool, of_surrogate: bool = False) -> int:
+        """Embed a batch of `size` images, with a `gradient` and that of the surrogate if they will be needed.
+
+        A network that fails is an error that names the images. Returns the length of the embeddings.
+        """
+        images = self.batch(size)
+        dim = try_network(self.model, images, gradient=gradient)
+        if self.surrogate is not None:
+            try_network(self.surrogate, images, gradient=of_surrogate, what="surrogate")
+        return dim
+
+    def scene(self, model: nn.Module, z: Tensor) -> Scene:
+        """Return the scene of a network `model` with its embeddings `z` (N + M, D) of all images."""
+        z, data = z.to(device_of(model)), self.data
+        queries, gallery = z[: len(data.images)], z if data.gallery is None else z[len(data.images) :]
+        sides = [(data.labels, data.cameras), (data.ranked.labels, data.ranked.cameras)]
+        (labels, cameras), (theirs, seen) = (
+            (labels.to(z.device), None if cameras is None else cameras.to(z.device)) for labels, cameras in sides
+        )
+        return Scene(
+            model,
+            data.images,
+            Queries(queries, labels, data.places.to(z.device), cameras),
+            Gallery(gallery, theirs, cameras=seen),
+            None if data.gallery is None else data.ranked.images,
+        )
+
+
+def data_by_marks(images: Pixels, crop: int | None = None, files: Sequence[str] | None = None) -> Data:
+    """Return decoded images as data: queries and gallery as marked; without marks each image is both.
+
+    `files` names the images.
+    """
+    every = torch.ones(len(images), dtype=torch.bool)
+    asks = every if images.is_query is None else images.is_query
+    ranked = every if images.is_gallery is None else images.is_gallery
+    if not asks.any() or not ranked.any():
+        raise UserError(
+            f"of {len(images)} images {int(asks.sum())} are queries and {int(ranked.sum())} are in the "
+            "gallery; mark some as each (is_query, is_gallery), or leave the marks out"
+        )
+    queries = _marked(images, asks, crop, files)
+    if asks.all() and ranked.all():
+        return queries
+    place = torch.where(ranked, ranked.cumsum(0) - 1, -1)
+    return replace(queries, gallery=_marked(images, ranked, crop, files), own=place[asks])
+
+
+def data_of_two(
+    queries: Pixels,
+    gallery: Pixels,
+    crop: int | None = None,
+    files: Sequence[str] | None = None,
+    gallery_files: Sequence[str] | None = None,
+) -> Data:
+    """Return decoded images as `queries` of others: classes are the same if their names are, and so are cameras.
+
+    Where the data marks queries and gallery, those alone query and are ranked. `files` and `gallery_files`
+    name the images.
+    """
+    if (queries.cameras is None) != (gallery.cameras is None):
+        known, missing = ("queries", "gallery") if gallery.cameras is None else ("gallery", "queries")
+        raise UserError(
+            f"the cameras of the {known} are known and those of the {missing} are not: give both, or neither"
+        )
+    classes = tuple(sorted({*queries.classes, *gallery.classes}))
+    # A table numbers its cameras by their names, each table by itself.
+    cameras = sorted({*queries.columns.get("camera", ()), *gallery.columns.get("camera", ())})
+    place, number = ({name: k for k, name in enumerate(names)} for names in (classes, cameras))
+
+    def side(images: Pixels, marked: Tensor | None, files: Sequence[str] | None) -> Data:
+        numbers = images.cameras
+        if numbers is not None and (texts := images.columns.get("camera")):
+            numbers = torch.tensor([number[text] for text in texts])
+        labels = torch.tensor([place[name] for name in images.classes])[images.labels]
+        marked = torch.ones(len(images), dtype=torch.bool) if marked is None else marked
+        if not marked.any():
+            raise UserError(f"none of {len(images)} images is marked (is_query, is_gallery): mark some")
+        return _marked(replace(images, labels=labels, cameras=numbers, classes=classes), marked, crop, files)
+
+    asks, ranked = side(queries, queries.is_query, files), side(gallery, gallery.is_gallery, gallery_files)
+    return replace(asks, gallery=ranked)
+
+
+def _marked(images: Pixels, marked: Tensor, crop: int | None, files: Sequence[str] | None) -> Data:
+    """Return the `marked` (N,) images; names that a document can hold are text without control characters."""
+    rows = marked.nonzero()[:, 0]
+    return Data(
+        ImageArray(images.pixels, crop, rows.numpy()),
+        images.labels[rows],
+        cameras=None if images.cameras is None else images.cameras[rows],
+        classes=[printable(name) for name in images.classes],
+        files=None if files is None else [printable(files[row]) for row in rows.tolist()],
+    )
