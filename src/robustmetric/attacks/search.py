@@ -290,7 +290,7 @@ class Transfer(Search):
     'transfer(pgd)'
     """
 
-    surrogate: nn.Module
+    surrogate: nn.Module | None = None
     search: Search = PGD()
 
     follows_gradient = False
@@ -306,7 +306,7 @@ class Transfer(Search):
         return f"transfer({self.search.name})"
 
     @property
-    def network(self) -> nn.Module:
+    def network(self) -> nn.Module | None:
         """The surrogate."""
         return self.surrogate
 
@@ -355,11 +355,6 @@ def make_search(name: str, *, surrogate: nn.Module | None = None) -> Search:
     if inside_transfer(inside) is not None:
         raise UserError(f"search {name!r}: transfer cannot stand in its own brackets; write {inside}")
     search = SEARCHES.make(inside)
-    if surrogate is None:
-        raise UserError(
-            f"search {name!r} needs a surrogate, the network that is searched on: give one",
-            parameter="surrogate",
-        )
     return Transfer(surrogate=surrogate, search=search)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,37 +17,13 @@ from robustmetric.attacks.gallery import count_mates
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
+from robustmetric.evaluation.images import Images, Joined
 from robustmetric.evaluation.scene import Scene
 from robustmetric.labels import check_labels
 from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
 from robustmetric.retrieval import check_cameras, check_own
 from robustmetric.validate import UserError, printable
-
-
-class Images(Protocol):
-    """N images in [0, 1]: a tensor (N, C, H, W), or anything that is indexed like one."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Tensor, /) -> Tensor: ...
-
-
-class Joined:
-    """Images of two sets in turn, without a copy of either."""
-
-    def __init__(self, first: Images, second: Images) -> None:
-        self.first, self.second = first, second
-
-    def __len__(self) -> int:
-        return len(self.first) + len(self.second)
-
-    def __getitem__(self, index: Tensor) -> Tensor:
-        ours = index < len(self.first)
-        parts = [self.first[index[ours]]] if ours.any() else []
-        if not ours.all():
-            parts.append(self.second[index[~ours] - len(self.first)])
-        return torch.cat(parts)
 
 
 @dataclass(frozen=True)

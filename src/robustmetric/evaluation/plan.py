@@ -134,7 +134,7 @@ class Plan:
         protocol, checks = given["protocol"], given["checks"]
         lookup("protocol", protocol, dict.fromkeys(get_args(Protocol)))
         budget = Budget(**{name: given[name] for name in ("eps", "alpha", "steps", "norm")})
-        seed, batch = whole("seed", given["seed"], 0, 2**32 - 1), whole("batch", given["batch"])
+        seed, batch = whole("seed", given["seed"], 0, 2**32 - 1), whole("batch", given["batch"], 1)
         _check_names(checks)
         attacks, search, suite = _attacks(given["attacks"], protocol), _search(given["search"]), make_suite(given["suite"])
         _check_norm(search, budget.norm)
@@ -147,7 +147,7 @@ class Plan:
             "checks": ",".join(map(without_folder, split_names(checks))),
         }
         if given["queries"] is not None:
-            named["queries"] = whole("queries", given["queries"])
+            named["queries"] = whole("queries", given["queries"], 1)
         made = validated(Settings, "setting", {**given, **named})
         options = {
             "search": options_of(search),

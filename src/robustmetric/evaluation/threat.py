@@ -1,4 +1,4 @@
-"""Threat: what an attacker may do, and how it is searched."""
+"""The threat: how far an attacker may go, and how a perturbation is searched for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from robustmetric.perturb import Budget
 
 @dataclass(frozen=True)
 class Threat:
-    """What a perturbation may cost and how it is searched, from a random `seed`, `batch` queries together."""
+    """What an attacker may do: a `budget` for each perturbation and a `search` that finds it.
+
+    `seed` is the random seed. `batch` images are perturbed together, which changes no score.
+    """
 
     budget: Budget
     search: Search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.evaluation.document import Arrays, Format
+from robustmetric.evaluation.data import Data, Images
+from robustmetric.evaluation.document import Document, Format, Number, Part
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.identity import versions
-from robustmetric.evaluation.record import Data, Network, Score, described
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.store import VERIFICATION
-from robustmetric.evaluation.verify_pieces import VerifyMaterials
+from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
+from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Split
 from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.verification import FARS, Roc, exact_interval, pairs_for, roc, unresolved
 
@@ -31,6 +29,29 @@ FEW = 10
 
 _RESAMPLES = 1000
 _BETTER = {"tar": "higher", "far": "lower", "auc": "higher", "eer": "lower"}
+
+
+class Judged(Protocol):
+    """The pairs of a verification and their distances."""
+
+    plan: VerifyPlan
+    data: Data
+    split: Split
+
+    @property
+    def clean(self) -> Tensor:
+        """The distances (P,) of the pairs that are judged."""
+
+    @property
+    def attacked(self) -> Tensor:
+        """The same under attack."""
+
+    @property
+    def sources(self) -> tuple[tuple[Images, Numbers], ...]:
+        """The images of the pairs that are judged and of those that choose."""
+
+    def distances(self, pairs: Pairs, source: int = 0) -> Tensor:
+        """Return the distances (P,) of `pairs` of a `source`."""
 
 
 class PairCounts(Part):
@@ -78,7 +99,7 @@ class Point(Part):
     why: str = Field("", description="why there is no TAR")
 
 
-class Verification(Part):
+class Verification(Document):
     """How well a network tells same pairs from different ones, and what is left of that under attack.
 
     `schema` names the format. `network` and `data` say what was verified, `settings` how. `pairs` counts the
@@ -93,8 +114,8 @@ class Verification(Part):
     """
 
     schema_: Literal["robustmetric/verification/1"] = Field(SCHEMA, alias="schema")
-    network: Network
-    data: Data
+    network: NetworkEntry
+    data: DataEntry
     settings: VerifyPlan
     pairs: PairCounts
     threshold: Threshold
@@ -105,8 +126,6 @@ class Verification(Part):
     points: list[Point]
     notes: list[str]
     versions: dict[str, str]
-    arrays: Arrays
-    sha256: str | None = None
 
     @property
     def conditions(self) -> dict[str, Rates]:
@@ -145,7 +164,10 @@ def _text(score: Score) -> str:
     return f"{score.value:.1f} % [{score.low:.1f}, {score.high:.1f}]"
 
 
-FORMAT = Format(Verification, "verification", SCHEMA, VERIFICATION, "verification")
+FORMAT = Format(
+    Verification, "verification", SCHEMA, "verification.json", "verification",
+    work="verification", command="verify", done="verified",
+)  # fmt: skip
 """How verifications are written and read."""
 
 
@@ -160,9 +182,9 @@ def load_verification(path: str | Path) -> Verification:
     return FORMAT.read(path)
 
 
-def build_verification(materials: VerifyMaterials) -> Verification:
-    """Put the document together from finished pieces, and in a folder write it and remove the pieces."""
-    plan, split, subject = materials.plan, materials.split, materials.subject
+def entries_of(materials: Judged) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the entries of the document, and the distances by pair."""
+    plan, split, data = materials.plan, materials.split, materials.data
     judged, same = split.judged, split.judged.same
     arrays = {
         "first": torch.from_numpy(judged.first),
@@ -186,11 +208,10 @@ def build_verification(materials: VerifyMaterials) -> Verification:
     drawn, tars = _drawn(counts, plan.seed)
     found = _rates(counts, threshold["value"], drawn)
     used = np.unique(np.concatenate([judged.first, judged.second]))
-    labels = subject.labels.cpu()
-    if subject.gallery is not None:
-        labels = torch.cat([labels, subject.gallery[1].cpu()])
+    labels = data.labels.cpu()
+    if data.gallery is not None:
+        labels = torch.cat([labels, data.ranked.labels.cpu()])
     made: dict[str, Any] = {
-        **described(subject),
         "settings": plan,
         "pairs": {
             "same": int(same.sum()),
@@ -205,14 +226,11 @@ def build_verification(materials: VerifyMaterials) -> Verification:
         **{name: found.get(name) for name in CONDITIONS},
         "points": _points(counts, tars),
         "notes": list(_notes(materials, threshold, found["clean"])),
-        "versions": versions(),
     }
-    document = FORMAT.write(materials.store.folder, made, arrays)
-    materials.store.tidy()
-    return document
+    return made, arrays
 
 
-def _threshold(materials: VerifyMaterials) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _threshold(materials: Judged) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Take the threshold that is given, or choose it; return with it the distances that chose."""
     plan, choose = materials.plan, materials.split.choose
     if plan.far is None or choose is None:
@@ -331,7 +349,7 @@ def _points(counts: Mapping[str, Counts], drawn: Values) -> list[dict[str, Any]]
 
 
 def _notes(
-    materials: VerifyMaterials, threshold: Mapping[str, Any], clean: Mapping[str, Any]
+    materials: Judged, threshold: Mapping[str, Any], clean: Mapping[str, Any]
 ) -> Iterator[str]:
     """Say what a reader has to mind."""
     plan, split = materials.plan, materials.split

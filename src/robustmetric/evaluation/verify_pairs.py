@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robustmetric.evaluation.images import Fingerprint, Images
-from robustmetric.evaluation.subject import Subject
+from robustmetric.evaluation.data import Data, Images
 from robustmetric.labels import WHOLE, check_labels
 from robustmetric.validate import UserError
 
@@ -197,12 +196,12 @@ class Split:
     left_out: int = 0
 
 
-Validation = tuple[Images, Tensor] | tuple[Images, Tensor, Tensor | None]
-"""Images, their labels and, if they are known, their cameras."""
+Validation = Data | tuple[Images, Tensor]
+"""Images with their labels."""
 
 
 def split_pairs(
-    subject: Subject,
+    data: Data,
     *,
     pairs: Tensor | None,
     validation: Validation | None,
@@ -210,18 +209,18 @@ def split_pairs(
     count: int,
     seed: int,
 ) -> Split:
-    """Make the pairs of a `subject` that are judged and, if the threshold is `chosen`, those that choose it.
+    """Make the pairs of the `data` that are judged and, if the threshold is `chosen`, those that choose it.
 
     `pairs` (P, 2) are positions of images and of those that are ranked; without them `count` are drawn. The
     `validation` images choose if there are some. Else half of the classes do, drawn from the `seed`, and the
     other half is judged: no class is in both.
     """
-    total = len(subject.images)
-    asks = Side.of(subject.labels, subject.cameras)
+    total = len(data.images)
+    asks = Side.of(data.labels, data.cameras)
     others = None
-    if subject.gallery is not None:
-        others = Side.of(subject.gallery[1], subject.gallery_cameras, total)
-        own = subject.places.cpu().numpy()
+    if data.gallery is not None:
+        others = Side.of(data.ranked.labels, data.ranked.cameras, total)
+        own = data.places.cpu().numpy()
         # An image that is on both sides is one image.
         others.places[own[own >= 0]] = np.flatnonzero(own >= 0)
     given = None if pairs is None else _given(pairs, asks, others)
@@ -229,7 +228,7 @@ def split_pairs(
         judged = draw(asks, others, count, seed, JUDGED) if given is None else given
         choosing = None
         if chosen and validation is not None:
-            choosing = _by_validation(validation, subject, count, seed)
+            choosing = _by_validation(validation, data, count, seed)
         return Split(_both(judged, "judged"), choosing, given is not None)
     apart = _chosen_classes(asks, others, seed)
     left_out = 0
@@ -246,15 +245,15 @@ def split_pairs(
             for (first, second), purpose in zip(parts, (JUDGED, CHOOSE), strict=True)
         )
     else:
-        label = np.empty(len(subject.every), np.int64)
+        label = np.empty(len(data.every), np.int64)
         for side in (asks, *(() if others is None else (others,))):
             label[side.places] = side.labels
         ours, theirs = (np.isin(label[places], apart) for places in (given.first, given.second))
         judged, choose = given.take(~ours & ~theirs), given.take(ours & theirs)
         left_out = len(given) - len(judged) - len(choose)
     judged, choose = _both(judged, "judged", apart=True), _both(choose, "choosing")
-    sha256 = hashlib.sha256(f"{subject.fingerprint.sha256}/{choose.digest}".encode()).hexdigest()
-    made = Choosing(subject.every, choose, "other classes", len(apart), sha256)
+    sha256 = hashlib.sha256(f"{data.fingerprint.sha256}/{choose.digest}".encode()).hexdigest()
+    made = Choosing(data.every, choose, "other classes", len(apart), sha256)
     return Split(judged, made, given is not None, left_out)
 
 
@@ -324,24 +323,19 @@ def _chosen_classes(asks: Side, others: Side | None, seed: int) -> Numbers:
     return np.sort(np.concatenate(drawn))
 
 
-def _by_validation(validation: Validation, subject: Subject, count: int, seed: int) -> Choosing:
+def _by_validation(validation: Validation, data: Data, count: int, seed: int) -> Choosing:
     """Draw the pairs that choose of validation images."""
-    if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
-        raise UserError("validation is a pair of images and their labels, or both and their cameras")
-    images, labels, *cameras = validation
-    check_labels(labels, len(images))
-    seen = cameras[0] if cameras else None
-    if seen is not None:
-        check_labels(seen, len(images))
-    mark = Fingerprint.of(images, labels, None, torch.full((len(images),), -1))
-    if mark.shape != subject.fingerprint.shape:
+    chosen = validation if isinstance(validation, Data) else Data(*validation)
+    check_labels(chosen.labels, len(chosen.images))
+    mark = chosen.fingerprint
+    if mark.shape != data.fingerprint.shape:
         raise UserError(
             f"validation images have shape {tuple(mark.shape)} and those that are judged "
-            f"{tuple(subject.fingerprint.shape)}: bring them to one size"
+            f"{tuple(data.fingerprint.shape)}: bring them to one size"
         )
-    pairs = _both(draw(Side.of(labels, seen), None, count, seed, CHOOSE), "choosing")
+    pairs = _both(draw(Side.of(chosen.labels, chosen.cameras), None, count, seed, CHOOSE), "choosing")
     sha256 = hashlib.sha256(f"{mark.sha256}/{pairs.digest}".encode()).hexdigest()
-    return Choosing(images, pairs, "validation images", len(labels.unique()), sha256)
+    return Choosing(chosen.images, pairs, "validation images", len(chosen.labels.unique()), sha256)
 
 
 def _numbers(values: Tensor) -> Numbers:

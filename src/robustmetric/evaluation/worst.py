@@ -1,8 +1,9 @@
-"""What the suite found, as a part of the record: the worst that is left of each goal, and who did it."""
+"""The worst case in a record: what the suite left of each goal, and which attack did it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import PERCENT, Column, RankingAttack
+from robustmetric.evaluation.document import Number, Part
 from robustmetric.evaluation.ers import Interval, Values, intervals
 from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
-from robustmetric.evaluation.pieces import Materials
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.suite import says_the_same
+from robustmetric.evaluation.suite import Way, WorstCase, says_the_same
+from robustmetric.perturb import Budget
 
 
 class Broke(Part):
@@ -79,27 +80,40 @@ class Suite(Part):
         return sum(goal.undropped for goal in self.goals.values())
 
 
-def build_suite(materials: Materials) -> tuple[Suite | None, dict[str, Tensor]]:
-    """Return what the suite found, None without one, and its values (Q,) of each query by name."""
-    suite = materials.plan.worst_case
-    if suite is None:
-        return None, {}
+def build_suite(
+    suite: WorstCase,
+    hunted: Mapping[str, Hunted],
+    ways: Mapping[str, Sequence[Way]],
+    budget: Budget,
+    after: Mapping[str, Values],
+    attacks: Sequence[RankingAttack],
+    seed: int,
+) -> tuple[Suite, dict[str, Tensor]]:
+    """Return the scores of a `suite`, and its values (Q,) of each query by name.
+
+    `hunted` and `ways` are its results and attacks by goal, within a `budget`. `after` has the values (Q,) of
+    the columns of other `attacks`, which count where they say the same of a query. The intervals are drawn
+    from a `seed`.
+    """
     goals: dict[str, GoalScore] = {}
     arrays: dict[str, Tensor] = {}
     for goal in suite.wanted:
-        hunted = materials.hunted[goal.name]
-        goals[goal.name] = _score(materials, goal, hunted)
-        kept = hunted.tensors().items()
+        found = hunted[goal.name]
+        beside = {name: after[name] for attack in attacks for name in says_the_same(goal, attack)}
+        cost = sum(allowed(ways[goal.name], budget, suite.passes))
+        goals[goal.name] = _score(goal, found, ways[goal.name], beside, cost, seed)
+        kept = found.tensors().items()
         arrays |= {f"suite/{goal.name}/{n}": v for n, v in kept if n not in ("number", "forward", "backward")}
     return Suite(goals=goals), arrays
 
 
-def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalScore:
-    column, ways, plan = goal.columns[0], materials.ways[goal.name], materials.plan
+def _score(
+    goal: RankingAttack, hunted: Hunted, ways: Sequence[Way], beside: Mapping[str, Values], cost: int, seed: int
+) -> GoalScore:
+    column = goal.columns[0]
     counted = ~hunted.before.isnan().numpy()
     alone, by = hunted.worst.numpy()[counted], hunted.by.numpy()[counted]
     worst, who = alone.copy(), by.copy()
-    beside = _beside(materials, goal)
     for k, values in enumerate(beside.values(), len(ways)):
         gain = values[counted] - worst
         ahead = gain < 0 if column.better == "higher" else gain > 0
@@ -118,11 +132,10 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
     attacks += [Broke(attack=name, broke=share(k)) for k, name in enumerate(beside, len(ways))]
     if column.lost is not None:
         attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
-    cost = sum(allowed(ways, materials.suite_budget, plan.worst_case.passes if plan.worst_case else None))
     return GoalScore(
-        **_mean(worst, column, plan.seed)._asdict(),
-        before=_mean(hunted.before.numpy()[counted], column, plan.seed, resamples=1).value,
-        alone=_mean(alone, column, plan.seed, resamples=1).value,
+        **_mean(worst, column, seed)._asdict(),
+        before=_mean(hunted.before.numpy()[counted], column, seed, resamples=1).value,
+        alone=_mean(alone, column, seed, resamples=1).value,
         better=column.better or "higher",
         unit=column.unit.name,
         queries=count,
@@ -131,16 +144,6 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
         backward=sum(backward),
         undropped=count * cost,
     )
-
-
-def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
-    """Return the values (Q,) of other attacks that say the same of a query as a goal, by column."""
-    plan = materials.plan
-    found: dict[str, Values] = {}
-    for attack in plan.goals if plan.protocol == "strict" else ():
-        for name in says_the_same(goal, attack):
-            found[name] = materials.found(attack).after[name].numpy()
-    return found
 
 
 def _mean(values: Values, column: Column, seed: int, resamples: int = 1000) -> Interval:

@@ -13,11 +13,10 @@ from torch import Tensor
 from robustmetric.attacks import Column, Draws, Queries, RankingAttack, Search, Target
 from robustmetric.evaluation.found import Found, Values
 from robustmetric.evaluation.hunt import Hunted
-from robustmetric.evaluation.images import Fingerprint
+from robustmetric.evaluation.data import Fingerprint, Subject
+from robustmetric.evaluation.document import Number, Part
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, run_attack
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.subject import Subject
 from robustmetric.evaluation.suite import Way
 from robustmetric.perturb import Budget
 from robustmetric.registry import Registry, registry
@@ -94,27 +93,27 @@ class Findings:
     @property
     def attacks(self) -> tuple[RankingAttack, ...]:
         """The attacks that were run."""
-        return self.plan.goals
+        return self.plan.attacks
 
     def goal_column(self, name: str) -> Column:
         """Return the column of the suite's goal `name`."""
-        suite = self.plan.worst_case
+        suite = self.plan.suite
         assert suite is not None  # noqa: S101
         return next(goal.columns[0] for goal in suite.wanted if goal.name == name)
 
     @property
     def budget(self) -> Budget:
         """What a perturbation may cost."""
-        return self.plan.budget
+        return self.plan.threat.budget
 
     @property
     def fingerprint(self) -> Fingerprint:
         """What a first pass over the images found."""
-        return self.subject.fingerprint
+        return self.subject.data.fingerprint
 
     def sample(self, most: int) -> Tensor:
         """Return positions (S,) of at most `most` queries, drawn from the seed, ascending."""
-        generator = torch.Generator().manual_seed(self.plan.seed + 1)
+        generator = torch.Generator().manual_seed(self.plan.threat.seed + 1)
         return torch.randperm(len(self.numbers), generator=generator)[:most].sort().values
 
     @property
@@ -143,10 +142,10 @@ class Findings:
                 numbers,
                 budget or self.budget,
                 search or self.search,
-                seed=self.plan.seed,
+                seed=self.plan.threat.seed,
                 surrogate=surrogate or (self.surrogate if search is None else None),
             )
-            for numbers in self.numbers[positions].split(batch or self.plan.batch)
+            for numbers in self.numbers[positions].split(batch or self.plan.threat.batch)
         ]
         values = {n: torch.cat([p.after[n] for p in parts]).cpu().double() for n in parts[0].after}
         return Measured(values, torch.cat([p.last for p in parts]).cpu().double())
@@ -159,7 +158,7 @@ class Findings:
     def aimed(self, attack: RankingAttack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
         """Return the images of these `numbers` (B,), as queries too, and what an `attack` aims at."""
         images, queries = self.scene.batch(numbers)
-        draws = Draws(self.plan.seed, attack.drawn_as, numbers.tolist())
+        draws = Draws(self.plan.threat.seed, attack.drawn_as, numbers.tolist())
         with torch.no_grad():
             return images, queries, self.scene.aim(attack, queries, draws)
 
