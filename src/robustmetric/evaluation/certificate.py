@@ -13,8 +13,9 @@ from torch import Tensor
 from robustmetric.evaluation.certify_pieces import CertifyMaterials
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.document import Arrays, Format
-from robustmetric.evaluation.ers import Interval, Values, intervals
+from robustmetric.evaluation.ers import Values
 from robustmetric.evaluation.identity import versions
+from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.record import Data, Network, Queries, Score, described
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.smoothing import largest_radius

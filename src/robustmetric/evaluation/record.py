@@ -13,8 +13,9 @@ from torch import Tensor
 from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.evaluation.checks import Check
 from robustmetric.evaluation.document import Arrays, Format
-from robustmetric.evaluation.ers import COLUMNS, Interval, Values, intervals
+from robustmetric.evaluation.ers import COLUMNS, Values
 from robustmetric.evaluation.identity import SINCE, code_of, digest_of, versions
+from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.pieces import PER_QUERY, Materials
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.schema import Number, Part

@@ -15,12 +15,13 @@ from torch import Tensor
 from robustmetric.evaluation.document import Arrays, Format
 from robustmetric.evaluation.ers import Values
 from robustmetric.evaluation.identity import versions
+from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.evaluation.record import Data, Network, Score, described
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.store import VERIFICATION
 from robustmetric.evaluation.verify_pieces import VerifyMaterials
 from robustmetric.evaluation.verify_plan import VerifyPlan
-from robustmetric.verification import FARS, Roc, exact_interval, pairs_for, roc, unresolved
+from robustmetric.verification import FARS, Roc, pairs_for, roc, unresolved
 
 SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
 CONDITIONS = ("clean", "evasion", "impersonation", "both")

@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import PERCENT, Column, RankingAttack
-from robustmetric.evaluation.ers import Interval, Values, intervals
+from robustmetric.evaluation.ers import Values
 from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
+from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.pieces import Materials
 from robustmetric.evaluation.schema import Number, Part
 from robustmetric.evaluation.suite import says_the_same
