@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from robustmetric.evaluation.bounds import largest_radius
 from robustmetric.evaluation.certify_pieces import CertifyMaterials
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.document import Arrays, Format
@@ -18,7 +19,6 @@ from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.record import Data, Network, Queries, Score, described
 from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.smoothing import largest_radius
 from robustmetric.evaluation.store import CERTIFICATE
 from robustmetric.validate import UserError
 

@@ -56,7 +56,7 @@ def certify(
 
     The smoothed network ranks by the mean of the embeddings of an image with noise. How far from a query its
     nearest image is of its class for certain follows from that noise, whatever the network is: see
-    `robustmetric.evaluation.smoothing`. It is the setting of RetrievalGuard (Wu et al., ICML 2022, arXiv
+    `robustmetric.evaluation.bounds`. It is the setting of RetrievalGuard (Wu et al., ICML 2022, arXiv
     2206.11225) with a tighter bound. The gallery is taken as it is stored: embedded by the same network, with
     noise of its own. A query for which the samples do not suffice abstains.
 

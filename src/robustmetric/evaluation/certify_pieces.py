@@ -18,17 +18,11 @@ from torch import Tensor
 
 from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Target, make_search
 from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
+from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.radius import Samples, sure_radius
 from robustmetric.evaluation.scene import Scene, run_attack
-from robustmetric.evaluation.smoothing import (
-    Moments,
-    Smoothed,
-    lower_bound,
-    mean_of,
-    noisy_embeddings,
-)
+from robustmetric.evaluation.smoothing import Smoothed, noisy_embeddings
 from robustmetric.evaluation.staged import Stage, TensorPiece, Tensors, Tick, fetch, search_cost
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject

@@ -9,13 +9,14 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import Search, make_search
+from robustmetric.evaluation.bounds import largest_radius, least_samples
 from robustmetric.evaluation.identity import options_of
 from robustmetric.evaluation.plan import draw_queries
 from robustmetric.evaluation.schema import Part
-from robustmetric.evaluation.smoothing import check_sigma, check_whole, largest_radius, least_samples
+from robustmetric.evaluation.smoothing import check_sigma
 from robustmetric.perturb import Budget
 from robustmetric.registry import unknown
-from robustmetric.validate import UserError, brief, fraction, is_number
+from robustmetric.validate import UserError, brief, fraction, is_number, whole
 
 
 class CertifyPlan(Part):
@@ -70,10 +71,10 @@ class CertifyPlan(Part):
                 parameter="alpha",
             )
         for name in ("samples", "choose", "gallery_samples", "batch", "attack_samples", "steps"):
-            given[name] = check_whole(name, given[name])
+            given[name] = whole(name, given[name], 1)
         if given["queries"] is not None:
-            given["queries"] = check_whole("queries", given["queries"])
-        if check_whole("seed", given["seed"], 0) >= 2**32:
+            given["queries"] = whole("queries", given["queries"], 1)
+        if whole("seed", given["seed"]) >= 2**32:
             raise UserError(f"seed must be less than 2³², not {given['seed']}", parameter="seed")
         if not isinstance(given["attack"], bool):
             raise UserError(f"attack must be True or False, not {given['attack']!r}", parameter="attack")
