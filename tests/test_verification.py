@@ -18,7 +18,6 @@ from robustmetric.validate import UserError
 from robustmetric.verification import (
     FARS,
     Roc,
-    exact_interval,
     roc,
     unresolved,
     verification_scores,
@@ -174,20 +173,6 @@ def test_why_a_far_is_not_resolved() -> None:
     scores = verification_scores(torch.rand(40), torch.arange(40) < 20)
     assert list(scores) == ["AUC", "EER", *(f"TAR@FAR={far:g}" for far in FARS)]
     assert [scores[f"TAR@FAR={far:g}"] is None for far in FARS] == [False, True, True, True]
-
-
-@given(st.integers(1, 80).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))))
-def test_intervals_of_counts_are_exact(case: tuple[int, int]) -> None:
-    """At each end, what was seen or is farther off has the probability of a side, summed in fractions."""
-    count, of = case
-
-    def tail(share: float, seen: range) -> float:
-        p = Fraction(share)
-        return float(sum(math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in seen))
-
-    low, high = exact_interval(count, of)
-    assert low == 0 if count == 0 else tail(low, range(count, of + 1)) == pytest.approx(0.025, rel=1e-9)
-    assert high == 1 if count == of else tail(high, range(count + 1)) == pytest.approx(0.025, rel=1e-9)
 
 
 def test_pairs_counted_several_times() -> None:

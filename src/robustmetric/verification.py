@@ -180,22 +180,6 @@ def pairs_for(far: float) -> int:
     return math.ceil(1 / far - 1e-9)
 
 
-def exact_interval(count: int, of: int, level: float = 0.95) -> tuple[float, float]:
-    """Return between which shares that lies of which `count` `of` so many were seen, by Clopper and Pearson.
-
-    Each side is wrong with a probability of at most (1 − `level`)/2, whatever the share.
-
-    >>> [round(end, 4) for end in exact_interval(0, 100)]
-    [0.0, 0.0362]
-    """
-    from scipy.special import betaincinv  # not needed to train
-
-    side = (1 - level) / 2
-    least = 0.0 if count == 0 else float(betaincinv(count, of - count + 1, side))
-    most = 1.0 if count == of else float(betaincinv(count + 1, of - count, 1 - side))
-    return least, most
-
-
 def check_far(far: object) -> float:
     """Return a `far` that is a share; refuse any other.
 

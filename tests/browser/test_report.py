@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page
 
 from robustmetric.evaluation import load_record
-from robustmetric.evaluation.pictures import load_pictures
 from robustmetric.report.page import write_report
+from robustmetric.report.pictures import load_pictures
 from robustmetric.validate import printable
 from tests.browser.conftest import Visit
 from tests.helpers.browser import DESKTOP, PHONE, Scheme, check_accessibility, check_width

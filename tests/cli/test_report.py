@@ -12,9 +12,9 @@ import pytest
 
 from robustmetric.cli.show import Watch
 from robustmetric.evaluation import load_record
-from robustmetric.evaluation.curves import FOLDER as CURVES
-from robustmetric.evaluation.pictures import FOLDER, LIST
 from robustmetric.models.c2f2 import C2F2
+from robustmetric.report.curves import FOLDER as CURVES
+from robustmetric.report.pictures import FOLDER, LIST
 from tests.cli.tables import ONE, contents
 from tests.helpers.command import command, refused, works
 from tests.helpers.faults import fault
@@ -248,10 +248,10 @@ def test_options_of_a_page_without_one(options: list[str], told: str, network: P
 @pytest.mark.parametrize(
     ("place", "call", "number"),
     [
-        ("robustmetric.evaluation.pictures.run_attack", 2, signal.SIGTERM),
-        ("robustmetric.evaluation.pictures.write_atomically", 3, signal.SIGINT),
-        ("robustmetric.evaluation.curves.Evaluation", 4, signal.SIGINT),
-        ("robustmetric.evaluation.curves.Evaluation", 12, signal.SIGTERM),
+        ("robustmetric.report.pictures.run_attack", 2, signal.SIGTERM),
+        ("robustmetric.report.pictures.write_atomically", 3, signal.SIGINT),
+        ("robustmetric.report.curves.Evaluation", 4, signal.SIGINT),
+        ("robustmetric.report.curves.Evaluation", 12, signal.SIGTERM),
         ("robustmetric.cli.evaluate.write_report", 1, signal.SIGINT),
     ],
 )

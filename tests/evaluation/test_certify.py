@@ -30,13 +30,13 @@ from robustmetric.evaluation import (
     smoothing,
 )
 from robustmetric.evaluation import certify_pieces as pieces
+from robustmetric.evaluation.bounds import certified_radius, largest_radius, mean_of
 from robustmetric.evaluation.certificate import FORMAT
 from robustmetric.evaluation.certify import certify
-from robustmetric.evaluation.smoothing import mean_of
 from robustmetric.evaluation.store import PARTS, Store
 from robustmetric.files import DamagedError
 from tests.evaluation.conftest import make_network
-from tests.evaluation.test_radius import plain_radius
+from tests.evaluation.test_bounds import plain_radius
 from tests.helpers.faults import fault
 from tests.helpers.processes import die, forked, needs_fork
 
@@ -112,7 +112,7 @@ def test_where_margins_agree_radii_are_those_of_their_distribution() -> None:
     """By symmetry this network changes its mind at the plane too, and its mean margins are small."""
     for seed in range(10):
         found = arrays_of(of_plane(15, Slope, attack=False, seed=seed))
-        by_mean = smoothing.certified_radius(found["right"], SIGMA)
+        by_mean = certified_radius(found["right"], SIGMA)
         for distance, radius in zip(DISTANCES, found["radius"].tolist(), strict=True):
             assert radius == 0 or radius < distance
         assert (found["radius"] >= by_mean).all()
@@ -163,8 +163,7 @@ def test_a_radius_is_that_of_a_loop_over_the_samples(monkeypatch: pytest.MonkeyP
         assert float(arrays["right"][k]) == pytest.approx(low, abs=1e-6)
         radius = SIGMA * norm.ppf((1 + low) / 2) if low > 0 else 0.0
         band = SIGMA * plain_radius(values, 3, 0.0005)
-        # The tail of the binomial is no exact one there: a little more, so that no radius is too large.
-        assert max(radius, band) - 3e-4 <= float(arrays["radius"][k]) <= max(radius, band) + 1e-6
+        assert float(arrays["radius"][k]) == pytest.approx(max(radius, band), abs=1e-6)
         decided.add(radius > band)
         assert float(arrays["hit"][k]) == (100 if mean > 0 else 0)
     assert False in decided
@@ -185,7 +184,7 @@ def test_wrong_is_not_abstained() -> None:
     assert certificate.at(0.05).certified.value == pytest.approx(share * int((radius > 0.05).sum()))
     assert certificate.radius.value == pytest.approx(float(radius.mean()))
     assert certificate.median == pytest.approx(float(radius.median()))
-    assert certificate.limit == pytest.approx(smoothing.largest_radius(SIGMA, 1000, 0.001, 3))
+    assert certificate.limit == pytest.approx(largest_radius(SIGMA, 1000, 0.001, 3))
     assert certificate.limit is not None
     assert certificate.limit >= float(radius.max())
 

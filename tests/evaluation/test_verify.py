@@ -22,11 +22,12 @@ from robustmetric.evaluation import (
     load_verification,
     verify_pieces,
 )
+from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.evaluation.store import PARTS
 from robustmetric.evaluation.verified import FORMAT
 from robustmetric.files import DamagedError
 from robustmetric.validate import UserError
-from robustmetric.verification import exact_interval, roc
+from robustmetric.verification import roc
 from tests.evaluation.conftest import make_network
 from tests.helpers.faults import fault
 

@@ -32,12 +32,12 @@ from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
 from robustmetric.data.pair_lists import read_pairs
 from robustmetric.evaluation import certify, load_certificate, load_verification, verify
-from robustmetric.evaluation.pictures import load_pictures
 from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.evaluation.store import PARTS, Storable, Store, check_folder
 from robustmetric.files import digest_of_entries, write_sealed
 from robustmetric.locks import LOCK, locked
+from robustmetric.report.pictures import load_pictures
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import checkpoint_step
 from robustmetric.training.runs import RunFolder

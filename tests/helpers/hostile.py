@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from robustmetric.evaluation import Plan, Record
-from robustmetric.evaluation.pictures import FOLDER, LIST
+from robustmetric.report.pictures import FOLDER, LIST
 from tests.helpers.pictured import pictured, seal
 from tests.helpers.records import a_record, altered, written
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.pictures import FOLDER, LIST, SCHEMA, K, Pictures, encoded
 from robustmetric.files import digest_of_entries
+from robustmetric.report.pictures import FOLDER, LIST, SCHEMA, K, Pictures, encoded
 
 
 def noise(seed: int, size: int = 8, channels: int = 1) -> Tensor:

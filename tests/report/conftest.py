@@ -9,6 +9,9 @@ import pytest
 
 from robustmetric.evaluation import Record
 from robustmetric.report.page import write_report
+from tests.evaluation.conftest import images as images
+from tests.evaluation.conftest import labels as labels
+from tests.evaluation.conftest import tiny as tiny
 from tests.helpers.pages import Element, parsed
 from tests.helpers.records import written
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from robustmetric.evaluation import Plan, Record
-from robustmetric.evaluation.curves import FOLDER, load_curves
+from robustmetric.report.curves import FOLDER, load_curves
 from robustmetric.report.entries import gather
 from tests.helpers.faults import fault
 from tests.helpers.pages import Element

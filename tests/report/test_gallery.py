@@ -14,9 +14,9 @@ from torch import nn
 import robustmetric as rm
 from robustmetric import UserError
 from robustmetric.evaluation import Evaluation, Plan, Record, Subject, load_arrays
-from robustmetric.evaluation.pictures import FOLDER, LIST, encoded, make_pictures
 from robustmetric.report import page as pages
 from robustmetric.report.page import MOST_BYTES, write_report
+from robustmetric.report.pictures import FOLDER, LIST, encoded, make_pictures
 from tests.helpers.faults import fault
 from tests.helpers.pages import Element, parsed
 from tests.helpers.pictured import noise, pictured, seal

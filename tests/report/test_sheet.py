@@ -17,12 +17,12 @@ from torch import nn
 
 from robustmetric.attacks import PGD, Column, Gallery, Queries, attack
 from robustmetric.evaluation import Origin, Scene, run_attack
-from robustmetric.evaluation.pictures import rendered
 from robustmetric.evaluation.scene import embed_all
-from robustmetric.evaluation.shots import Ranked, Shot, take_shots
 from robustmetric.perturb import Budget
 from robustmetric.report import sheet
+from robustmetric.report.pictures import rendered
 from robustmetric.report.sheet import BLUE, GREEN, RED, Album, draw_sheet, thumbnail
+from robustmetric.report.shots import Ranked, Shot, take_shots
 from tests.helpers.pixels import blown_up, places_of
 
 WHITE = (255, 255, 255)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from robustmetric.app.trial import Query, Trial, Walk
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.pictures import amplified, encoded, nice_factor
-from robustmetric.evaluation.shots import Ranked, Shot
+from robustmetric.report.pictures import amplified, encoded, nice_factor
+from robustmetric.report.shots import Ranked, Shot
 
 HERE = Path(__file__).parent
 LARGE = 320  # pixels of a side that a picture is reduced to

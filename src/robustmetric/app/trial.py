@@ -22,9 +22,9 @@ from robustmetric.distance import embed
 from robustmetric.evaluation import Outcome, Scene, Subject, run_attack
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.scene import embed_all
-from robustmetric.evaluation.shots import Shot, take_shots
 from robustmetric.perturb import Budget, Objective
 from robustmetric.registry import lookup
+from robustmetric.report.shots import Shot, take_shots
 from robustmetric.validate import UserError, brief, is_number
 
 MOST_STEPS, MOST_K = 64, 20

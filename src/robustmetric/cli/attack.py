@@ -25,14 +25,14 @@ from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.evaluation import Evaluation, Plan, run_attack
-from robustmetric.evaluation.pictures import rendered
-from robustmetric.evaluation.shots import Shot, take_shots
 from robustmetric.evaluation.staged import Progress, Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
+from robustmetric.report.pictures import rendered
 from robustmetric.report.records import alpha_of_plan, eps_of_plan
 from robustmetric.report.sheet import ROWS, Album, draw_sheet, left_out
+from robustmetric.report.shots import Shot, take_shots
 from robustmetric.validate import UserError, one_line, printable, shortened, spreadsheet_text
 
 ARRAYS, RANKS, SHEET = "images.safetensors", "ranks.csv", "sheet.png"

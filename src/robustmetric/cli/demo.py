@@ -29,8 +29,8 @@ def demo(
     from robustmetric.cli.worst import show_suite
     from robustmetric.data import load
     from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
-    from robustmetric.evaluation.pictures import picture_costs
     from robustmetric.report.page import write_report
+    from robustmetric.report.pictures import picture_costs
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train

@@ -17,13 +17,13 @@ from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
 from robustmetric.evaluation import Evaluation, Plan, Record, load_arrays
-from robustmetric.evaluation.curves import curve_costs, make_curves
-from robustmetric.evaluation.pictures import load_pictures, make_pictures, picture_costs
 from robustmetric.evaluation.store import Store, check_folder
 from robustmetric.evaluation.workers import run_workers
 from robustmetric.files import check_writable
+from robustmetric.report.curves import curve_costs, make_curves
 from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
+from robustmetric.report.pictures import load_pictures, make_pictures, picture_costs
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError
 

@@ -10,11 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from robustmetric.evaluation.bounds import largest_radius
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.document import Document, Format, Number, Part
-from robustmetric.evaluation.ers import Interval, Values, intervals
+from robustmetric.evaluation.ers import Values
+from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.record import DataEntry, NetworkEntry, QueryCounts, Score
-from robustmetric.evaluation.smoothing import largest_radius
 from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"

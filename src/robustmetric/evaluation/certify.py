@@ -21,24 +21,16 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Search, Target, make_search
 from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
+from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
 from robustmetric.evaluation.certificate import FORMAT, Certificate, entries_of
 from robustmetric.evaluation.data import Data, Images, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.identity import options_of, versions
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.certify_plan import CertifyPlan
-from robustmetric.evaluation.radius import Samples, sure_radius
 from robustmetric.evaluation.record import described
 from robustmetric.evaluation.scene import Scene, run_attack
-from robustmetric.evaluation.smoothing import (
-    Moments,
-    Smoothed,
-    check_noise,
-    check_samples,
-    lower_bound,
-    mean_of,
-    noisy_embeddings,
-)
+from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
 from robustmetric.perturb import device_of
 
 _RANKED = 256  # images of the gallery that are kept together
@@ -61,7 +53,7 @@ def certify(
 
     The smoothed network ranks by the mean of the embeddings of an image with noise. How far from a query its
     nearest image is of its class for certain follows from that noise, whatever the network is: see
-    `robustmetric.evaluation.smoothing`. It is the setting of RetrievalGuard (Wu et al., ICML 2022, arXiv
+    `robustmetric.evaluation.bounds`. It is the setting of RetrievalGuard (Wu et al., ICML 2022, arXiv
     2206.11225) with a tighter bound. The gallery is taken as it is stored: embedded by the same network, with
     noise of its own. A query for which the samples do not suffice abstains.
 

@@ -10,10 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import Search, make_search
+from robustmetric.evaluation.bounds import largest_radius, least_samples
 from robustmetric.evaluation.document import Part, validated
 from robustmetric.evaluation.identity import options_of
 from robustmetric.evaluation.plan import draw_queries
-from robustmetric.evaluation.smoothing import MOST_SIGMA, largest_radius, least_samples
+from robustmetric.evaluation.smoothing import MOST_SIGMA
 from robustmetric.perturb import Budget
 from robustmetric.validate import UserError, brief, fraction, is_number
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from robustmetric.attacks import PERCENT, RankingAttack, Search
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
 from robustmetric.evaluation.data import Data, Images, Subject, data_of
-from robustmetric.evaluation.ers import COLUMNS, Interval, Values, intervals
+from robustmetric.evaluation.ers import COLUMNS, Values
 from robustmetric.evaluation.found import Found
 from robustmetric.evaluation.hunt import Hunted, hunt, strike
 from robustmetric.evaluation.identity import code_of, versions
+from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.record import FORMAT, Record, described, failures

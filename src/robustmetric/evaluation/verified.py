@@ -15,10 +15,11 @@ from torch import Tensor
 from robustmetric.evaluation.data import Data, Images
 from robustmetric.evaluation.document import Document, Format, Number, Part
 from robustmetric.evaluation.ers import Values
+from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
 from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Split
 from robustmetric.evaluation.verify_plan import VerifyPlan
-from robustmetric.verification import FARS, Roc, exact_interval, pairs_for, roc, unresolved
+from robustmetric.verification import FARS, Roc, pairs_for, roc, unresolved
 
 SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
 CONDITIONS = ("clean", "evasion", "impersonation", "both")

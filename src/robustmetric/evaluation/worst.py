@@ -12,8 +12,9 @@ from torch import Tensor
 
 from robustmetric.attacks import PERCENT, Column, RankingAttack
 from robustmetric.evaluation.document import Number, Part
-from robustmetric.evaluation.ers import Interval, Values, intervals
+from robustmetric.evaluation.ers import Values
 from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
+from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.suite import Way, WorstCase, says_the_same
 from robustmetric.perturb import Budget
 

@@ -11,11 +11,11 @@ from markupsafe import Markup
 
 from robustmetric.attacks import Column
 from robustmetric.evaluation import Check, Record
-from robustmetric.evaluation.pictures import Picture
 from robustmetric.evaluation.worst import Broke
 from robustmetric.report.downloads import records_json, scores_csv
 from robustmetric.report.entries import Entry
 from robustmetric.report.figures import plot_curves, plot_maps, plot_terms, plot_trainings
+from robustmetric.report.pictures import Picture
 from robustmetric.report.records import differing
 from robustmetric.report.verdict import listed, verdict
 from robustmetric.report.words import (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.curves import CurvePoint, load_curves
-from robustmetric.evaluation.pictures import Pictures, load_pictures
 from robustmetric.evaluation.record import FORMAT
+from robustmetric.report.curves import CurvePoint, load_curves
+from robustmetric.report.pictures import Pictures, load_pictures
 from robustmetric.report.records import load_records, told_apart
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import read_rows

@@ -9,8 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from robustmetric.evaluation import COLUMNS, Record
-from robustmetric.evaluation.curves import CurvePoint
 from robustmetric.report import svg
+from robustmetric.report.curves import CurvePoint
 from robustmetric.report.entries import Entry
 from robustmetric.report.summary import SCORES, course, record_scores, terms_of
 from robustmetric.report.words import COLUMN_MEANINGS

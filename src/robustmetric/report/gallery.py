@@ -10,8 +10,8 @@ from pathlib import Path
 from markupsafe import Markup
 
 from robustmetric.data.decode import decoded_or_reason, whole_images
-from robustmetric.evaluation.pictures import FOLDER, Picture
 from robustmetric.report.entries import Entry
+from robustmetric.report.pictures import FOLDER, Picture
 from robustmetric.validate import UserError
 
 _KINDS = {b"\x89PNG": "png", b"RIFF": "webp"}

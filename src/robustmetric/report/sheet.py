@@ -12,10 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from robustmetric.attacks import Column
-from robustmetric.evaluation.pictures import amplified, nice_factor, rendered
 from robustmetric.evaluation.scene import Scene
-from robustmetric.evaluation.shots import Ranked, Shot
 from robustmetric.evaluation.subject import Origin
+from robustmetric.report.pictures import amplified, nice_factor, rendered
+from robustmetric.report.shots import Ranked, Shot
 from robustmetric.report.style import COLOURS, GREY
 from robustmetric.validate import one_line, shortened
 

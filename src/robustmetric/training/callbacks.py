@@ -14,6 +14,7 @@ import lightning as L
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
 from robustmetric.training.module import SCORES, MetricModule
@@ -22,7 +23,6 @@ from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import CollapsedError, Report, Signals, Stopped, saving
 from robustmetric.training.table import kept_rows
 from robustmetric.validate import spreadsheet_text
-from robustmetric.verification import exact_interval
 
 
 class Keeper(L.Callback):

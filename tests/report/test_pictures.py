@@ -23,7 +23,9 @@ from robustmetric.attacks import ATTACKS, RankingAttack, attack
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files
 from robustmetric.data.sides import by_marks
 from robustmetric.evaluation import Evaluation, Origin, Plan, Record, Subject, load_arrays, run_attack
-from robustmetric.evaluation.pictures import (
+from robustmetric.files import DamagedError, digest_of_entries, write_atomically
+from robustmetric.locks import InUseError, locked
+from robustmetric.report.pictures import (
     EACH,
     FOLDER,
     LIST,
@@ -40,9 +42,7 @@ from robustmetric.evaluation.pictures import (
     nice_factor,
     rendered,
 )
-from robustmetric.evaluation.shots import Shot, take_shots
-from robustmetric.files import DamagedError, digest_of_entries, write_atomically
-from robustmetric.locks import InUseError, locked
+from robustmetric.report.shots import Shot, take_shots
 from robustmetric.validate import UserError, printable
 from tests.evaluation.conftest import make_network
 from tests.helpers import runs
@@ -750,7 +750,7 @@ def test_a_full_disk(again: Made, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         written = at_call(8, full, write_atomically)
-        patch.setattr("robustmetric.evaluation.pictures.write_atomically", written)
+        patch.setattr("robustmetric.report.pictures.write_atomically", written)
         with pytest.raises(
             UserError, match=r"\.png cannot be written \(No space left on device\): make room; then"
         ):

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import Transfer
 from robustmetric.evaluation import Evaluation, Plan, Record, Subject, load_record
-from robustmetric.evaluation.curves import (
+from robustmetric.evaluation.pieces import EmbedPiece, RetrievalPiece
+from robustmetric.files import digest_of_entries
+from robustmetric.locks import InUseError, locked
+from robustmetric.report.curves import (
     FOLDER,
     QUERIES,
     CurvePoint,
@@ -24,9 +27,6 @@ from robustmetric.evaluation.curves import (
     load_curves,
     make_curves,
 )
-from robustmetric.evaluation.pieces import EmbedPiece, RetrievalPiece
-from robustmetric.files import digest_of_entries
-from robustmetric.locks import InUseError, locked
 from robustmetric.report.entries import gather
 from robustmetric.report.page import render
 from robustmetric.validate import UserError
@@ -114,8 +114,8 @@ def test_few_queries_are_attacked(queries: int | None, images: int, wanted: int)
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let curves have two points each."""
-    monkeypatch.setattr("robustmetric.evaluation.curves._SHARES", (1.0, 2.0))
-    monkeypatch.setattr("robustmetric.evaluation.curves._STEPS", (1, 4))
+    monkeypatch.setattr("robustmetric.report.curves._SHARES", (1.0, 2.0))
+    monkeypatch.setattr("robustmetric.report.curves._STEPS", (1, 4))
 
 
 def subject_of(images: Tensor, labels: Tensor, network: nn.Module | None = None) -> Subject:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robustmetric.evaluation.plane import Map, Plane, draw_map
+from robustmetric.report.plane import Map, Plane, draw_map
 
 pytestmark = pytest.mark.kernels
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import ATTACKS, PGD, Draws, Gallery, Queries, RankingAttack, Target, attack
 from robustmetric.evaluation.scene import Outcome, Scene, embed_all, run_attack
-from robustmetric.evaluation.shots import Ranked, Shot, take_shots
 from robustmetric.perturb import Budget
+from robustmetric.report.shots import Ranked, Shot, take_shots
 from tests.attacks.test_measures import oracle
 from tests.evaluation.conftest import make_network
 from tests.helpers import crowd, goals

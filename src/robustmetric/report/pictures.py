@@ -17,15 +17,15 @@ from robustmetric.attacks import Column, RankingAttack
 from robustmetric.evaluation.document import read_json, seal, write_json
 from robustmetric.evaluation.evaluate import Evaluation
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.plane import Map, draw_map
 from robustmetric.evaluation.record import Record
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.shots import Ranked, Shot, take_shots
 from robustmetric.evaluation.staged import Progress, search_cost
 from robustmetric.evaluation.subject import Subject
 from robustmetric.files import is_draft, write_atomically, writing
 from robustmetric.locks import locked
+from robustmetric.report.plane import Map, draw_map
+from robustmetric.report.shots import Ranked, Shot, take_shots
 from robustmetric.validate import UserError, printable
 
 FOLDER, LIST = "pictures", "pictures.json"
@@ -57,7 +57,7 @@ class Listed(Item):
 
 
 class Picture(Part):
-    """A query under an attack; see `robustmetric.evaluation.shots.Shot`.
+    """A query under an attack; see `robustmetric.report.shots.Shot`.
 
     `why` says how it was chosen. `difference` is the change, `factor` times as large, around a middle grey.
     """

@@ -1,24 +1,198 @@
-"""Radii by the distribution of a margin: against plain loops, scipy and known truths."""
+"""Bounds of margins under noise: against plain loops, scipy and known truths."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
 from scipy.stats import beta, norm
 from torch import Tensor
 
-from robustmetric.evaluation import band as bands
-from robustmetric.evaluation import radius as radii
-from robustmetric.evaluation import smoothing
-from robustmetric.evaluation.band import Band, most_below
-from robustmetric.evaluation.radius import Samples, sure_radius
-from robustmetric.evaluation.smoothing import certified_radius, directions, lower_bound
-from robustmetric.validate import UserError
+from robustmetric.evaluation import bounds
+from robustmetric.evaluation.bounds import (
+    Band,
+    Moments,
+    Samples,
+    certified_radius,
+    directions,
+    largest_radius,
+    least_above,
+    least_samples,
+    lower_bound,
+    mean_error,
+    pair_error,
+    sure_radius,
+)
+
+# By the mean
+
+
+def plain_bound(values: list[list[float]], alpha: float) -> list[float]:
+    """The lower bounds of K means from their n samples in [−1, 1], as they are written in the papers."""
+    found = []
+    for samples in values:
+        n, k = len(samples), len(values)
+        mean = sum(samples) / n
+        variance = sum((a - b) ** 2 for a in samples for b in samples) / (2 * n * (n - 1))
+        # Maurer and Pontil, theorem 4, of values in [0, 1] and of one mean with δ = α/2K; here twice as wide.
+        delta = alpha / 2 / k
+        unit = math.sqrt(2 * variance / 4 * math.log(2 / delta) / n) + 7 * math.log(2 / delta) / (3 * (n - 1))
+        # McDiarmid, of differences of 2/n each: exp(−2t²/(n (2/n)²)) = α/2.
+        vector = 1 / math.sqrt(n) + math.sqrt(math.log(2 / alpha) * n * (2 / n) ** 2 / 2)
+        found.append(mean - min(2 * unit, vector))
+    return found
+
+
+@pytest.mark.parametrize(("n", "alpha", "sharp"), [(40, 0.001, 1.0), (60, 0.1, 0.02), (30, 0.4, 0.5)])
+def test_the_bounds_are_those_of_the_papers(n: int, alpha: float, sharp: float) -> None:
+    generator = torch.Generator().manual_seed(n)
+    values = (0.3 + sharp * torch.randn(5, n, generator=generator).double()).clamp(-1, 1)
+    found = lower_bound(values.mean(1), values.var(1), n, alpha)
+    # Sums of 60 terms in double precision.
+    torch.testing.assert_close(found.tolist(), plain_bound(values.tolist(), alpha), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.12, 1.0])
+def test_the_radius_is_that_of_neyman_and_pearson(sigma: float) -> None:
+    low = torch.linspace(0.001, 0.999, 41).double()
+    found = certified_radius(low, sigma)
+    # torch's and scipy's quantiles agree to the last digits.
+    np.testing.assert_allclose(found, sigma * norm.ppf((1 + low.numpy()) / 2), rtol=1e-10)
+    assert certified_radius(torch.tensor([0.0, -0.3]), sigma).tolist() == [0, 0]
+
+
+def test_the_radius_is_never_smaller_than_that_of_retrieval_guard() -> None:
+    """Theirs: 2 (2Φ(r/2σ) − 1) < (d_n − d_p)/2, of the distances of g(x) itself."""
+    generator, sigma, larger = torch.Generator().manual_seed(0), 0.25, 0
+    for _ in range(500):
+        g, p, n = torch.nn.functional.normalize(torch.randn(3, 3, generator=generator).double())
+        g = g * torch.rand(1, generator=generator)
+        near, far = float((g - p).norm()), float((g - n).norm())
+        if near >= far:
+            continue
+        theirs = 2 * sigma * norm.ppf(0.5 + (far - near) / 8)
+        ours = float(certified_radius(g @ (p - n) / (p - n).norm(), sigma))
+        assert ours >= theirs - 1e-12
+        larger += ours > 1.5 * theirs
+    assert larger > 100
+
+
+@pytest.mark.parametrize(
+    ("function", "tight"),
+    [
+        (lambda x: 1.0 if x > -0.3 else -1.0, True),
+        (lambda x: math.tanh(3 * x + 1), False),
+        (lambda x: math.cos(4 * x), False),
+        (lambda x: 1.0 if abs(x) < 0.6 else -1.0, False),
+        (lambda x: 0.2, False),
+    ],
+)
+def test_a_moved_mean_is_no_less_than_the_bound_by_the_mean(
+    function: Callable[[float], float], tight: bool
+) -> None:
+    sigma = 0.5
+
+    def mean(x: float) -> float:
+        edges = [point - x for point in (-0.6, -0.3, 0.6)]
+        return float(quad(lambda t: function(x + t) * norm.pdf(t, scale=sigma), -5, 5, points=edges)[0])
+
+    here = mean(0.0)
+    assert here > 0
+    for r in (0.05, 0.2, 0.5):
+        bound = 2 * norm.cdf(norm.ppf((1 + here) / 2) - r / sigma) - 1
+        least = min(mean(r), mean(-r))
+        assert least >= bound - 1e-6  # the error that quad allows itself
+        assert (abs(least - bound) < 1e-6) == tight
+
+
+def samples_of(kind: str, trials: int, n: int) -> Tensor:
+    """Samples (trials, n, D) of unit vectors whose expectation is zero."""
+    generator = torch.Generator().manual_seed(3)
+    if kind == "sphere":
+        z = torch.randn(trials, n, 50, generator=generator).double()
+        return torch.nn.functional.normalize(z, dim=2)
+    return torch.randint(0, 2, (trials, n, 1), generator=generator).double() * 2 - 1
+
+
+@pytest.mark.parametrize("kind", ["sphere", "line"])
+def test_the_mean_of_vectors_is_as_near_as_it_is_said(kind: str) -> None:
+    """In all directions they are as far as can be in the mean; on a line that varies most."""
+    alpha, n, trials = 0.4, 25, 600
+    away = samples_of(kind, trials, n).mean(1).norm(dim=1)
+    assert int((away > mean_error(n, alpha)).sum()) <= alpha / 2 * trials
+    if kind == "sphere":
+        assert 0.95 / math.sqrt(n) < float(away.mean()) <= 1 / math.sqrt(n)
+    else:  # the expectation alone is no bound
+        assert int((away > 1 / math.sqrt(n)).sum()) > alpha / 2 * trials
+
+
+def test_the_bounds_of_many_pairs_hold_together() -> None:
+    """50 means of independent values of mean zero: the bound of a single pair would fail for some of them."""
+    alpha, n, trials, pairs = 0.4, 10**6, 300, 50
+    generator = np.random.default_rng(3)
+    failed = alone = 0
+    for ups in generator.binomial(n, 0.5, (trials, pairs)):
+        mean = torch.from_numpy(2 * ups / n - 1) / math.sqrt(pairs)  # of signs over √50, as in a unit vector
+        variance = (1 / pairs - mean.square()) * n / (n - 1)
+        failed += bool((mean > pair_error(variance, n, alpha)).any())
+        single = torch.cat([pair_error(v, n, alpha) for v in variance.split(1)])
+        alone += bool((mean > single).any())
+    assert failed <= alpha / 2 * trials < alone
+
+
+def test_lower_bounds_are_below_the_truth() -> None:
+    """A half-space, whose mean is known: the bounds fail no more often than they may."""
+    alpha, n, trials, p = 0.3, 60, 2000, 0.8
+    generator = torch.Generator().manual_seed(5)
+    hits = (torch.rand(trials, n, generator=generator) < p).double() * 2 - 1
+    low = torch.stack([lower_bound(v.mean()[None], v.var()[None], n, alpha) for v in hits])
+    assert int((low > 2 * p - 1).sum()) <= alpha * trials
+    assert float(low.mean()) > 0  # and they say something
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.05, 0.4])
+def test_with_fewer_samples_nothing_can_be_certified(alpha: float) -> None:
+    least = least_samples(alpha)
+    assert largest_radius(1.0, least, alpha) > 0 == largest_radius(1.0, least - 1, alpha)
+    agree = [torch.tensor([[1.0, 0.0]]).expand(n, 2) for n in (least - 1, least)]
+    anchor, rivals = torch.tensor([1.0, 0.0]).double(), torch.tensor([[-1.0, 0.0]]).double()
+    found = [sure_radius(Samples.of([z], len(z)), anchor, rivals, sigma=1, alpha=alpha) for z in agree]
+    assert found == [0, pytest.approx(largest_radius(1.0, least, alpha), abs=1e-6)]
+
+
+def test_margins_are_those_of_a_loop() -> None:
+    generator = torch.Generator().manual_seed(1)
+    z = torch.nn.functional.normalize(torch.randn(30, 4, generator=generator).double())
+    rivals = torch.nn.functional.normalize(torch.randn(7, 4, generator=generator).double())
+    anchor = rivals[2].clone()
+    seen = Moments.of(z.split(8))
+    mean, variance = seen.margins(anchor, rivals)
+    assert seen.count == 30
+    for k, rival in enumerate(rivals):
+        way = anchor - rival
+        values = np.array([float(x @ way) / (float(way.norm()) or 1.0) for x in z])
+        # Sums of 30 products in double precision.
+        assert float(mean[k]) == pytest.approx(values.mean(), abs=1e-13)
+        assert float(variance[k]) == pytest.approx(values.var(ddof=1), abs=1e-13)
+    assert float(mean[2]) == float(variance[2]) == 0  # a copy has no direction
+
+
+def test_many_rivals_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Moments.of([torch.eye(3)])
+    rivals = torch.nn.functional.normalize(torch.rand(11, 3).double())
+    whole = seen.margins(rivals[0], rivals)
+    monkeypatch.setattr(bounds, "_RIVALS", 4)
+    for a, b in zip(whole, seen.margins(rivals[0], rivals), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
+
+
+# By the distribution
 
 
 def plain_radius(values: list[float], pairs: int, alpha: float) -> float:
@@ -60,30 +234,19 @@ def test_the_distribution_s_bound_is_that_of_a_loop(kind: str, n: int, pairs: in
     values = some_values(kind, n)
     found = float(Band.of(n, pairs, alpha).radius(values.sort().values[None]))
     plain = plain_radius(values.tolist(), pairs, alpha)
-    # Its tail of the binomial is a bound, not the exact one: so it is a little less, and never more.
-    assert plain - 0.01 <= found <= plain + 2e-7
+    assert found == pytest.approx(plain, abs=2e-7)
     assert plain > 0 or kind == "narrow"
 
 
-@pytest.mark.parametrize("n", [2, 15, 100, 10_000])
+@pytest.mark.parametrize("n", [1, 2, 15, 100])
 @pytest.mark.parametrize("delta", [1e-9, 1e-4, 0.2])
-def test_quantiles_of_ranks_are_no_less_than_the_exact_ones(n: int, delta: float) -> None:
-    ranks = Band.of(n, 1, 0.1).ranks.double()
-    found, exact = most_below(ranks, n, delta).numpy(), beta.isf(delta, ranks, n + 1 - ranks)
-    assert (found >= exact - 1e-14).all()
-    slack = 0.2 * math.sqrt(1 / n) if delta > 0.1 else 0.01 / math.sqrt(n)
-    assert (found - exact).max() <= slack
-    assert found[0] == pytest.approx(1 - delta ** (1 / n), rel=1e-6)
-
-
-def test_ranks_are_ascending_from_the_first_to_the_last() -> None:
-    for n in (2, 3, 15, 100, 5000):
-        ranks = Band.of(n, 10, 0.01).ranks
-        assert ranks[0] == 1
-        assert ranks[-1] == n
-        assert (ranks.diff() > 0).all()
-        assert len(ranks) <= bands._RANKS + 2
-        assert (Band.of(n, 10, 0.01).score.diff() < 0).all()
+def test_what_is_above_a_rank_is_known_but_for_delta_by_a_sum_of_binomials(n: int, delta: float) -> None:
+    """P(Bin(n, q) ≤ i − 1) is delta, and not more: the largest bound that holds."""
+    ranks = torch.arange(1, n + 1)
+    for i, above in zip(ranks.tolist(), least_above(ranks, n, delta).tolist(), strict=True):
+        p = Fraction(above)
+        fails = sum(math.comb(n, k) * (1 - p) ** k * p ** (n - k) for k in range(i))
+        assert (1 - 1e-8) * delta <= fails <= delta
 
 
 def test_the_band_is_left_no_more_often_than_it_may() -> None:
@@ -112,7 +275,7 @@ def test_no_radius_is_larger_than_the_truth() -> None:
     assert float(found.mean()) > 5 * float(mean.mean())
 
 
-def test_a_mean_that_is_moved_is_no_less_than_the_bound() -> None:
+def test_a_moved_mean_is_no_less_than_the_bound_by_the_distribution() -> None:
     """The mean at the moved point, by many quantiles of the noise; the bound from where it is not moved."""
     functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: torch.tanh(x + 0.8),
@@ -127,22 +290,6 @@ def test_a_mean_that_is_moved_is_no_less_than_the_bound() -> None:
         assert radius > 0.1
         for r in np.linspace(0, radius, 5):
             assert min(float(function(x + r).mean()), float(function(x - r).mean())) > 0
-
-
-def test_more_samples_certify_more() -> None:
-    means = []
-    for n in (50, 200, 1000, 5000):
-        rows = torch.stack([some_values("narrow", n, seed) for seed in range(10)]).sort(1).values
-        means.append(float(Band.of(n, 100, 0.0005).radius(rows).mean()))
-    assert means == sorted(means)
-    assert means[-1] > 2 * means[1] > 0
-
-
-def test_less_alpha_or_more_pairs_certify_less() -> None:
-    row = some_values("narrow", 500).sort().values[None]
-    found = [float(Band.of(500, k, a).radius(row)) for k, a in ((1, 0.1), (1, 0.001), (99, 0.001))]
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 3
 
 
 def test_moments_say_no_more_than_the_samples() -> None:
@@ -174,7 +321,7 @@ HOW: dict[str, Any] = {"sigma": 0.5, "alpha": 0.01}
 def test_a_radius_is_the_least_of_all_pairs_and_each_the_larger_of_two() -> None:
     for seed in range(4):
         seen, anchor, others = query(seed)
-        z = smoothing.exact(seen.z)
+        z = bounds.exact(seen.z)
         found = []
         low = lower_bound(*seen.moments.margins(anchor, others), 400, 0.01 / 2)
         for k in range(60):
@@ -200,13 +347,13 @@ def test_pairs_that_are_left_out_change_nothing(monkeypatch: pytest.MonkeyPatch)
         expected, few = [], 0
         for at_once in (1, 16, 60):
             looked.clear()
-            monkeypatch.setattr(radii, "_PAIRS", at_once)
+            monkeypatch.setattr(bounds, "_PAIRS", at_once)
             expected.append(sure_radius(seen, anchor, others, **HOW))
             few = few or sum(looked)
         looked.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Band, "at_least", lambda self, mean, variance: 0 * mean - 1)
-            patch.setattr(radii, "certified_radius", lambda low, sigma: 0 * low)
+            patch.setattr(bounds, "certified_radius", lambda low, sigma: 0 * low)
             every = sure_radius(seen, anchor, others, **HOW)
         assert sum(looked) == 60
         assert few < 30
@@ -218,7 +365,7 @@ def test_halves_of_alpha_are_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What each bound is told may fail adds up to alpha, of all pairs, ranks and both bounds of the mean."""
     given: dict[str, float] = {}
     seen, anchor, others = query(0)
-    real, below = lower_bound, bands.most_below
+    real, below = lower_bound, bounds.least_above
 
     def mean(*args: Any) -> Tensor:
         given["mean"] = args[3]
@@ -228,8 +375,8 @@ def test_halves_of_alpha_are_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
         given["band"] = delta * len(ranks) * len(others)
         return below(ranks, count, delta)
 
-    monkeypatch.setattr(radii, "lower_bound", mean)
-    monkeypatch.setattr(bands, "most_below", rank)
+    monkeypatch.setattr(bounds, "lower_bound", mean)
+    monkeypatch.setattr(bounds, "least_above", rank)
     Band.of.cache_clear()
     sure_radius(seen, anchor, others, **HOW)
     assert given["mean"] + given["band"] == pytest.approx(0.01, rel=1e-12)
@@ -253,19 +400,6 @@ def test_samples_are_kept_in_single_precision_whatever_the_parts() -> None:
     )
 
 
-def test_more_samples_than_the_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoothing, "free_memory", lambda: 2**30)
-    with pytest.raises(UserError) as told:
-        smoothing.check_samples(10**6, 512)
-    assert str(told.value) == (
-        "samples is 1,000,000: the embeddings of length 512 of one query would take 1.9 GiB of memory, and "
-        "1.0 GiB are free: give at most 520,223"
-    )
-    smoothing.check_samples(520_223, 512)
-    monkeypatch.setattr(smoothing, "free_memory", lambda: None)
-    smoothing.check_samples(10**12, 512)
-
-
 def test_pairs_are_left_out_by_what_is_known_of_them_and_not_by_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,5 +415,5 @@ def test_pairs_are_left_out_by_what_is_known_of_them_and_not_by_their_order(
     mean, variance = seen.moments.margins(anchor, rivals)
     known, found = band.at_least(mean, variance), band.radius(seen.sorted(ways))
     assert known[0] < known[1] < found[1] < 0.9 * found[0]
-    monkeypatch.setattr(radii, "_PAIRS", 1)
+    monkeypatch.setattr(bounds, "_PAIRS", 1)
     assert sure_radius(seen, anchor, rivals, **HOW) == pytest.approx(0.5 * float(found[1]), abs=1e-9)
