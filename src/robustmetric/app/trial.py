@@ -19,7 +19,7 @@ from robustmetric.attacks import PGD, Draws, Queries, RankingAttack, Search, Tar
 from robustmetric.data.decode import Channels, Fit
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import embed
-from robustmetric.evaluation import Outcome, Scene, Subject, run_attack
+from robustmetric.evaluation import Data, Outcome, Scene, Subject, run_attack
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.perturb import Budget, Objective
@@ -145,7 +145,7 @@ class _Way(NamedTuple):
 class Trial:
     """Attacks single queries on networks that see the same images; the work behind the page of the app.
 
-    `subject` has the images that query and those that are ranked, `scenes` by name what each network makes of
+    `data` has the images that query and those that are ranked, `scenes` by name what each network makes of
     them. `attacks` are those that may be tried, by name. A step is of the size `alpha`, random draws start at
     `seed`, and an attack on a query takes at most about `seconds` on all networks together; `clock` tells
     them. Uploads become squares as `fit` says. Use it inside `frozen` of each network.
@@ -159,7 +159,7 @@ class Trial:
 
     def __init__(
         self,
-        subject: Subject,
+        data: Data,
         scenes: Mapping[str, Scene],
         attacks: Sequence[RankingAttack],
         *,
@@ -169,7 +169,7 @@ class Trial:
         clock: Callable[[], float] = time.monotonic,
         fit: Fit = "squeeze",
     ) -> None:
-        self.subject, self.scenes = subject, dict(scenes)
+        self.data, self.scenes = data, dict(scenes)
         self.attacks = {goal.name: goal for goal in attacks}
         self.alpha, self.seed, self.seconds, self.clock = alpha, seed, seconds, clock
         self.fit, self.stopped = fit, threading.Event()
@@ -187,32 +187,31 @@ class Trial:
 
         `attacks` are names; `settings` are alpha, seed, seconds, clock and fit.
         """
-        subjects = {name: Subject(model, images, labels, name=name) for name, model in networks.items()}
-        every = torch.arange(len(images))
+        data, every = Data(images, labels), torch.arange(len(images))
         scenes = {
-            name: one.scene(one.model, embed_all(one.model, images, every, 128))
-            for name, one in subjects.items()
+            name: Subject(model, data).scene(model, embed_all(model, images, every, 128))
+            for name, model in networks.items()
         }
-        return cls(next(iter(subjects.values())), scenes, [attack(name) for name in attacks], **settings)
+        return cls(data, scenes, [attack(name) for name in attacks], **settings)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Channels, height and width of the images."""
-        return tuple(self.subject.images[torch.tensor([0])].shape[1:])
+        return tuple(self.data.images[torch.tensor([0])].shape[1:])
 
     def query(self, number: int) -> Query:
         """Return the image of this `number` as a query."""
-        count = len(self.subject.images)
+        count = len(self.data.images)
         if not (is_number(number, Integral) and 0 <= number < count):
             raise UserError(f"the images have the numbers 0 to {count - 1}; there is no {brief(number)}")
         number = int(number)
-        image = self.subject.images[torch.tensor([number])]
-        return Query(image, int(self.subject.labels[number]), number)
+        image = self.data.images[torch.tensor([number])]
+        return Query(image, int(self.data.labels[number]), number)
 
     def upload(self, file: Path, label: int = -1) -> Query:
         """Return an image `file` as a query of a class `label`, −1 for none, brought to what images are."""
         channels, height, width = self.shape
-        size, images = (height, width), self.subject.images
+        size, images = (height, width), self.data.images
         if isinstance(images, ImageArray):  # of which the middle may be taken
             size = images.pixels.shape[1:3]
         crop = None if size == (height, width) else height
@@ -220,7 +219,7 @@ class Trial:
 
     def class_of(self, label: int) -> str:
         """Return what the class of a `label` is called."""
-        names = self.subject.classes
+        names = self.data.classes
         return str(label) if names is None else names[label]
 
     def attack(

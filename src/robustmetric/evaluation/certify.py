@@ -8,7 +8,7 @@ with: otherwise the bounds would not hold. For the same reason other samples cho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Search, Target, make_search
+from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Target
 from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
 from robustmetric.evaluation.certificate import FORMAT, Certificate, entries_of
-from robustmetric.evaluation.data import Data, Images, Subject, data_of
-from robustmetric.evaluation.evaluate import search_cost
-from robustmetric.evaluation.identity import options_of, versions
-from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.certify_plan import CertifyPlan
+from robustmetric.evaluation.data import Data, Subject, data_of
+from robustmetric.evaluation.evaluate import search_cost
+from robustmetric.evaluation.identity import versions
+from robustmetric.evaluation.images import Images
+from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.record import described
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
@@ -159,7 +159,9 @@ class Certification(Job[Certificate]):
             searched = sum(search_cost(plan.searching, budget) for budget in budgets) * plan.attack_samples
             file, make = f"attacked-{k:05d}.safetensors", partial(self._attack, k)
             asks = sum(plan.searching.asks(budget) for budget in budgets)
-            found.append(Piece("attack", 2, file, make, len(numbers) * (searched + len(budgets) * judged), asks))
+            found.append(
+                Piece("attack", 2, file, make, len(numbers) * (searched + len(budgets) * judged), asks)
+            )
         return tuple(found)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
@@ -307,7 +309,9 @@ class Certification(Job[Certificate]):
         """Return the scene of the smoothed network with few noises; of queries, these alone are embedded."""
         subject, plan = self.subject, self.plan
         device = device_of(subject.model)
-        model = Smoothed(subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch).to(device)
+        model = Smoothed(subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch).to(
+            device
+        )
         with torch.no_grad():
             z = embed(model, self.data.images[numbers].to(device))
         every = self.vectors.to(device, z.dtype)

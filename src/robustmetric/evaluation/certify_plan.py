@@ -34,7 +34,9 @@ class CertifyPlan(Part):
         min_length=1, description="lengths of perturbations (L2) to certify and to attack with, ascending"
     )
     samples: int = Field(1000, ge=2, description="number of noisy images that a query is judged with")
-    choose: int = Field(100, ge=1, description="number of others, which choose the images it is compared with")
+    choose: int = Field(
+        100, ge=1, description="number of others, which choose the images it is compared with"
+    )
     gallery_samples: int = Field(100, ge=1, description="number of noisy images of each image that is ranked")
     alpha: float = Field(0.001, gt=0, lt=0.5, description="failure probability per certificate")
     queries: int | None = Field(None, ge=1, description="number of images that query; null for all")
@@ -56,7 +58,7 @@ class CertifyPlan(Part):
         ...
         robustmetric.UserError: samples is 10, and nothing can be certified with fewer than 15 where alpha...
         """
-        sigma = settings.get("sigma")
+        sigma: Any = settings.get("sigma")
         if settings.get("radii") is None and is_number(sigma):
             settings["radii"] = (sigma / 4, sigma / 2, sigma)
         elif "radii" in settings:

@@ -144,7 +144,9 @@ class Data:
         if self.gallery is None and self.own is not None:
             raise UserError("own describes a gallery, and none is given: pass gallery too")
         given = self.gallery
-        if given is not None and not (isinstance(given, Data) or (isinstance(given, tuple | list) and len(given) == 2)):
+        if given is not None and not (
+            isinstance(given, Data) or (isinstance(given, tuple | list) and len(given) == 2)
+        ):
             raise UserError(
                 f"the gallery is a {type(given).__name__}; give a Data, or a pair of its images and labels"
             )
@@ -193,8 +195,12 @@ class Data:
     def _check_cameras(self) -> None:
         ranked = self.ranked.cameras
         if (ranked is None) != (self.cameras is None):
-            known, missing = ("the gallery", "the queries") if ranked is not None else ("the queries", "the gallery")
-            raise UserError(f"cameras of {known} are given and those of {missing} are not: give both, or neither")
+            known, missing = (
+                ("the gallery", "the queries") if ranked is not None else ("the queries", "the gallery")
+            )
+            raise UserError(
+                f"cameras of {known} are given and those of {missing} are not: give both, or neither"
+            )
         labels = self.ranked.labels
         check_cameras(ranked, self.cameras, len(labels), len(self.images))
         own = self.places
@@ -293,7 +299,8 @@ class Subject:
         queries, gallery = z[: len(data.images)], z if data.gallery is None else z[len(data.images) :]
         sides = [(data.labels, data.cameras), (data.ranked.labels, data.ranked.cameras)]
         (labels, cameras), (theirs, seen) = (
-            (labels.to(z.device), None if cameras is None else cameras.to(z.device)) for labels, cameras in sides
+            (labels.to(z.device), None if cameras is None else cameras.to(z.device))
+            for labels, cameras in sides
         )
         return Scene(
             model,

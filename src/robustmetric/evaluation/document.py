@@ -79,7 +79,7 @@ class Arrays(Part):
 class Sealed(Part):
     """A document with a digest of all its other entries."""
 
-    sha256: str | None = Field(None, description="of all the other entries")
+    sha256: str | None = Field(default=None, description="of all the other entries")
 
     def sealed(self: S) -> S:
         """Return the same with its digest."""
@@ -218,5 +218,5 @@ class Format(Generic[D]):
 
 def _dumped(document: Sealed) -> dict[str, Any]:
     entries = document.model_dump(mode="json", by_alias=True)
-    ends = {name: entries.pop(name) for name in ("arrays", "sha256") if name in entries}
-    return {**entries, **ends}
+    ends: dict[str, Any] = {name: entries.pop(name) for name in ("arrays", "sha256") if name in entries}
+    return entries | ends

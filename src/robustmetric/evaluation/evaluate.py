@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -17,18 +16,19 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import PERCENT, RankingAttack, Search
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
-from robustmetric.evaluation.data import Data, Images, Subject, data_of
+from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.ers import COLUMNS, Values
 from robustmetric.evaluation.found import Found
 from robustmetric.evaluation.hunt import Hunted, hunt, strike
 from robustmetric.evaluation.identity import code_of, versions
+from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.record import FORMAT, Record, described, failures
 from robustmetric.evaluation.scene import Scene, embed_all
 from robustmetric.evaluation.suite import Way
-from robustmetric.evaluation.worst import build_suite
+from robustmetric.evaluation.worst import Suite, build_suite
 from robustmetric.perturb import Budget
 from robustmetric.retrieval import nmi, rank
 from robustmetric.validate import UserError
@@ -145,11 +145,12 @@ class Evaluation(Job[Record]):
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces: embeddings, the ranking, attacks and goals of the suite by blocks of queries, checks."""
         threat, found = self.plan.threat, []
-        for kind, model in (("embed", self.subject.model), ("surrogate", self.subject.surrogate)):
+        networks = {"embed": self.subject.model, "surrogate": self.subject.surrogate}
+        for kind, model in networks.items():
             for k, part in enumerate(torch.arange(len(self.subject.data.every)).split(EMBEDDED)):
-                make = partial(self._embed, model, part)
-                file = f"{kind}-{k:05d}.safetensors"
-                found += [Piece("embed", 0, file, make, len(part), len(part))] if model is not None else []
+                if model is not None:
+                    file, make = f"{kind}-{k:05d}.safetensors", partial(self._embed, model, part)
+                    found.append(Piece("embed", 0, file, make, len(part), len(part)))
         # Attacks rank all images, and checks compare with all attacks.
         found.append(Piece("retrieval", 1, "retrieval.safetensors", self._rank, 0))
         asks = self.search.asks(threat.budget)
@@ -302,7 +303,10 @@ class Evaluation(Job[Record]):
     def build(self) -> tuple[dict[str, Any], Tensors]:
         """Return the entries of the record and its per-query values."""
         plan, settings, data = self.plan, self.plan.settings, self.subject.data
-        retrieval, checks = self.joined("retrieval"), [Check(**self.get(piece)) for piece in self.stages["checks"]]
+        retrieval, checks = (
+            self.joined("retrieval"),
+            [Check(**self.get(piece)) for piece in self.stages["checks"]],
+        )
         group = None
         if settings.protocol == "reference":
             group = 128 if data.fingerprint.shape[1:] == [28, 28] else 112
@@ -315,7 +319,8 @@ class Evaluation(Job[Record]):
             after |= {n: v.numpy() for n, v in found.after.items()}
             before |= {n: v.numpy() for n, v in found.before.items()}
         arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
-        suite, worst = None, {}
+        suite: Suite | None = None
+        worst: Tensors = {}
         if plan.suite is not None:
             beside = plan.attacks if settings.protocol == "strict" else ()
             suite, worst = build_suite(
@@ -325,7 +330,9 @@ class Evaluation(Job[Record]):
         scores, overall, terms = intervals(
             after, group=group, protocol=settings.protocol, seed=settings.seed, percent=shares
         )
-        clean, _, _ = intervals(before, group=group, protocol=settings.protocol, seed=settings.seed, resamples=1)
+        clean, _, _ = intervals(
+            before, group=group, protocol=settings.protocol, seed=settings.seed, resamples=1
+        )
         made = {
             **described(self.subject),
             "settings": settings,

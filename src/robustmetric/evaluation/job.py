@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from robustmetric.evaluation.document import GO_ON, Document, Format
+from robustmetric.evaluation.document import GO_ON, Document, Format, Part
 from robustmetric.evaluation.identity import differences
 from robustmetric.files import (
     DamagedError,
@@ -224,7 +224,7 @@ class Job(ABC, Generic[D]):
             pieces = [piece for piece in self.pieces if piece.phase == phase]
             for piece in pieces:
                 if turn % shares == share and not self.has(piece):
-                    self.keep(piece, piece.make(Ticks(piece.parts, lambda part: self.tell(piece.stage, part))))  # noqa: B023
+                    self.keep(piece, piece.make(Ticks(piece.parts, partial(self.tell, piece.stage))))
                     self.tell(piece.stage)
                 turn += 1
             for piece in pieces if shares > 1 else ():
@@ -250,7 +250,9 @@ class Job(ABC, Generic[D]):
         except FileNotFoundError:
             raise DamagedError(f"{path} is gone") from None
         except (ValueError, SafetensorError) as error:
-            raise error if isinstance(error, DamagedError) else DamagedError(f"{path} is damaged: {error}") from None
+            raise (
+                error if isinstance(error, DamagedError) else DamagedError(f"{path} is damaged: {error}")
+            ) from None
 
     def _key(self, piece: Piece) -> bytes:
         """Return what the digest of a piece covers besides its content, so that no piece stands in for another."""
@@ -302,9 +304,9 @@ def _decode(piece: Piece, content: bytes) -> Any:
     return json.loads(content) if piece.file.endswith(".json") else load(content)
 
 
-def open_folder(form: Format[Any], out: Path, settings: dict[str, Any]) -> bool:
+def open_folder(form: Format[Any], out: Path, settings: Part) -> bool:
     """Return whether the document of `settings` is finished in the folder `out`; refuse a folder of other work."""
-    check_folder(out, {"kind": form.work, "settings": settings})
+    check_folder(out, {"kind": form.work, "settings": settings.model_dump(mode="json")})
     if form.there(out):
         return True
     check_writable(out)
@@ -328,14 +330,19 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
             parameter="out",
         )
     if not file.exists():
-        others = folder.exists() and any(not is_draft(path) and path.name != LOCK for path in folder.iterdir())
+        others = folder.exists() and any(
+            not is_draft(path) and path.name != LOCK for path in folder.iterdir()
+        )
         if others and not file.exists():  # now: another worker may have begun
-            raise UserError(f"{folder} is not empty and holds no {what}: give another folder", parameter="out")
+            raise UserError(
+                f"{folder} is not empty and holds no {what}: give another folder", parameter="out"
+            )
         return False
     before = _planned(file)
     if before["kind"] != what:
         raise UserError(
-            f"{folder} holds another kind of work, {brief(before['kind'])}: give another folder", parameter="out"
+            f"{folder} holds another kind of work, {brief(before['kind'])}: give another folder",
+            parameter="out",
         )
     now = json.loads(json.dumps(identity))
     before = {key: before.get(key) for key in now}

@@ -13,7 +13,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustmetric.attacks import SEARCHES, Column, Protocol, RankingAttack, Search, Transfer, attack, make_search
+from robustmetric.attacks import (
+    SEARCHES,
+    Column,
+    Protocol,
+    RankingAttack,
+    Search,
+    Transfer,
+    attack,
+    make_search,
+)
 from robustmetric.attacks.contract import checked_columns, checked_signatures
 from robustmetric.evaluation.document import Part, validated
 from robustmetric.evaluation.ers import ERS_ATTACKS
@@ -84,7 +93,9 @@ class Settings(Part):
         return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps, norm=self.norm)
 
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType({n: field.default for n, field in Settings.model_fields.items()})
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {n: field.default for n, field in Settings.model_fields.items()}
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +147,11 @@ class Plan:
         budget = Budget(**{name: given[name] for name in ("eps", "alpha", "steps", "norm")})
         seed, batch = whole("seed", given["seed"], 0, 2**32 - 1), whole("batch", given["batch"], 1)
         _check_names(checks)
-        attacks, search, suite = _attacks(given["attacks"], protocol), _search(given["search"]), make_suite(given["suite"])
+        attacks, search, suite = (
+            _attacks(given["attacks"], protocol),
+            _search(given["search"]),
+            make_suite(given["suite"]),
+        )
         _check_norm(search, budget.norm)
         named = {
             "eps": float(budget.eps),
@@ -267,7 +282,8 @@ def _check_names_of(checks: str, suite: WorstCase | None) -> list[str]:
     usual = [
         name
         for name, check in registry("check").items()
-        if getattr(check, "level", 3) <= LEVELS[level] and (suite is not None or not getattr(check, "suite", False))
+        if getattr(check, "level", 3) <= LEVELS[level]
+        and (suite is not None or not getattr(check, "suite", False))
     ]
     return list(dict.fromkeys([*usual, *further]))
 

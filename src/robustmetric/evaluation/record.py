@@ -19,6 +19,7 @@ from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.plan import Settings
 from robustmetric.evaluation.worst import GoalScore, Suite
 
+RECORD = "record.json"
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 
 
@@ -205,7 +206,14 @@ def failures(checks: Sequence[Check]) -> str:
 
 
 FORMAT = Format(
-    Record, "record", SCHEMA, "record.json", "evaluation", work="evaluation", command="evaluate", done="evaluated"
+    Record,
+    "record",
+    SCHEMA,
+    RECORD,
+    "evaluation",
+    work="evaluation",
+    command="evaluate",
+    done="evaluated",
 )
 """How records are written and read."""
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.evaluation.data import Data, Images
+from robustmetric.evaluation.data import Data
 from robustmetric.evaluation.document import Document, Format, Number, Part
 from robustmetric.evaluation.ers import Values
+from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
 from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Split
@@ -349,9 +350,7 @@ def _points(counts: Mapping[str, Counts], drawn: Values) -> list[dict[str, Any]]
     return points
 
 
-def _notes(
-    materials: Judged, threshold: Mapping[str, Any], clean: Mapping[str, Any]
-) -> Iterator[str]:
+def _notes(materials: Judged, threshold: Mapping[str, Any], clean: Mapping[str, Any]) -> Iterator[str]:
     """Say what a reader has to mind."""
     plan, split = materials.plan, materials.split
     same, different = int(split.judged.same.sum()), int((~split.judged.same).sum())

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from robustmetric.attacks import Draws
 from robustmetric.attacks.contract import checked_search
 from robustmetric.distance import embed, pair_distance, reference_shift
-from robustmetric.evaluation.data import Data, Images, Subject, data_of
+from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.identity import versions
+from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.record import described
 from robustmetric.evaluation.scene import embed_all
@@ -180,7 +181,11 @@ class Verifying(Job[Verification]):
     def embedded(self) -> tuple[Tensor, ...]:
         """The embeddings (U, D) of the images that are used, of each source."""
         kept = [
-            [self.get(piece)["z"] for piece in self.stages["embed"] if piece.file.startswith(f"embed-{source}-")]
+            [
+                self.get(piece)["z"]
+                for piece in self.stages["embed"]
+                if piece.file.startswith(f"embed-{source}-")
+            ]
             for source in range(len(self.sources))
         ]
         return tuple(map(torch.cat, kept))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robustmetric.evaluation.data import Data, Images
+from robustmetric.evaluation.data import Data
+from robustmetric.evaluation.images import Images
 from robustmetric.labels import WHOLE, check_labels
 from robustmetric.validate import UserError
 

@@ -109,7 +109,12 @@ def build_suite(
 
 
 def _score(
-    goal: RankingAttack, hunted: Hunted, ways: Sequence[Way], beside: Mapping[str, Values], cost: int, seed: int
+    goal: RankingAttack,
+    hunted: Hunted,
+    ways: Sequence[Way],
+    beside: Mapping[str, Values],
+    cost: int,
+    seed: int,
 ) -> GoalScore:
     column = goal.columns[0]
     counted = ~hunted.before.isnan().numpy()

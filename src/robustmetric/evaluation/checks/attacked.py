@@ -88,7 +88,9 @@ def _noise(findings: Findings) -> Verdict:
         reached, noise = findings.measured(a, some).objective, []
         for numbers in findings.numbers[some].split(findings.plan.threat.batch):
             images, queries, target = findings.aimed(a, numbers)
-            signs = Draws(findings.plan.threat.seed, f"{a.name}/noise", numbers.tolist()).signs(*images.shape[1:])
+            signs = Draws(findings.plan.threat.seed, f"{a.name}/noise", numbers.tolist()).signs(
+                *images.shape[1:]
+            )
             way = directions(signs, findings.budget.norm).to(images)
             noisy = (images + findings.budget.eps * way).clamp(0, 1)
             with torch.no_grad():

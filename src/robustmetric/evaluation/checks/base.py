@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from robustmetric.attacks import Column, Draws, Queries, RankingAttack, Search, Target
-from robustmetric.evaluation.found import Found, Values
-from robustmetric.evaluation.hunt import Hunted
 from robustmetric.evaluation.data import Fingerprint, Subject
 from robustmetric.evaluation.document import Number, Part
+from robustmetric.evaluation.found import Found, Values
+from robustmetric.evaluation.hunt import Hunted
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.suite import Way

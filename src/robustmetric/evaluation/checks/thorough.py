@@ -112,7 +112,9 @@ def _transfer(findings: Findings) -> Verdict:
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p)
             p.add_(noise * 0.05 * (p.std() if p.numel() > 1 else p.abs().mean()))
     search = PGD() if findings.budget.norm == "linf" else APGD()
-    return _against(findings, [(search, findings.scene.seen_by(sibling, findings.plan.threat.batch))], "transfer")
+    return _against(
+        findings, [(search, findings.scene.seen_by(sibling, findings.plan.threat.batch))], "transfer"
+    )
 
 
 def _against(findings: Findings, others: list[tuple[Search, Scene | None]], what: str) -> Verdict:
