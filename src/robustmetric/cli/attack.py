@@ -152,11 +152,9 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
             materials.scene,
             goal,
             numbers,
-            plan.budget,
-            materials.search,
-            seed=plan.seed,
+            materials.threat,
             surrogate=materials.surrogate,
-            tick=Ticks(tell, materials.search.asks(plan.budget)),
+            tick=Ticks(tell, materials.search.num_evaluations(plan.budget)),
         )
         shots += take_shots(materials.scene, goal, numbers, outcome, FIRST)
         done += 1

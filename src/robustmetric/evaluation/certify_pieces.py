@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Target, make_search
+from robustmetric.attacks import Draws, Misrank, make_search
 from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.images import Images
@@ -32,6 +32,8 @@ from robustmetric.evaluation.smoothing import (
 from robustmetric.evaluation.staged import Stage, TensorPiece, Tensors, Tick, fetch, search_cost
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
+from robustmetric.evaluation.threat import Threat
+from robustmetric.gallery import excluded
 from robustmetric.perturb import device_of
 
 _RANKED = 256  # images of the gallery that are kept together
@@ -105,15 +107,10 @@ class CertifyMaterials:
 
     def sides(self, number: int) -> Sides:
         """Say which images count for a query: not itself, and none of its class and camera."""
-        subject, labels = self.subject, self.subject.ranked_labels.cpu()
-        same = labels == int(subject.labels[number])
-        counts = torch.ones_like(same)
-        own = number if subject.gallery is None else int(subject.places[number])
-        if own >= 0:
-            counts[own] = False
-        theirs = subject.cameras if subject.gallery is None else subject.gallery_cameras
-        if subject.cameras is not None and theirs is not None:
-            counts &= ~(same & (theirs.cpu() == subject.cameras[number].cpu()))
+        query = self.subject.as_queries(torch.empty(len(self.subject.images), 0))[torch.tensor([number])]
+        gallery = self.subject.as_gallery(self.vectors)
+        counts = ~excluded(query, gallery, slice(0, len(gallery)))[0]
+        same = gallery.labels == query.labels
         return Sides((same & counts).nonzero()[:, 0], (~same & counts).nonzero()[:, 0])
 
     def judge(
@@ -263,7 +260,7 @@ class AttackedPiece(TensorPiece[CertifyMaterials]):
         """Return how often the search will ask for the objective, of all radii."""
         plan = materials.plan
         search = make_search(plan.search)
-        return sum(search.asks(plan.budget(radius)) for radius in plan.radii)
+        return sum(search.num_evaluations(plan.budget(radius)) for radius in plan.radii)
 
     def cost(self, materials: CertifyMaterials) -> int:
         """Return the noisy images of its searches, and of judging what they found."""
@@ -300,22 +297,6 @@ class AttackedPiece(TensorPiece[CertifyMaterials]):
         return {name: torch.stack(columns, dim=1) for name, columns in found.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Through(Misrank):
-    """The attack misrank, that goes on behind the boundary: what is found is judged with other noise."""
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """R@1, of which there is always more to want."""
-        return (Column(self.name, "higher"),)
-
-    def appraise(
-        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the margin (B,) alone."""
-        return super().appraise(z, target, queries, gallery)[0], None
-
-
 def attacked(materials: CertifyMaterials, numbers: Tensor, radius: float, tick: Tick | None = None) -> Tensor:
     """Return the images (B, C, H, W) of queries, moved by at most a radius (L2) so that they are misranked.
 
@@ -323,10 +304,9 @@ def attacked(materials: CertifyMaterials, numbers: Tensor, radius: float, tick: 
     """
     plan = materials.plan
     scene = smoothed_scene(materials, numbers)
-    search = make_search(plan.search)
-    return run_attack(
-        scene, Through(), numbers, plan.budget(radius), search, seed=plan.seed, tick=tick
-    ).images
+    threat = Threat(plan.budget(radius), make_search(plan.search), plan.seed, plan.batch)
+    # Past the boundary, for what is found is judged with other noise.
+    return run_attack(scene, Misrank(), numbers, threat, stop=False, tick=tick).images
 
 
 def smoothed_scene(materials: CertifyMaterials, numbers: Tensor) -> Scene:
@@ -336,13 +316,9 @@ def smoothed_scene(materials: CertifyMaterials, numbers: Tensor) -> Scene:
     model = Smoothed(subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch).to(device)
     with torch.no_grad():
         z = embed(model, subject.images[numbers].to(device))
-    every = materials.vectors.to(device, z.dtype)
-    if subject.gallery is not None:
-        every = torch.cat([every.new_zeros(len(subject.images), every.shape[1]), every])
-    scene = subject.scene(model, every)
-    asked = scene.queries.z.clone()
+    asked = z.new_full((len(subject.images), z.shape[1]), torch.nan)
     asked[numbers.to(device)] = z
-    return replace(scene, queries=replace(scene.queries, z=asked))
+    return subject.scene(model, asked, materials.vectors.to(device, z.dtype))
 
 
 def _row(judged: Judged | None) -> list[float]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import Search, make_search
+from robustmetric.attacks.search import bind
 from robustmetric.evaluation.identity import options_of
 from robustmetric.evaluation.plan import draw_queries
 from robustmetric.evaluation.schema import Part
@@ -127,7 +128,7 @@ def _search(given: object) -> Search:
     """Make the search by its name; one that does not know the norm l2 is refused."""
     if not isinstance(given, str):
         raise UserError(f"search is {given!r}; give its name, such as apgd", parameter="search")
-    search = make_search(given)
+    search = bind(make_search(given), None)
     if "l2" not in search.norms:
         raise UserError(
             f"search {given!r} keeps to the budget of each pixel, and a radius is an L2 length: take apgd",

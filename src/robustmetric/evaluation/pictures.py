@@ -217,9 +217,7 @@ def _attacked(
     shots: list[Shot] = []
     ends = []
     for part in numbers.split(plan.batch):
-        outcome = run_attack(
-            scene, goal, part, plan.budget, materials.search, seed=plan.seed, surrogate=materials.surrogate
-        )
+        outcome = run_attack(scene, goal, part, materials.threat, surrogate=materials.surrogate)
         shots += take_shots(scene, goal, part, outcome, K)
         ends.append(outcome.z)
     return shots, (scene.queries.z[numbers.to(scene.device)], torch.cat(ends))

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import RankingAttack, Search
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
-from robustmetric.evaluation.found import Found
-from robustmetric.evaluation.hunt import Hunted, hunt, strike
 from robustmetric.evaluation.plan import Plan, check_title
-from robustmetric.evaluation.scene import Scene, embed_all
+from robustmetric.evaluation.scene import Scene, attack_block, embed_all, join
 from robustmetric.evaluation.staged import Piece, Stage, TensorPiece, Tensors, Tick, fetch, search_cost
 from robustmetric.evaluation.store import Store
 from robustmetric.evaluation.subject import Subject
-from robustmetric.evaluation.suite import Way
-from robustmetric.perturb import Budget
+from robustmetric.evaluation.suite import Attempt, run_ensemble
+from robustmetric.evaluation.threat import Threat
 from robustmetric.retrieval import nmi, rank
 
 T = TypeVar("T")
@@ -72,39 +70,42 @@ class Materials:
         return None if self.search.network is None else self.other
 
     @cached_property
-    def ways(self) -> dict[str, tuple[Way, ...]]:
+    def attempts(self) -> dict[str, tuple[Attempt, ...]]:
         """The attacks of the suite by goal: they know as much of the network as the search does."""
         suite, network = self.plan.worst_case, self.subject.surrogate
         if suite is None:
             return {}
         white = self.search.follows_gradient
-        return {goal.name: suite.ways(goal, surrogate=network, gradient=white) for goal in suite.wanted}
+        return {goal.name: suite.attempts(goal, surrogate=network, gradient=white) for goal in suite.wanted}
 
     @property
-    def suite_budget(self) -> Budget:
-        """What a perturbation of the suite may cost, in steps of the suite."""
+    def threat(self) -> Threat:
+        """What an attacker may do."""
+        return Threat(self.plan.budget, self.search, self.plan.seed, self.plan.batch)
+
+    @property
+    def suite_threat(self) -> Threat:
+        """What an attacker of the suite may do, in steps of the suite."""
         suite = self.plan.worst_case
-        return self.plan.budget if suite is None else replace(self.plan.budget, steps=suite.steps)
+        steps = self.plan.steps if suite is None else suite.steps
+        return replace(self.threat, budget=replace(self.plan.budget, steps=steps))
 
     def get(self, piece: Piece[Materials, T]) -> T:
         """Return what was made of a finished piece; one that was damaged since then is made anew."""
         return fetch(self.store, piece, self)
 
-    def found(self, attack: RankingAttack) -> Found:
-        """Return what an attack found for all queries."""
-        (stage,) = (stage for stage in self.stages if stage.name == attack.name)
-        columns = [column.name for column in attack.columns]
-        kept: list[Tensors] = [self.get(piece) for piece in stage.pieces]
-        return Found.join([Found.from_tensors(tensors, columns) for tensors in kept])
+    def found(self, attack: RankingAttack) -> Tensors:
+        """Return what an attack found for all queries: see `attack_block`."""
+        return self._joined(attack.name)
 
     @cached_property
-    def hunted(self) -> dict[str, Hunted]:
-        """What the suite made of all queries, by goal."""
-        stages = {stage.name: stage for stage in self.stages}
-        kept = {
-            name: [self.get(piece) for piece in stages[SuitePiece.title(name)].pieces] for name in self.ways
-        }
-        return {name: Hunted.join(list(map(Hunted.from_tensors, parts))) for name, parts in kept.items()}
+    def worst(self) -> dict[str, Tensors]:
+        """What the suite made of all queries, by goal: see `run_ensemble`."""
+        return {name: self._joined(SuitePiece.title(name)) for name in self.attempts}
+
+    def _joined(self, name: str) -> Tensors:
+        (stage,) = (stage for stage in self.stages if stage.name == name)
+        return join([self.get(piece) for piece in stage.pieces])
 
     @property
     def retrieval(self) -> Tensors:
@@ -127,8 +128,8 @@ class Materials:
             self.surrogate,
             self.numbers,
             found={goal.name: self.found(goal) for goal in self.plan.goals},
-            hunted=self.hunted,
-            ways=self.ways,
+            worst=self.worst,
+            attempts=self.attempts,
             recall=float(self.retrieval["R@1"].mean()),
         )
 
@@ -215,21 +216,18 @@ class AttackPiece(TensorPiece[Materials]):
 
     def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
         """Attack the block, and note what the checks will ask for."""
-        plan = materials.plan
-        return strike(
+        return attack_block(
             materials.scene,
             self.attack,
             self._numbers(materials),
-            plan.budget,
-            materials.search,
-            seed=plan.seed,
+            materials.threat,
             surrogate=materials.surrogate,
             tick=tick,
-        ).tensors()
+        )
 
     def asks(self, materials: Materials) -> int:
         """Return how often the search will ask for the objective."""
-        return materials.search.asks(materials.plan.budget)
+        return materials.search.num_evaluations(materials.plan.budget)
 
     def cost(self, materials: Materials) -> int:
         """Return the passes of its search, and those that measure what was found, and that rounded."""
@@ -265,30 +263,25 @@ class SuitePiece(TensorPiece[Materials]):
 
     def make(self, materials: Materials, tick: Tick | None = None) -> Tensors:
         """Attack the block in all ways, each on the queries that are left."""
-        plan = materials.plan
-        assert plan.worst_case is not None  # noqa: S101
-        return hunt(
+        return run_ensemble(
             materials.scene,
             self.goal,
-            materials.ways[self.goal.name],
+            materials.attempts[self.goal.name],
             self._numbers(materials),
-            materials.suite_budget,
-            batch=plan.batch,
-            seed=plan.seed,
+            materials.suite_threat,
             surrogate=materials.other,
-            passes=plan.worst_case.passes,
             tick=tick,
-        ).tensors()
+        )
 
     def asks(self, materials: Materials) -> int:
         """Return how often the searches will ask for the objective, if nothing drops out."""
-        ways, budget = materials.ways[self.goal.name], materials.suite_budget
-        return _SUITE * sum(way.search.asks(budget) for way in ways)
+        attempts, budget = materials.attempts[self.goal.name], materials.suite_threat.budget
+        return _SUITE * sum(attempt.search.num_evaluations(budget) for attempt in attempts)
 
     def cost(self, materials: Materials) -> int:
         """Return the passes of all searches, and those that measure what was found, if nothing drops out."""
-        ways, budget = materials.ways[self.goal.name], materials.suite_budget
-        return len(self._numbers(materials)) * sum(search_cost(way.search, budget) + 1 for way in ways)
+        attempts, budget = materials.attempts[self.goal.name], materials.suite_threat.budget
+        return len(self._numbers(materials)) * sum(search_cost(a.search, budget) + 1 for a in attempts)
 
     def _numbers(self, materials: Materials) -> Tensor:
         size = _SUITE * materials.plan.batch

@@ -14,8 +14,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor, nn
 
 from robustmetric.attacks import SEARCHES, Column, Protocol, RankingAttack, Search, attack, make_search
-from robustmetric.attacks.contract import checked_columns, checked_signatures
-from robustmetric.attacks.search import inside_transfer
+from robustmetric.attacks.search import Transfer, bind
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
 from robustmetric.evaluation.schema import Part
@@ -93,8 +92,7 @@ class Plan(Part):
 
     _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
     _suite: WorstCase | None = PrivateAttr(None)  # if it was given as an object, or is made already
-    _search: Search | None = PrivateAttr(None)  # if it was given as an object
-    _text: str | None = PrivateAttr(None)  # if not
+    _search: Search | None = PrivateAttr(None)
     _checks: str | None = PrivateAttr(None)  # with the folders of files
     _options: dict[str, Any] | None = PrivateAttr(None)
 
@@ -142,11 +140,7 @@ class Plan(Part):
             "checks": ",".join(map(without_folder, split_names(given["checks"]))),
         }
         plan = cls(**{**given, **named})
-        plan._goals, plan._suite, plan._checks = goals, suite, given["checks"]
-        if isinstance(given["search"], str):
-            plan._text = given["search"]
-        else:
-            plan._search = search
+        plan._goals, plan._suite, plan._checks, plan._search = goals, suite, given["checks"], search
         plan.describe()  # now: the files of the user's own may change
         return plan
 
@@ -158,7 +152,7 @@ class Plan(Part):
         """
         own: dict[str, Any] = {
             "attacks": self.goals,
-            "search": self._search or self._text or self.search,
+            "search": self.searching,
             "suite": self.worst_case or "none",
             "checks": self._checks or self.checks,
         }
@@ -197,16 +191,15 @@ class Plan(Part):
 
         A search that does not leaves the surrogate to the suite.
         """
-        own = None if self._search is None else self._search.network
-        if self.worst_case is not None and not self.transfers and own is None:
+        if self.worst_case is not None and not self.transfers and self.searching.network is None:
             surrogate = None
-        if self._search is None:
-            return make_search(self._text or self.search, surrogate=surrogate)
-        if surrogate is not None and own is not surrogate:
-            raise UserError(
-                f"search {self.search!r} is an object with a network of its own, or none: give no surrogate",
-                parameter="surrogate",
-            )
+        return bind(self.searching, surrogate)
+
+    @property
+    def searching(self) -> Search:
+        """The search; one that transfers may not know its surrogate."""
+        if self._search is None:  # read from a record
+            self._search = _made_search(self.search)
         return self._search
 
     @cached_property
@@ -217,7 +210,7 @@ class Plan(Part):
     @property
     def transfers(self) -> bool:
         """Whether the search takes its perturbations from a surrogate that has to be given."""
-        return self._search is None and inside_transfer(self._text or self.search) is not None
+        return isinstance(self.searching, Transfer) and self.searching.network is None
 
     @property
     def level(self) -> str:
@@ -243,7 +236,7 @@ class Plan(Part):
         """Return all that decides about the scores, in JSON's types; options that no name tells included."""
         if self._options is None:
             options = {
-                "search": options_of(_made_search(self._search or self._text or self.search)),
+                "search": options_of(self.searching),
                 "attacks": {
                     goal.name: {**options_of(goal), "columns": [c.name for c in goal.columns]}
                     for goal in self.goals
@@ -332,7 +325,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
             f"{wrong[0]!r} is no attack; give its name, or an object of a RankingAttack", parameter="attacks"
         )
     for goal in goals:
-        checked_signatures(goal)
+        goal.check()
     names = [a.name for a in goals]
     if taken := {*STAGES} & {*names}:
         raise UserError(f"an attack cannot be called {', '.join(taken)}: give it another name")
@@ -343,7 +336,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
             f"{', '.join(other)} follows another protocol than {protocol}; the two are never mixed",
             parameter="protocol",
         )
-    columns = [column.name for a in goals for column in checked_columns(a)]
+    columns = [column.name for a in goals for column in a.columns]
     if twice := {n for n in columns if columns.count(n) > 1}:
         told = ", ".join(sorted(twice))
         raise UserError(f"two attacks report {told}: give one of them another name for it")
@@ -376,19 +369,18 @@ def _written(given: object, part: RankingAttack | Search) -> str:
     """
     if not isinstance(given, str):
         return part.name
-    if (inside := inside_transfer(given)) is not None:
-        return f"transfer({_written(inside, part.search)})"  # type: ignore[union-attr]
+    if isinstance(part, Transfer):
+        inside = given.strip().removeprefix("transfer").strip().removeprefix("(").removesuffix(")")
+        return f"transfer({_written(inside.strip(), part.search)})"
     return part.name if code_of(type(part)) is None else without_folder(given)
 
 
 def _made_search(given: object) -> Search:
-    """Make the search; a surrogate may be known only later, and an empty network stands for it."""
-    search = given
-    if isinstance(given, str):
-        search = make_search(given, surrogate=nn.Identity() if inside_transfer(given) else None)
+    """Make the search."""
+    search = make_search(given) if isinstance(given, str) else given
     if not isinstance(search, Search):
         raise UserError(
             f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
         )
-    checked_signatures(search)
+    search.check()
     return search

@@ -209,9 +209,9 @@ def build_record(materials: Materials) -> Record:
     before: dict[str, Values] = {}
     for goal in plan.goals:
         found = materials.found(goal)
-        arrays |= {f"{goal.name}/{n}": v for n, v in found.tensors().items() if n != "number"}
-        after |= {n: v.numpy() for n, v in found.after.items()}
-        before |= {n: v.numpy() for n, v in found.before.items()}
+        arrays |= {f"{goal.name}/{n}": v for n, v in found.items() if n != "number"}
+        after |= {c.name: found[f"after/{c.name}"].numpy() for c in goal.columns}
+        before |= {c.name: found[f"before/{c.name}"].numpy() for c in goal.columns}
     arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
     suite, worst = build_suite(materials)
     arrays |= worst

@@ -95,7 +95,7 @@ class Stage(Generic[M]):
 
 def search_cost(search: Search, budget: Budget) -> int:
     """Return how many passes of an image a `search` takes within a `budget`; one back counts for two."""
-    return search.asks(budget) * (3 if search.follows_gradient else 1)
+    return search.num_evaluations(budget) * (3 if search.follows_gradient else 1)
 
 
 def fetch(store: Store, piece: Piece[M, T], materials: M) -> T:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Gallery, Queries, Search
-from robustmetric.attacks.gallery import count_mates
 from robustmetric.data.sides import Sides
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Fingerprint, Images, Joined
 from robustmetric.evaluation.plan import Plan
 from robustmetric.evaluation.scene import Scene
+from robustmetric.gallery import count_mates
 from robustmetric.labels import check_labels
 from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
@@ -175,19 +175,29 @@ class Subject:
                 stack.enter_context(frozen(model))
         return stack
 
-    def scene(self, model: nn.Module, z: Tensor) -> Scene:
-        """Return the scene of a network `model` with its embeddings `z` (N + M, D) of all images."""
-        z = z.to(device_of(model))
-        count, labels = len(self.images), self.labels.to(z.device)
-        cameras, theirs = (
-            None if c is None else c.to(z.device) for c in (self.cameras, self.gallery_cameras)
+    def as_queries(self, z: Tensor) -> Queries:
+        """Return embeddings `z` (N, D) of the images that query, with who they are."""
+        own = torch.arange(len(z)) if self.gallery is None else self.places
+        cameras = None if self.cameras is None else self.cameras.to(z.device)
+        return Queries(z, self.labels.to(z.device), own.to(z.device), cameras)
+
+    def as_gallery(self, z: Tensor) -> Gallery:
+        """Return embeddings `z` (M, D) of the images that are ranked, with who they are."""
+        cameras = self.cameras if self.gallery is None else self.gallery_cameras
+        return Gallery(
+            z, self.ranked_labels.to(z.device), cameras=None if cameras is None else cameras.to(z.device)
         )
-        if self.gallery is None:
-            own, gallery = torch.arange(count, device=z.device), Gallery(z, labels, cameras=cameras)
-            return Scene(model, self.images, Queries(z, labels, own, cameras), gallery)
-        queries = Queries(z[:count], labels, self.places.to(z.device), cameras)
-        gallery = Gallery(z[count:], self.gallery[1].to(z.device), cameras=theirs)
-        return Scene(model, self.images, queries, gallery, self.gallery[0])
+
+    def scene(self, model: nn.Module, z: Tensor, ranked: Tensor | None = None) -> Scene:
+        """Return the scene of a network `model` with its embeddings `z` (N, D), and `ranked` (M, D).
+
+        Without `ranked` all are in `z` (N + M, D).
+        """
+        z = z.to(device_of(model))
+        if ranked is None:
+            z, ranked = (z, z) if self.gallery is None else (z[: len(self.images)], z[len(self.images) :])
+        images = None if self.gallery is None else self.gallery[0]
+        return Scene(model, self.images, self.as_queries(z), self.as_gallery(ranked), images)
 
     def check(self, plan: Plan) -> None:
         """Refuse a `plan` that does not go with these images."""
@@ -290,14 +300,12 @@ class Subject:
                 ("gallery_cameras", "cameras") if ranked is not None else ("cameras", "gallery_cameras")
             )
             raise UserError(f"{known} are given and {missing} are not: pass both, or none")
-        labels = self.ranked_labels
-        check_cameras(ranked, self.cameras, len(labels), len(self.images))
-        own = torch.arange(len(labels)) if self.gallery is None else self.places
+        count, images = len(self.images), len(self.ranked_labels)
+        check_cameras(ranked, self.cameras, images, count)
         if self.cameras is None or ranked is None:
             return
-        asked = Queries(torch.empty(len(self.images), 0), self.labels.cpu(), own, self.cameras.cpu())
-        seen = Gallery(torch.empty(len(labels), 0), labels.cpu(), cameras=ranked.cpu())
-        if not (count_mates(asked, seen, own) > 0).any():
+        asked, seen = self.as_queries(torch.empty(count, 0)), self.as_gallery(torch.empty(images, 0))
+        if not (count_mates(asked, seen) > 0).any():
             raise UserError(
                 "no query has an image of its class from another camera, so none has an answer to find: "
                 "look at the cameras, or leave them out"

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Draws
-from robustmetric.attacks.contract import checked_search
+from robustmetric.attacks import Draws, Problem
 from robustmetric.distance import embed, pair_distance, reference_shift
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.scene import embed_all
@@ -138,7 +137,7 @@ class AttackPiece(TensorPiece[VerifyMaterials]):
 
     def asks(self, materials: VerifyMaterials) -> int:
         """Return how often the search will ask for the objective."""
-        return materials.plan.searching.asks(materials.plan.budget)
+        return materials.plan.searching.num_evaluations(materials.plan.budget)
 
     def cost(self, materials: VerifyMaterials) -> int:
         """Return the passes of its search."""
@@ -164,7 +163,7 @@ class AttackPiece(TensorPiece[VerifyMaterials]):
             return torch.where(same[rows], -reference_shift(z, other), pair_distance(z, other))
 
         draws = Draws(plan.seed, "verify", numbers.tolist())
-        moved = checked_search(plan.searching, images, objective, plan.budget, draws=draws)
+        moved = plan.searching(Problem(images, objective, plan.budget, draws))
         far = float(sizes(moved - images, "linf").max())
         low, high = (float(v) for v in moved.aminmax())
         if far > plan.eps + _ROUNDING or low < 0 or high > 1:

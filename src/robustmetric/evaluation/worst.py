@@ -11,16 +11,15 @@ from torch import Tensor
 
 from robustmetric.attacks import PERCENT, Column, RankingAttack
 from robustmetric.evaluation.ers import Interval, Values, intervals
-from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
 from robustmetric.evaluation.pieces import Materials
 from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.suite import says_the_same
+from robustmetric.evaluation.suite import BEFORE
 
 
-class Broke(Part):
+class AttackShare(Part):
     """An attack of the suite, or one beside it, and the share of queries that it broke first.
 
-    >>> Broke(attack="LTM", broke=1.5).search is None
+    >>> AttackShare(attack="LTM", broke=1.5).search is None
     True
     """
 
@@ -53,7 +52,7 @@ class GoalScore(Part):
     better: Literal["higher", "lower"] = Field(description="which way is more robust")
     unit: str = Field(description="what it is measured in: %, or a distance")
     queries: int = Field(description="queries that the goal concerns")
-    attacks: list[Broke] = Field(description="who broke which share, in the order of the attempts")
+    attacks: list[AttackShare] = Field(description="who broke which share, in the order of the attempts")
     forward: int = Field(description="images that all attacks sent through the network")
     backward: int = Field(description="images that all attacks sent back through it")
     undropped: int = Field(description="images that would have gone through if no query dropped out")
@@ -87,41 +86,41 @@ def build_suite(materials: Materials) -> tuple[Suite | None, dict[str, Tensor]]:
     goals: dict[str, GoalScore] = {}
     arrays: dict[str, Tensor] = {}
     for goal in suite.wanted:
-        hunted = materials.hunted[goal.name]
-        goals[goal.name] = _score(materials, goal, hunted)
-        kept = hunted.tensors().items()
-        arrays |= {f"suite/{goal.name}/{n}": v for n, v in kept if n not in ("number", "forward", "backward")}
+        found = materials.worst[goal.name]
+        goals[goal.name] = _score(materials, goal, found)
+        kept = {name: found[name] for name in ("before", "worst", "by", "change", "outside")}
+        arrays |= {f"suite/{goal.name}/{name}": value for name, value in kept.items()}
     return Suite(goals=goals), arrays
 
 
-def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalScore:
-    column, ways, plan = goal.columns[0], materials.ways[goal.name], materials.plan
-    counted = ~hunted.before.isnan().numpy()
-    alone, by = hunted.worst.numpy()[counted], hunted.by.numpy()[counted]
+def _score(materials: Materials, goal: RankingAttack, found: dict[str, Tensor]) -> GoalScore:
+    column, attempts, plan = goal.columns[0], materials.attempts[goal.name], materials.plan
+    counted = ~found["before"].isnan().numpy()
+    alone, by = found["worst"].numpy()[counted], found["by"].numpy()[counted]
     worst, who = alone.copy(), by.copy()
     beside = _beside(materials, goal)
-    for k, values in enumerate(beside.values(), len(ways)):
+    for k, values in enumerate(beside.values(), len(attempts)):
         gain = values[counted] - worst
         ahead = gain < 0 if column.better == "higher" else gain > 0
         worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
-    forward, backward = hunted.forward.sum(0).tolist(), hunted.backward.sum(0).tolist()
+    forward, backward = found["forward"].sum(0).tolist(), found["backward"].sum(0).tolist()
     count = int(counted.sum())
-    done = np.full(count, True) if column.lost is None else worst == column.lost
+    done = np.full(count, True) if column.success_value is None else worst == column.success_value
 
     def share(number: int) -> float:
         return 100 * float(((who == number) & done).mean()) if count else math.nan
 
     attacks = [
-        Broke(attack=way.attack.name, search=way.search.name, broke=share(k), forward=f, backward=b)
-        for k, (way, f, b) in enumerate(zip(ways, forward, backward, strict=True))
+        AttackShare(attack=a.attack.name, search=a.search.name, broke=share(k), forward=f, backward=b)
+        for k, (a, f, b) in enumerate(zip(attempts, forward, backward, strict=True))
     ]
-    attacks += [Broke(attack=name, broke=share(k)) for k, name in enumerate(beside, len(ways))]
-    if column.lost is not None:
-        attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
-    cost = sum(allowed(ways, materials.suite_budget, plan.worst_case.passes if plan.worst_case else None))
+    attacks += [AttackShare(attack=name, broke=share(k)) for k, name in enumerate(beside, len(attempts))]
+    if column.success_value is not None:
+        attacks.insert(0, AttackShare(attack="before", broke=share(BEFORE)))
+    cost = sum(attempt.passes(materials.suite_threat.budget) for attempt in attempts)
     return GoalScore(
         **_mean(worst, column, plan.seed)._asdict(),
-        before=_mean(hunted.before.numpy()[counted], column, plan.seed, resamples=1).value,
+        before=_mean(found["before"].numpy()[counted], column, plan.seed, resamples=1).value,
         alone=_mean(alone, column, plan.seed, resamples=1).value,
         better=column.better or "higher",
         unit=column.unit.name,
@@ -136,11 +135,12 @@ def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalSco
 def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
     """Return the values (Q,) of other attacks that say the same of a query as a goal, by column."""
     plan = materials.plan
-    found: dict[str, Values] = {}
-    for attack in plan.goals if plan.protocol == "strict" else ():
-        for name in says_the_same(goal, attack):
-            found[name] = materials.found(attack).after[name].numpy()
-    return found
+    return {
+        column.name: materials.found(attack)[f"after/{column.name}"].numpy()
+        for attack in (plan.goals if plan.protocol == "strict" else ())
+        for column in attack.columns
+        if attack.drawn_as == goal.drawn_as or column.name in goal.same_columns
+    }
 
 
 def _mean(values: Values, column: Column, seed: int, resamples: int = 1000) -> Interval:
