@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.app.uploads import read_upload
-from robustmetric.attacks import PGD, Draws, Queries, RankingAttack, Search, Target, attack
+from robustmetric.attacks import PGD, Draws, Problem, Queries, RankingAttack, Search, Target, attack
 from robustmetric.data.decode import Channels, Fit
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import embed
-from robustmetric.evaluation import Data, Outcome, Scene, Subject, run_attack
+from robustmetric.evaluation import AttackResult, Data, Scene, Subject, Threat, run_attack
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.perturb import Budget, Objective
@@ -114,18 +114,10 @@ class _Traced(Search):
     follows_gradient = True
     keeps_last = True
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the image (1, C, H, W) perturbed within the budget."""
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed image (1, C, H, W) of a `problem`."""
         try:
-            return PGD()(images, self.trace.watch(objective), budget, draws=draws, start=start)
+            return PGD()(replace(problem, objective=self.trace.watch(problem.objective)))
         except _LateError as late:
             self.trace.late = True
             return late.point
@@ -136,7 +128,7 @@ class _Way(NamedTuple):
 
     network: str
     scene: Scene
-    outcome: Outcome
+    outcome: AttackResult
     points: Tensor
     objective: tuple[float, ...]
     late: bool
@@ -271,9 +263,8 @@ class Trial:
                 tell(network, done, budget.steps)
 
         trace = _Trace(lambda: self.stopped.is_set() or self.clock() > until, told)
-        outcome = run_attack(
-            scene, goal, numbers, budget, _Traced(trace=trace), seed=self.seed, index=target.index
-        )
+        threat = Threat(budget, _Traced(trace=trace), self.seed)
+        outcome = run_attack(scene, goal, numbers, threat, index=target.index)
         # The first point is the image, or a little way off. At the last one the query is won, or stuck, if
         # that is what ended it; else there is one more step behind it.
         points, values = [image, *trace.points[1:]], [float(outcome.first), *trace.values[1:]]

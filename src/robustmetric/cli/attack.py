@@ -137,7 +137,7 @@ def _clear(out: Path) -> None:
 
 def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
     """Attack all queries, block by block."""
-    (goal,), threat = evaluation.plan.attacks, evaluation.plan.threat
+    (goal,), threat = evaluation.plan.attacks, evaluation.threat
     parts = evaluation.numbers.split(threat.batch)
     shots: list[Shot] = []
     done = 0
@@ -151,11 +151,9 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
             evaluation.scene,
             goal,
             numbers,
-            threat.budget,
-            evaluation.search,
-            seed=threat.seed,
+            threat,
             surrogate=evaluation.surrogate,
-            tick=Ticks(evaluation.search.asks(threat.budget), tell),
+            tick=Ticks(threat.search.num_evaluations(threat.budget), tell),
         )
         shots += take_shots(evaluation.scene, goal, numbers, outcome, FIRST)
         done += 1

@@ -7,11 +7,10 @@ from robustmetric.evaluation.checks import CHECKS, Check, Findings, Verdict
 from robustmetric.evaluation.data import Data, Subject
 from robustmetric.evaluation.ers import COLUMNS, ERS_ATTACKS, ers, terms
 from robustmetric.evaluation.evaluate import Evaluation, evaluate
-from robustmetric.evaluation.found import Found
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.plan import Plan, Settings
 from robustmetric.evaluation.record import Record, load_arrays, load_record
-from robustmetric.evaluation.scene import Outcome, Scene, run_attack
+from robustmetric.evaluation.scene import AttackResult, Scene, run_attack
 from robustmetric.evaluation.smoothing import Smoothed
 from robustmetric.evaluation.threat import Threat
 from robustmetric.evaluation.verified import Verification, load_verification
@@ -22,6 +21,7 @@ __all__ = [
     "CHECKS",
     "COLUMNS",
     "ERS_ATTACKS",
+    "AttackResult",
     "Bound",
     "Certificate",
     "Certification",
@@ -30,9 +30,7 @@ __all__ = [
     "Data",
     "Evaluation",
     "Findings",
-    "Found",
     "Images",
-    "Outcome",
     "Plan",
     "Record",
     "Scene",

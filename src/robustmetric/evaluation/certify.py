@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Column, Draws, Gallery, Misrank, Queries, Target
+from robustmetric.attacks import Draws, Misrank
 from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
 from robustmetric.evaluation.certificate import FORMAT, Certificate, entries_of
@@ -31,6 +31,7 @@ from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.record import described
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
+from robustmetric.gallery import excluded
 from robustmetric.perturb import device_of
 
 _RANKED = 256  # images of the gallery that are kept together
@@ -154,14 +155,13 @@ class Certification(Job[Certificate]):
         for k, numbers in blocks:
             file, make = f"certify-{k:05d}.safetensors", partial(self._certify, numbers)
             found.append(Piece("certify", 1, file, make, len(numbers) * judged, len(numbers)))
-        budgets = [plan.budget(radius) for radius in plan.radii]
+        threats = [plan.threat(radius) for radius in plan.radii]
+        searched = sum(map(search_cost, threats)) * plan.attack_samples
+        evaluations = sum(threat.search.num_evaluations(threat.budget) for threat in threats)
         for k, numbers in blocks if plan.attack else ():
-            searched = sum(search_cost(plan.searching, budget) for budget in budgets) * plan.attack_samples
+            cost = len(numbers) * (searched + len(threats) * judged)
             file, make = f"attacked-{k:05d}.safetensors", partial(self._attack, k)
-            asks = sum(plan.searching.asks(budget) for budget in budgets)
-            found.append(
-                Piece("attack", 2, file, make, len(numbers) * (searched + len(budgets) * judged), asks)
-            )
+            found.append(Piece("attack", 2, file, make, cost, evaluations))
         return tuple(found)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
@@ -184,13 +184,10 @@ class Certification(Job[Certificate]):
 
     def sides(self, number: int) -> tuple[Tensor, Tensor]:
         """Return the positions of what counts for a query: images of its class, and of others."""
-        labels = self.data.ranked.labels.cpu()
-        same = labels == int(self.data.labels[number])
-        counts = torch.ones_like(same)
-        if (own := int(self.data.places[number])) >= 0:
-            counts[own] = False
-        if self.data.cameras is not None and (theirs := self.data.ranked.cameras) is not None:
-            counts &= ~(same & (theirs.cpu() == self.data.cameras[number].cpu()))
+        query = self.data.as_queries(torch.empty(len(self.data.images), 0))[torch.tensor([number])]
+        gallery = self.data.as_gallery(self.vectors)
+        counts = ~excluded(query, gallery, slice(0, len(gallery)))[0]
+        same = gallery.labels == query.labels
         return (same & counts).nonzero()[:, 0], (~same & counts).nonzero()[:, 0]
 
     def judge(
@@ -295,44 +292,20 @@ class Certification(Job[Certificate]):
         return {name: torch.stack(columns, dim=1) for name, columns in found.items()}
 
     def attacked(self, numbers: Tensor, radius: float, tick: Tick | None = None) -> Tensor:
-        """Return the images (B, C, H, W) of queries, moved by at most a radius (L2) so that they are misranked.
+        """Return the images (B, C, H, W) of queries, moved by at most a radius (L2) to be misranked.
 
-        The search sees the smoothed network with a few fixed noises, in the gallery that is certified.
+        The search sees the smoothed network with a few fixed noises, in the gallery that is certified. It goes
+        past the boundary, for what is found is judged with other noise.
         """
-        plan = self.plan
-        scene = self.smoothed_scene(numbers)
-        return run_attack(
-            scene, Through(), numbers, plan.budget(radius), plan.searching, seed=plan.seed, tick=tick
-        ).images
+        threat = self.plan.threat(radius)
+        return run_attack(self.scene(numbers), Misrank(), numbers, threat, stop=False, tick=tick).images
 
-    def smoothed_scene(self, numbers: Tensor) -> Scene:
+    def scene(self, numbers: Tensor) -> Scene:
         """Return the scene of the smoothed network with few noises; of queries, these alone are embedded."""
-        subject, plan = self.subject, self.plan
-        device = device_of(subject.model)
-        model = Smoothed(subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch).to(
-            device
-        )
+        plan, device = self.plan, device_of(self.subject.model)
+        model = Smoothed(self.subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch)
         with torch.no_grad():
-            z = embed(model, self.data.images[numbers].to(device))
-        every = self.vectors.to(device, z.dtype)
-        if self.data.gallery is not None:
-            every = torch.cat([every.new_zeros(len(self.data.images), every.shape[1]), every])
-        scene = subject.scene(model, every)
-        asked = scene.queries.z.clone()
+            z = embed(model.to(device), self.data.images[numbers].to(device))
+        asked = z.new_full((len(self.data.images), z.shape[1]), torch.nan)
         asked[numbers.to(device)] = z
-        return replace(scene, queries=replace(scene.queries, z=asked))
-
-
-class Through(Misrank):
-    """The attack misrank, that goes on behind the boundary: what is found is judged with other noise."""
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """R@1, of which there is always more to want."""
-        return (Column(self.name, "higher"),)
-
-    def appraise(
-        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the margin (B,) alone."""
-        return super().appraise(z, target, queries, gallery)[0], None
+        return self.subject.scene(model, asked, self.vectors.to(device, z.dtype))

@@ -10,11 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import Search, make_search
+from robustmetric.attacks.search import bind
 from robustmetric.evaluation.bounds import largest_radius, least_samples
 from robustmetric.evaluation.document import Part, validated
 from robustmetric.evaluation.identity import options_of
 from robustmetric.evaluation.plan import draw_queries
 from robustmetric.evaluation.smoothing import MOST_SIGMA
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
 from robustmetric.validate import UserError, brief, fraction, is_number
 
@@ -81,16 +83,17 @@ class CertifyPlan(Part):
     @cached_property
     def searching(self) -> Search:
         """The search."""
-        return make_search(self.search)
+        return bind(make_search(self.search), None)
 
     @property
     def limit(self) -> float:
         """The largest radius that so many samples can certify at all, of a gallery with one negative."""
         return largest_radius(self.sigma, self.samples, self.alpha)
 
-    def budget(self, radius: float) -> Budget:
-        """Return the budget of a perturbation of less than this `radius` (L2), whatever is rounded."""
-        return Budget(eps=radius * (1 - 1e-5), alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
+    def threat(self, radius: float) -> Threat:
+        """Return the threat of perturbations of less than this `radius` (L2), whatever is rounded."""
+        budget = Budget(eps=radius * (1 - 1e-5), alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
+        return Threat(budget, self.searching, self.seed, self.batch)
 
     def draw(self, count: int) -> Tensor:
         """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Gallery, Queries
-from robustmetric.attacks.gallery import count_mates
+from robustmetric.gallery import count_mates
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
@@ -84,6 +84,16 @@ class Data:
         if self.gallery is None:
             return torch.arange(len(self.images))
         return check_own(self.own, len(self.images), len(self.ranked.labels))
+
+    def as_queries(self, z: Tensor) -> Queries:
+        """Return embeddings `z` (N, D) of the images that query, with who they are."""
+        cameras = None if self.cameras is None else self.cameras.to(z.device)
+        return Queries(z, self.labels.to(z.device), self.places.to(z.device), cameras)
+
+    def as_gallery(self, z: Tensor) -> Gallery:
+        """Return embeddings `z` (M, D) of the images that are ranked, with who they are."""
+        cameras = None if self.ranked.cameras is None else self.ranked.cameras.to(z.device)
+        return Gallery(z, self.ranked.labels.to(z.device), cameras=cameras)
 
     def called(self, number: int, *, gallery: bool = False) -> str:
         """Return the name of image `number`, of the separate `gallery` if so: its file or its number."""
@@ -203,12 +213,10 @@ class Data:
             )
         labels = self.ranked.labels
         check_cameras(ranked, self.cameras, len(labels), len(self.images))
-        own = self.places
-        if self.cameras is None or ranked is None:
+        if self.cameras is None:
             return
-        asked = Queries(torch.empty(len(self.images), 0), self.labels.cpu(), own, self.cameras.cpu())
-        seen = Gallery(torch.empty(len(labels), 0), labels.cpu(), cameras=ranked.cpu())
-        if not (count_mates(asked, seen, own) > 0).any():
+        asked = self.as_queries(torch.empty(len(self.images), 0))
+        if not (count_mates(asked, self.as_gallery(torch.empty(len(labels), 0))) > 0).any():
             raise UserError(
                 "no query has an image of its class from another camera, so none has an answer to find: "
                 "look at the cameras, or leave them out"
@@ -293,22 +301,17 @@ class Subject:
             try_network(self.surrogate, images, gradient=of_surrogate, what="surrogate")
         return dim
 
-    def scene(self, model: nn.Module, z: Tensor) -> Scene:
-        """Return the scene of a network `model` with its embeddings `z` (N + M, D) of all images."""
-        z, data = z.to(device_of(model)), self.data
-        queries, gallery = z[: len(data.images)], z if data.gallery is None else z[len(data.images) :]
-        sides = [(data.labels, data.cameras), (data.ranked.labels, data.ranked.cameras)]
-        (labels, cameras), (theirs, seen) = (
-            (labels.to(z.device), None if cameras is None else cameras.to(z.device))
-            for labels, cameras in sides
-        )
-        return Scene(
-            model,
-            data.images,
-            Queries(queries, labels, data.places.to(z.device), cameras),
-            Gallery(gallery, theirs, cameras=seen),
-            None if data.gallery is None else data.ranked.images,
-        )
+    def scene(self, model: nn.Module, z: Tensor, ranked: Tensor | None = None) -> Scene:
+        """Return the scene of a network `model` with its embeddings `z` (N, D), and `ranked` (M, D).
+
+        Without `ranked` all are in `z` (N + M, D).
+        """
+        data, z = self.data, z.to(device_of(model))
+        if ranked is None:
+            count = len(data.images)
+            z, ranked = (z, z) if data.gallery is None else (z[:count], z[count:])
+        images = None if data.gallery is None else data.ranked.images
+        return Scene(model, data.images, data.as_queries(z), data.as_gallery(ranked), images)
 
 
 def data_by_marks(images: Pixels, crop: int | None = None, files: Sequence[str] | None = None) -> Data:

@@ -18,18 +18,16 @@ from robustmetric.attacks import PERCENT, RankingAttack, Search
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.ers import COLUMNS, Values
-from robustmetric.evaluation.found import Found
-from robustmetric.evaluation.hunt import Hunted, hunt, strike
 from robustmetric.evaluation.identity import code_of, versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.record import FORMAT, Record, described, failures
-from robustmetric.evaluation.scene import Scene, embed_all
-from robustmetric.evaluation.suite import Way
+from robustmetric.evaluation.scene import Scene, attack_block, embed_all
+from robustmetric.evaluation.suite import Attempt, run_ensemble
+from robustmetric.evaluation.threat import Threat
 from robustmetric.evaluation.worst import Suite, build_suite
-from robustmetric.perturb import Budget
 from robustmetric.retrieval import nmi, rank
 from robustmetric.validate import UserError
 
@@ -116,9 +114,9 @@ class Evaluation(Job[Record]):
         report: Callable[[str], None] = print,
     ) -> None:
         super().__init__(out, progress, report)
-        self.search: Search = plan.search_on(subject.surrogate)
-        if subject.surrogate is None and self.search.network is not None:
-            subject = replace(subject, surrogate=self.search.network)
+        self.threat = replace(plan.threat, search=plan.search_on(subject.surrogate))
+        if subject.surrogate is None and self.threat.search.network is not None:
+            subject = replace(subject, surrogate=self.threat.search.network)
         subject.data.check(plan.settings.queries)
         _check_fits(plan, subject.data)
         self.subject, self.plan = subject, plan
@@ -130,7 +128,7 @@ class Evaluation(Job[Record]):
 
     def probe(self) -> None:
         """Try the networks on a batch, so that one that fails leaves no trace."""
-        other, search = self.subject.surrogate, self.search
+        other, search = self.subject.surrogate, self.threat.search
         self.subject.probe(
             self.plan.threat.batch,
             gradient=search.differentiates(self.subject.model),
@@ -144,7 +142,7 @@ class Evaluation(Job[Record]):
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces: embeddings, the ranking, attacks and goals of the suite by blocks of queries, checks."""
-        threat, found = self.plan.threat, []
+        threat, found = self.threat, []
         networks = {"embed": self.subject.model, "surrogate": self.subject.surrogate}
         for kind, model in networks.items():
             for k, part in enumerate(torch.arange(len(self.subject.data.every)).split(EMBEDDED)):
@@ -153,20 +151,19 @@ class Evaluation(Job[Record]):
                     found.append(Piece("embed", 0, file, make, len(part), len(part)))
         # Attacks rank all images, and checks compare with all attacks.
         found.append(Piece("retrieval", 1, "retrieval.safetensors", self._rank, 0))
-        asks = self.search.asks(threat.budget)
+        evaluations = threat.search.num_evaluations(threat.budget)
         for place, goal in enumerate(self.plan.attacks):
             for k, numbers in enumerate(self.numbers.split(threat.batch)):
-                cost = len(numbers) * (search_cost(self.search, threat.budget) + 2)
+                cost = len(numbers) * (search_cost(threat) + 2)
                 file = f"attack-{place:02d}-{k:05d}.safetensors"
-                found.append(Piece(goal.name, 1, file, partial(self._attack, goal, numbers), cost, asks))
+                found.append(Piece(goal.name, 1, file, partial(self._attack, goal, numbers), cost, evaluations))
         for place, goal in enumerate(self.goals):
+            threats = [replace(self.suite_threat, search=attempt.search) for attempt in self.attempts[goal.name]]
+            each = sum(search_cost(threat) + 1 for threat in threats)
+            evaluations = _SUITE * sum(t.search.num_evaluations(t.budget) for t in threats)
             for k, numbers in enumerate(self.numbers.split(_SUITE * threat.batch)):
-                ways = [way.search for way in self.ways[goal.name]]
-                cost = len(numbers) * sum(search_cost(search, self.suite_budget) + 1 for search in ways)
-                asks = _SUITE * sum(search.asks(self.suite_budget) for search in ways)
-                file = f"suite-{place:02d}-{k:05d}.safetensors"
-                make = partial(self._hunt, goal, numbers)
-                found.append(Piece(f"worst {goal.name}", 1, file, make, cost, asks))
+                file, make = f"suite-{place:02d}-{k:05d}.safetensors", partial(self._try, goal, numbers)
+                found.append(Piece(f"worst {goal.name}", 1, file, make, len(numbers) * each, evaluations))
         found += [
             Piece("checks", 2, _check_file(name), partial(self._check, name), self._cost_of_check(name))
             for name in self.plan.check_names
@@ -179,16 +176,16 @@ class Evaluation(Job[Record]):
         return () if self.plan.suite is None else self.plan.suite.wanted
 
     @cached_property
-    def ways(self) -> dict[str, tuple[Way, ...]]:
+    def attempts(self) -> dict[str, tuple[Attempt, ...]]:
         """The attacks of the suite by goal: they know as much of the network as the search does."""
-        suite, network, white = self.plan.suite, self.subject.surrogate, self.search.follows_gradient
-        return {goal.name: suite.ways(goal, surrogate=network, gradient=white) for goal in self.goals}  # type: ignore[union-attr]
+        suite, network, white = self.plan.suite, self.subject.surrogate, self.threat.search.follows_gradient
+        return {g.name: suite.attempts(g, surrogate=network, gradient=white) for g in self.goals if suite}
 
     @property
-    def suite_budget(self) -> Budget:
-        """What a perturbation of the suite may cost, in steps of the suite."""
-        budget = self.plan.threat.budget
-        return budget if self.plan.suite is None else replace(budget, steps=self.plan.suite.steps)
+    def suite_threat(self) -> Threat:
+        """The threat in steps of the suite."""
+        steps = self.threat.budget.steps if self.plan.suite is None else self.plan.suite.steps
+        return replace(self.threat, budget=replace(self.threat.budget, steps=steps))
 
     @cached_property
     def scene(self) -> Scene:
@@ -204,16 +201,17 @@ class Evaluation(Job[Record]):
     @property
     def surrogate(self) -> Scene | None:
         """The network that perturbations are searched on, and its embeddings, if it is another one."""
-        return None if self.search.network is None else self.other
-
-    def found(self, attack: RankingAttack) -> Found:
-        """Return what an attack found for all queries."""
-        return Found.from_tensors(self.joined(attack.name), [column.name for column in attack.columns])
+        return None if self.threat.search.network is None else self.other
 
     @cached_property
-    def hunted(self) -> dict[str, Hunted]:
-        """What the suite made of all queries, by goal."""
-        return {goal.name: Hunted.from_tensors(self.joined(f"worst {goal.name}")) for goal in self.goals}
+    def found(self) -> dict[str, Tensors]:
+        """What each attack found for all queries: see `attack_block`."""
+        return {goal.name: self.joined(goal.name) for goal in self.plan.attacks}
+
+    @cached_property
+    def worst(self) -> dict[str, Tensors]:
+        """What the suite made of all queries, by goal: see `run_ensemble`."""
+        return {goal.name: self.joined(f"worst {goal.name}") for goal in self.goals}
 
     @cached_property
     def findings(self) -> Findings:
@@ -221,13 +219,13 @@ class Evaluation(Job[Record]):
         return Findings(
             self.subject,
             self.plan,
-            self.search,
+            self.threat.search,
             self.scene,
             self.surrogate,
             self.numbers,
-            found={goal.name: self.found(goal) for goal in self.plan.attacks},
-            hunted=self.hunted,
-            ways=self.ways,
+            found=self.found,
+            worst=self.worst,
+            attempts=self.attempts,
             recall=float(self.joined("retrieval")["R@1"].mean()),
         )
 
@@ -263,32 +261,11 @@ class Evaluation(Job[Record]):
         }
 
     def _attack(self, goal: RankingAttack, numbers: Tensor, tick: Tick) -> Tensors:
-        threat = self.plan.threat
-        return strike(
-            self.scene,
-            goal,
-            numbers,
-            threat.budget,
-            self.search,
-            seed=threat.seed,
-            surrogate=self.surrogate,
-            tick=tick,
-        ).tensors()
+        return attack_block(self.scene, goal, numbers, self.threat, surrogate=self.surrogate, tick=tick)
 
-    def _hunt(self, goal: RankingAttack, numbers: Tensor, tick: Tick) -> Tensors:
-        threat = self.plan.threat
-        return hunt(
-            self.scene,
-            goal,
-            self.ways[goal.name],
-            numbers,
-            self.suite_budget,
-            batch=threat.batch,
-            seed=threat.seed,
-            surrogate=self.other,
-            passes=self.plan.suite.passes,  # type: ignore[union-attr]
-            tick=tick,
-        ).tensors()
+    def _try(self, goal: RankingAttack, numbers: Tensor, tick: Tick) -> Tensors:
+        attempts, threat = self.attempts[goal.name], self.suite_threat
+        return run_ensemble(self.scene, goal, attempts, numbers, threat, surrogate=self.other, tick=tick)
 
     def _check(self, name: str, tick: Tick) -> dict[str, Any]:
         return run_check(name, self.findings).model_dump(mode="json")
@@ -296,7 +273,7 @@ class Evaluation(Job[Record]):
     def _cost_of_check(self, name: str) -> int:
         """Return the passes of the attacks that a check repeats."""
         run = CHECKS.find(name)[0]
-        again = getattr(run, "again", 0) * search_cost(self.search, self.plan.threat.budget)
+        again = getattr(run, "again", 0) * search_cost(self.threat)
         queries = min(256 if self.plan.level == "full" else 64, len(self.numbers))
         return queries * len(self.plan.attacks) * (getattr(run, "steps", 0) + again)
 
@@ -314,17 +291,17 @@ class Evaluation(Job[Record]):
         after: dict[str, Values] = {}
         before: dict[str, Values] = {}
         for goal in plan.attacks:
-            found = self.found(goal)
-            arrays |= {f"{goal.name}/{n}": v for n, v in found.tensors().items() if n != "number"}
-            after |= {n: v.numpy() for n, v in found.after.items()}
-            before |= {n: v.numpy() for n, v in found.before.items()}
+            found = self.found[goal.name]
+            arrays |= {f"{goal.name}/{n}": v for n, v in found.items() if n != "number"}
+            after |= {c.name: found[f"after/{c.name}"].numpy() for c in goal.columns}
+            before |= {c.name: found[f"before/{c.name}"].numpy() for c in goal.columns}
         arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
         suite: Suite | None = None
         worst: Tensors = {}
         if plan.suite is not None:
             beside = plan.attacks if settings.protocol == "strict" else ()
             suite, worst = build_suite(
-                plan.suite, self.hunted, self.ways, self.suite_budget, after, beside, settings.seed
+                plan.suite, self.worst, self.attempts, self.suite_threat.budget, after, beside, settings.seed
             )
         shares = [name for name in after if plan.columns[name].unit == PERCENT]
         scores, overall, terms = intervals(
@@ -359,9 +336,9 @@ class Evaluation(Job[Record]):
         return made, arrays | worst
 
 
-def search_cost(search: Search, budget: Budget) -> int:
-    """Return how many passes of an image a `search` takes within a `budget`; a pass back counts twice."""
-    return search.asks(budget) * (3 if search.follows_gradient else 1)
+def search_cost(threat: Threat) -> int:
+    """Return how many passes of an image the search of a `threat` takes; a pass back counts twice."""
+    return threat.search.num_evaluations(threat.budget) * (3 if threat.search.follows_gradient else 1)
 
 
 def _check_fits(plan: Plan, data: Data) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, get_args
@@ -23,7 +23,7 @@ from robustmetric.attacks import (
     attack,
     make_search,
 )
-from robustmetric.attacks.contract import checked_columns, checked_signatures
+from robustmetric.attacks.search import bind
 from robustmetric.evaluation.document import Part, validated
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
@@ -184,22 +184,9 @@ class Plan:
 
     def search_on(self, surrogate: nn.Module | None = None) -> Search:
         """Return the search; one that transfers perturbations takes them from the `surrogate`."""
-        search = self.threat.search
-        if isinstance(search, Transfer) and search.surrogate is None:
-            if surrogate is None:
-                raise UserError(
-                    f"search {search.name!r} needs a surrogate, the network that is searched on: give one",
-                    parameter="surrogate",
-                )
-            return replace(search, surrogate=surrogate)
-        # A search that does not transfer leaves the surrogate to the suite.
-        if surrogate is not None and search.network is not surrogate and (search.network or not self.suite):
-            raise UserError(
-                f"search {search.name!r} takes no surrogate: write transfer({search.name}), or leave the "
-                "surrogate out",
-                parameter="surrogate",
-            )
-        return search
+        if self.suite is not None and not self.transfers and self.threat.search.network is None:
+            surrogate = None  # which is the suite's
+        return bind(self.threat.search, surrogate)
 
     @cached_property
     def columns(self) -> dict[str, Column]:
@@ -302,7 +289,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
             f"{wrong[0]!r} is no attack; give its name, or an object of a RankingAttack", parameter="attacks"
         )
     for goal in goals:
-        checked_signatures(goal)
+        goal.check()
     names = [a.name for a in goals]
     if taken := {*STAGES} & {*names}:
         raise UserError(f"an attack cannot be called {', '.join(taken)}: give it another name")
@@ -313,7 +300,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
             f"{', '.join(other)} follows another protocol than {protocol}; the two are never mixed",
             parameter="protocol",
         )
-    columns = [column.name for a in goals for column in checked_columns(a)]
+    columns = [column.name for a in goals for column in a.columns]
     if twice := {n for n in columns if columns.count(n) > 1}:
         told = ", ".join(sorted(twice))
         raise UserError(f"two attacks report {told}: give one of them another name for it")
@@ -326,7 +313,7 @@ def _search(given: object) -> Search:
         raise UserError(
             f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
         )
-    checked_signatures(search)
+    search.check()
     return search
 
 
@@ -357,6 +344,6 @@ def _written(given: object, part: RankingAttack | Search) -> str:
     if not isinstance(given, str):
         return part.name
     if isinstance(part, Transfer):
-        inside = given.strip().removeprefix("transfer").strip()
-        return f"transfer({_written(inside[1:-1] if inside else 'pgd', part.search)})"
+        inside = given.strip().removeprefix("transfer").strip().removeprefix("(").removesuffix(")")
+        return f"transfer({_written(inside.strip(), part.search)})"
     return part.name if code_of(type(part)) is None else without_folder(given)

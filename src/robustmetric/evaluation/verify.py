@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Draws
-from robustmetric.attacks.contract import checked_search
+from robustmetric.attacks import Draws, Problem
 from robustmetric.distance import embed, pair_distance, reference_shift
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
@@ -165,11 +164,10 @@ class Verifying(Job[Verification]):
             for k, part in enumerate(torch.from_numpy(used).split(_TOGETHER)):
                 file, make = f"embed-{source}-{k:05d}.safetensors", partial(self._embed, images, part)
                 found.append(Piece("embed", 0, file, make, len(part), len(part)))
-        each = search_cost(threat.search, threat.budget) + 1
-        asks = threat.search.asks(threat.budget)
+        each, evaluations = search_cost(threat) + 1, threat.search.num_evaluations(threat.budget)
         for k, numbers in enumerate(torch.arange(len(self.split.judged)).split(threat.batch)):
             file, make = f"attack-{k:05d}.safetensors", partial(self._attack, numbers.numpy())
-            found += [Piece("attack", 1, file, make, len(numbers) * each, asks)] if self.plan.attack else []
+            found += [Piece("attack", 1, file, make, len(numbers) * each, evaluations)] if self.plan.attack else []
         return tuple(found)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
@@ -230,7 +228,7 @@ class Verifying(Job[Verification]):
             return torch.where(same[rows], -reference_shift(z, other), pair_distance(z, other))
 
         draws = Draws(plan.seed, "verify", numbers.tolist())
-        moved = checked_search(plan.threat.search, images, objective, plan.threat.budget, draws=draws)
+        moved = plan.threat.search(Problem(images, objective, plan.threat.budget, draws))
         far = float(sizes(moved - images, "linf").max())
         low, high = (float(v) for v in moved.aminmax())
         if far > plan.eps + _ROUNDING or low < 0 or high > 1:

@@ -13,16 +13,15 @@ from torch import Tensor
 from robustmetric.attacks import PERCENT, Column, RankingAttack
 from robustmetric.evaluation.document import Number, Part
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
 from robustmetric.evaluation.intervals import Interval, intervals
-from robustmetric.evaluation.suite import Way, WorstCase, says_the_same
+from robustmetric.evaluation.suite import BEFORE, Attempt, WorstCase
 from robustmetric.perturb import Budget
 
 
-class Broke(Part):
+class AttackShare(Part):
     """An attack of the suite, or one beside it, and the share of queries that it broke first.
 
-    >>> Broke(attack="LTM", broke=1.5).search is None
+    >>> AttackShare(attack="LTM", broke=1.5).search is None
     True
     """
 
@@ -55,7 +54,7 @@ class GoalScore(Part):
     better: Literal["higher", "lower"] = Field(description="which way is more robust")
     unit: str = Field(description="what it is measured in: %, or a distance")
     queries: int = Field(description="queries that the goal concerns")
-    attacks: list[Broke] = Field(description="who broke which share, in the order of the attempts")
+    attacks: list[AttackShare] = Field(description="who broke which share, in the order of the attempts")
     forward: int = Field(description="images that all attacks sent through the network")
     backward: int = Field(description="images that all attacks sent back through it")
     undropped: int = Field(description="images that would have gone through if no query dropped out")
@@ -83,8 +82,8 @@ class Suite(Part):
 
 def build_suite(
     suite: WorstCase,
-    hunted: Mapping[str, Hunted],
-    ways: Mapping[str, Sequence[Way]],
+    worst: Mapping[str, Mapping[str, Tensor]],
+    attempts: Mapping[str, Sequence[Attempt]],
     budget: Budget,
     after: Mapping[str, Values],
     attacks: Sequence[RankingAttack],
@@ -92,55 +91,59 @@ def build_suite(
 ) -> tuple[Suite, dict[str, Tensor]]:
     """Return the scores of a `suite`, and its values (Q,) of each query by name.
 
-    `hunted` and `ways` are its results and attacks by goal, within a `budget`. `after` has the values (Q,) of
-    the columns of other `attacks`, which count where they say the same of a query. The intervals are drawn
-    from a `seed`.
+    `worst` and `attempts` are its results and attacks by goal, within a `budget`. `after` has the values (Q,)
+    of the columns of other `attacks`, which count where they say the same of a query as a goal. The intervals
+    are drawn from a `seed`.
     """
     goals: dict[str, GoalScore] = {}
     arrays: dict[str, Tensor] = {}
     for goal in suite.wanted:
-        found = hunted[goal.name]
-        beside = {name: after[name] for attack in attacks for name in says_the_same(goal, attack)}
-        cost = sum(allowed(ways[goal.name], budget, suite.passes))
-        goals[goal.name] = _score(goal, found, ways[goal.name], beside, cost, seed)
-        kept = found.tensors().items()
-        arrays |= {f"suite/{goal.name}/{n}": v for n, v in kept if n not in ("number", "forward", "backward")}
+        found = worst[goal.name]
+        beside = {
+            column.name: after[column.name]
+            for attack in attacks
+            for column in attack.columns
+            if attack.drawn_as == goal.drawn_as or column.name in goal.same_columns
+        }
+        goals[goal.name] = _score(goal, found, attempts[goal.name], budget, beside, seed)
+        kept = {name: found[name] for name in ("before", "worst", "by", "change", "outside")}
+        arrays |= {f"suite/{goal.name}/{name}": value for name, value in kept.items()}
     return Suite(goals=goals), arrays
 
 
 def _score(
     goal: RankingAttack,
-    hunted: Hunted,
-    ways: Sequence[Way],
+    found: Mapping[str, Tensor],
+    attempts: Sequence[Attempt],
+    budget: Budget,
     beside: Mapping[str, Values],
-    cost: int,
     seed: int,
 ) -> GoalScore:
     column = goal.columns[0]
-    counted = ~hunted.before.isnan().numpy()
-    alone, by = hunted.worst.numpy()[counted], hunted.by.numpy()[counted]
+    counted = ~found["before"].isnan().numpy()
+    alone, by = found["worst"].numpy()[counted], found["by"].numpy()[counted]
     worst, who = alone.copy(), by.copy()
-    for k, values in enumerate(beside.values(), len(ways)):
+    for k, values in enumerate(beside.values(), len(attempts)):
         gain = values[counted] - worst
         ahead = gain < 0 if column.better == "higher" else gain > 0
         worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
-    forward, backward = hunted.forward.sum(0).tolist(), hunted.backward.sum(0).tolist()
+    forward, backward = found["forward"].sum(0).tolist(), found["backward"].sum(0).tolist()
     count = int(counted.sum())
-    done = np.full(count, True) if column.lost is None else worst == column.lost
+    done = np.full(count, True) if column.success_value is None else worst == column.success_value
 
     def share(number: int) -> float:
         return 100 * float(((who == number) & done).mean()) if count else math.nan
 
     attacks = [
-        Broke(attack=way.attack.name, search=way.search.name, broke=share(k), forward=f, backward=b)
-        for k, (way, f, b) in enumerate(zip(ways, forward, backward, strict=True))
+        AttackShare(attack=a.attack.name, search=a.search.name, broke=share(k), forward=f, backward=b)
+        for k, (a, f, b) in enumerate(zip(attempts, forward, backward, strict=True))
     ]
-    attacks += [Broke(attack=name, broke=share(k)) for k, name in enumerate(beside, len(ways))]
-    if column.lost is not None:
-        attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
+    attacks += [AttackShare(attack=name, broke=share(k)) for k, name in enumerate(beside, len(attempts))]
+    if column.success_value is not None:
+        attacks.insert(0, AttackShare(attack="before", broke=share(BEFORE)))
     return GoalScore(
         **_mean(worst, column, seed)._asdict(),
-        before=_mean(hunted.before.numpy()[counted], column, seed, resamples=1).value,
+        before=_mean(found["before"].numpy()[counted], column, seed, resamples=1).value,
         alone=_mean(alone, column, seed, resamples=1).value,
         better=column.better or "higher",
         unit=column.unit.name,
@@ -148,7 +151,7 @@ def _score(
         attacks=attacks,
         forward=sum(forward),
         backward=sum(backward),
-        undropped=count * cost,
+        undropped=count * sum(attempt.passes(budget) for attempt in attempts),
     )
 
 

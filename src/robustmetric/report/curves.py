@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from robustmetric.attacks.search import inside_transfer
 from robustmetric.evaluation.data import Subject
 from robustmetric.evaluation.evaluate import Evaluation, search_cost
 from robustmetric.evaluation.job import Progress
@@ -114,7 +113,7 @@ def _read(place: Path, wanted: dict[str, Any], report: Callable[[str], None]) ->
 def _of(record: Record) -> dict[str, Any]:
     """Return what a record and the points of its curves have in common."""
     network, data, plan = record.network, record.data, record.settings
-    surrogate = None if inside_transfer(plan.search) is None else network.surrogate  # or it is the suite's
+    surrogate = network.surrogate if plan.search.startswith("transfer") else None  # or it is the suite's
     evaluated = {"of": (network.sha256, surrogate, data.sha256, data.cameras)}
     return {name: value for name, value in plan.model_dump().items() if name not in _LESS} | evaluated
 
@@ -149,7 +148,7 @@ def curve_costs(subject: Subject, plan: Plan, out: Path) -> list[int]:
     found: list[int] = []
     subject = _without_suite(subject, plan)
     for point, each in curve_plans(plan, len(subject.data.images)).items():
-        attacks = len(each.attacks) * (search_cost(each.search_on(subject.surrogate), each.threat.budget) + 2)
+        attacks = len(each.attacks) * (search_cost(each.threat) + 2)
         embedded = 0 if found else len(subject.data.every)  # for all points
         there = (out / FOLDER / point.folder / RECORD).exists()
         found.append(0 if there else embedded + len(each.draw(len(subject.data.images))) * attacks)

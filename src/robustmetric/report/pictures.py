@@ -193,7 +193,7 @@ def picture_costs(evaluation: Evaluation) -> list[int]:
     """Return what the pictures of each attack of an `evaluation` cost: see `Piece.cost`."""
     plan, embedded = evaluation.plan, len(evaluation.subject.data.every)
     shown = min(len(get_args(Why)) * EACH, len(evaluation.numbers))
-    each = shown * (search_cost(evaluation.search, plan.threat.budget) + 1)
+    each = shown * (search_cost(evaluation.threat) + 1)
     return [each + (0 if place else embedded) for place in range(len(plan.attacks))]
 
 
@@ -208,19 +208,11 @@ def _attacked(
     evaluation: Evaluation, goal: RankingAttack, numbers: Tensor
 ) -> tuple[list[Shot], tuple[Tensor, Tensor]]:
     """Attack queries of these numbers (Q,): return shots, and their embeddings (Q, D) before and after."""
-    threat, scene = evaluation.plan.threat, evaluation.scene
+    scene = evaluation.scene
     shots: list[Shot] = []
     ends = []
-    for part in numbers.split(threat.batch):
-        outcome = run_attack(
-            scene,
-            goal,
-            part,
-            threat.budget,
-            evaluation.search,
-            seed=threat.seed,
-            surrogate=evaluation.surrogate,
-        )
+    for part in numbers.split(evaluation.threat.batch):
+        outcome = run_attack(scene, goal, part, evaluation.threat, surrogate=evaluation.surrogate)
         shots += take_shots(scene, goal, part, outcome, K)
         ends.append(outcome.z)
     return shots, (scene.queries.z[numbers.to(scene.device)], torch.cat(ends))

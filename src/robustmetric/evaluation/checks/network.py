@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws
-from robustmetric.attacks.gallery import count_mates
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks.base import Findings, Verdict, check, moved, shorter
 from robustmetric.evaluation.scene import embed_all
+from robustmetric.gallery import count_mates
 from robustmetric.perturb import differentiate
 
 
@@ -19,7 +19,7 @@ def _collapse(findings: Findings) -> Verdict:
     count = len(z)
     # The mean over all pairs, from the length of the sum.
     cosine = float((z.sum(0).square().sum() - z.square().sum()) / (count * (count - 1)))
-    mates = count_mates(queries, findings.scene.gallery, queries.own)
+    mates = count_mates(queries, findings.scene.gallery)
     # Of the queries that have an answer, as R@1 is.
     chance = 100 * float((mates.float() / (count - (queries.own >= 0).long()))[mates > 0].mean())
     # With few classes five times chance is out of reach.
