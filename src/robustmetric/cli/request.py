@@ -90,7 +90,7 @@ class Request:
         plan = request.plan()
         if tested.surrogate is not None and not plan.transfers and plan.suite is None:
             raise UserError(
-                f"a surrogate goes with the search transfer or a suite, not with {plan.settings.search!r} alone",
+                f"a surrogate needs the search transfer or a suite, not {plan.settings.search!r} alone",
                 parameter="surrogate",
             )
         if tested.surrogate is None and plan.transfers:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +131,7 @@ class Certification(Job[Certificate]):
         return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
 
     def probe(self) -> None:
-        """Try the network on a batch, and whether noise and samples fit, so that a failure leaves no trace."""
+        """Try the network on a batch, and whether noise and samples fit: a failure leaves no trace."""
         plan, shape = self.plan, tuple(self.subject.batch(1).shape[1:])
         if plan.attack:
             check_noise(plan.attack_samples, shape, "attack_samples")
@@ -294,8 +293,8 @@ class Certification(Job[Certificate]):
     def attacked(self, numbers: Tensor, radius: float, tick: Tick | None = None) -> Tensor:
         """Return the images (B, C, H, W) of queries, moved by at most a radius (L2) to be misranked.
 
-        The search sees the smoothed network with a few fixed noises, in the gallery that is certified. It goes
-        past the boundary, for what is found is judged with other noise.
+        The search sees the smoothed network with a few fixed noises, in the gallery that is certified. It
+        goes past the boundary, for what is found is judged with other noise.
         """
         threat = self.plan.threat(radius)
         return run_attack(self.scene(numbers), Misrank(), numbers, threat, stop=False, tick=tick).images

@@ -68,14 +68,14 @@ class CertifyPlan(Part):
         plan = validated(cls, "setting", settings)
         if plan.samples < (least := least_samples(plan.alpha)):
             raise UserError(
-                f"samples is {plan.samples}, and nothing can be certified with fewer than {least} where alpha is "
-                f"{plan.alpha:g}: give at least {least}, better 1,000",
+                f"samples is {plan.samples}, and nothing can be certified with fewer than {least} where alpha "
+                f"is {plan.alpha:g}: give at least {least}, better 1,000",
                 parameter="samples",
             )
         if plan.attack and "l2" not in plan.searching.norms:
             raise UserError(
-                f"search {plan.search!r} keeps to the budget of each pixel, and a radius is an L2 length: take "
-                "apgd",
+                f"search {plan.search!r} keeps to the budget of each pixel, and a radius is an L2 length: "
+                "take apgd",
                 parameter="search",
             )
         return plan.model_copy(update={"search": plan.searching.name}) if plan.attack else plan

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Gallery, Queries
-from robustmetric.gallery import count_mates
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Images, Joined
 from robustmetric.evaluation.scene import Scene
+from robustmetric.gallery import count_mates
 from robustmetric.labels import check_labels
 from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
@@ -45,12 +45,13 @@ class Data:
     """Images with their classes: who queries, and who is ranked.
 
     Each of the `images` (N, C, H, W) with `labels` (N,) queries all others, or the images of the `gallery`,
-    another `Data` or a pair of images and labels, but for its `own` (N,) position there, −1 for none. An image
-    from a query's class and one of its `cameras` (N,) does not count for it, which is the rule of
+    another `Data` or a pair of images and labels, but for its `own` (N,) position there, −1 for none. An
+    image from a query's class and one of its `cameras` (N,) does not count for it, which is the rule of
     re-identification. `classes` and `files` name the labels and the images, `skipped` are files that could
     not be read, and `name` is what a record calls the data.
 
-    >>> data = Data(torch.rand(6, 1, 2, 2), torch.arange(6) % 2, gallery=(torch.rand(5, 1, 2, 2), torch.arange(5)))
+    >>> gallery = torch.rand(5, 1, 2, 2), torch.arange(5)
+    >>> data = Data(torch.rand(6, 1, 2, 2), torch.arange(6) % 2, gallery=gallery)
     >>> len(data.every), len(data.ranked.labels), data.called(1)
     (11, 5, 'image 1')
     """
@@ -123,7 +124,7 @@ class Data:
         copies = [
             (first[key], place) for place, key in enumerate(keys[-1]) if first.setdefault(key, place) != place
         ]
-        # Queries that are known to be in the gallery do not find themselves; copies of them are the gallery's.
+        # A query that is known to be in the gallery does not find itself; its copies are the gallery's.
         shared = [
             (n, first[key])
             for n, (key, place) in enumerate(zip(keys[0], self.places.tolist(), strict=True))
@@ -179,7 +180,8 @@ class Data:
             )
         if len(self.ranked.images) < 5:
             raise UserError(
-                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the query"
+                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the "
+                "query"
             )
 
     def _check_classes(self) -> None:
@@ -341,7 +343,7 @@ def data_of_two(
     files: Sequence[str] | None = None,
     gallery_files: Sequence[str] | None = None,
 ) -> Data:
-    """Return decoded images as `queries` of others: classes are the same if their names are, and so are cameras.
+    """Return decoded images as `queries` of others: classes and cameras are the same if their names are.
 
     Where the data marks queries and gallery, those alone query and are ranked. `files` and `gallery_files`
     name the images.

@@ -135,8 +135,8 @@ class Format(Generic[D]):
     """How documents of a `kind` are written and read.
 
     `what` they are called, `schema` is what their entry of that name says, `file` the name of their file,
-    `inside` that of the folder of a run that they are in. `work` makes them, by a `command`, and what they are
-    of is then `done`.
+    `inside` that of the folder of a run that they are in. `work` makes them, by a `command`, and what they
+    are of is then `done`.
     """
 
     kind: Callable[..., D]

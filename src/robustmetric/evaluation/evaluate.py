@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PERCENT, RankingAttack, Search
+from robustmetric.attacks import PERCENT, RankingAttack
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.ers import COLUMNS, Values
@@ -53,8 +53,8 @@ def evaluate(
     """Measure how well a network ranks images, and how well it keeps that ranking under attack.
 
     Every attack perturbs each query by at most ε a pixel. The record has R@1, R@2, mAP, NMI, mAP@R, the
-    scores under attack and, if all ten are there, the ERS, with 95 % intervals over the queries, and checks of
-    how far to trust them.
+    scores under attack and, if all ten are there, the ERS, with 95 % intervals over the queries, and checks
+    of how far to trust them.
 
     Args:
         model: Any module that maps images (N, C, H, W) to vectors (N, D). It is held in evaluation mode,
@@ -68,8 +68,8 @@ def evaluate(
         out: Folder for the record, `record.json`, and its per-query values. Finished pieces stay there: the
             same call resumes after an interruption. No other program can use the folder meanwhile.
         progress: Called with a stage, how many of its pieces are done, and how many there are.
-        report: Called with a line about what was found in the folder: a damaged file that is made anew, or the
-            lock of a process that was killed.
+        report: Called with a line about what was found in the folder: a damaged file that is made anew, or
+            the lock of a process that was killed.
         plan: How to attack and to judge; made of the `settings` unless it is given.
         settings: Entries of `Settings`: protocol, eps, norm, alpha, steps, search, attacks, suite, queries,
             seed, batch and checks.
@@ -141,7 +141,7 @@ class Evaluation(Job[Record]):
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """All pieces: embeddings, the ranking, attacks and goals of the suite by blocks of queries, checks."""
+        """All pieces: embeddings, the ranking, attacks and goals by blocks of queries, and checks."""
         threat, found = self.threat, []
         networks = {"embed": self.subject.model, "surrogate": self.subject.surrogate}
         for kind, model in networks.items():
@@ -156,9 +156,13 @@ class Evaluation(Job[Record]):
             for k, numbers in enumerate(self.numbers.split(threat.batch)):
                 cost = len(numbers) * (search_cost(threat) + 2)
                 file = f"attack-{place:02d}-{k:05d}.safetensors"
-                found.append(Piece(goal.name, 1, file, partial(self._attack, goal, numbers), cost, evaluations))
+                found.append(
+                    Piece(goal.name, 1, file, partial(self._attack, goal, numbers), cost, evaluations)
+                )
         for place, goal in enumerate(self.goals):
-            threats = [replace(self.suite_threat, search=attempt.search) for attempt in self.attempts[goal.name]]
+            threats = [
+                replace(self.suite_threat, search=attempt.search) for attempt in self.attempts[goal.name]
+            ]
             each = sum(search_cost(threat) + 1 for threat in threats)
             evaluations = _SUITE * sum(t.search.num_evaluations(t.budget) for t in threats)
             for k, numbers in enumerate(self.numbers.split(_SUITE * threat.batch)):

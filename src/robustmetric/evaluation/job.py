@@ -39,7 +39,7 @@ Tensors = dict[str, Tensor]
 Tick = Callable[..., None]
 """Called with the number of parts of a piece that are done, 1 by default."""
 Progress = Callable[[str, float, int], None]
-"""Called with a stage, how many of its pieces are done, and how many there are; a started piece counts by its share."""
+"""Called with a stage, how many of its pieces are done, started ones by their share, and how many there are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,8 @@ class Piece:
 class Job(ABC, Generic[D]):
     """Work in pieces that several workers can share.
 
-    A finished piece is a file in `out/parts`, or stays in memory if `out` is None. `run` makes the pieces that
-    are missing and puts the document together; `work(k, n)` makes the k-th of n shares of the pieces. `progress`
+    A finished piece is a file in `out/parts`, or stays in memory if `out` is None. `run` makes the missing
+    pieces and puts the document together; `work(k, n)` makes the k-th of n shares of the pieces. `progress`
     is told how far each stage is, `report` in a line what was damaged or left in the folder.
     """
 
@@ -212,13 +212,14 @@ class Job(ABC, Generic[D]):
             document: D = self.form.read_whole(self.folder)
         except UserError as error:
             raise UserError(
-                f"{error}; remove {self.folder / self.form.file} and run the same command again: it is made anew"
+                f"{error}; remove {self.folder / self.form.file} and run the same command again: it is made "
+                "anew"
             ) from None
         self._tidy()
         return document
 
     def _make(self, share: int, shares: int) -> None:
-        """Make every `shares`-th missing piece; wait for those of other workers, unless a document took them."""
+        """Make every `shares`-th missing piece; wait for the others, unless the document is there."""
         turn = 0
         for phase in sorted({piece.phase for piece in self.pieces}):
             pieces = [piece for piece in self.pieces if piece.phase == phase]
@@ -255,7 +256,7 @@ class Job(ABC, Generic[D]):
             ) from None
 
     def _key(self, piece: Piece) -> bytes:
-        """Return what the digest of a piece covers besides its content, so that no piece stands in for another."""
+        """Return what the digest of a piece covers besides its content: no piece stands in for another."""
         return f"{self._digest_of_plan} {piece.file}\n".encode()
 
     @cached_property
@@ -305,7 +306,7 @@ def _decode(piece: Piece, content: bytes) -> Any:
 
 
 def open_folder(form: Format[Any], out: Path, settings: Part) -> bool:
-    """Return whether the document of `settings` is finished in the folder `out`; refuse a folder of other work."""
+    """Return whether a document of `settings` is finished in the folder `out`; refuse other work there."""
     check_folder(out, {"kind": form.work, "settings": settings.model_dump(mode="json")})
     if form.there(out):
         return True

@@ -173,7 +173,7 @@ def _number(value: float | None) -> float:
 
 
 def described(subject: Subject) -> dict[str, Any]:
-    """Describe the network and the images of a `subject`, as the entries `network` and `data` of a document."""
+    """Describe the network and the data of a `subject`, as these entries of a document."""
     data, surrogate = subject.data, subject.surrogate
     return {
         "network": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -170,8 +170,8 @@ def run_attack(
 
     The search of the `threat` perturbs them, all in one batch, within its budget. Its random draws depend on
     the seed and on the `purpose`, by default the attack's name. Targets are those of the network under
-    attack, or `index` (B, W). With a `surrogate`, its embeddings of the same images are what the search sees. The
-    search lets a query go that is where the attack wants it, unless `stop` is False. `tick` is called after
+    attack, or `index` (B, W). With a `surrogate`, its embeddings of the same images are what the search sees.
+    The search lets a query go that is where the attack wants it, unless `stop` is False. `tick` is called after
     each evaluation of the objective. Unless it is `clean`, the images as they were are not measured.
 
     >>> import robustmetric as rm
@@ -261,12 +261,3 @@ def attack_block(
     # Copies, because safetensors rejects two names for one tensor.
     kept = {n: v.cpu().clone(memory_format=torch.contiguous_format) for n, v in named.items()}
     return {n: v.double() if v.is_floating_point() else v for n, v in kept.items()}
-
-
-def join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors of several `parts` by name, one part after the other.
-
-    >>> join([{"number": torch.tensor([0, 1])}, {"number": torch.tensor([2])}])
-    {'number': tensor([0, 1, 2])}
-    """
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -167,7 +167,9 @@ class Verifying(Job[Verification]):
         each, evaluations = search_cost(threat) + 1, threat.search.num_evaluations(threat.budget)
         for k, numbers in enumerate(torch.arange(len(self.split.judged)).split(threat.batch)):
             file, make = f"attack-{k:05d}.safetensors", partial(self._attack, numbers.numpy())
-            found += [Piece("attack", 1, file, make, len(numbers) * each, evaluations)] if self.plan.attack else []
+            found += (
+                [Piece("attack", 1, file, make, len(numbers) * each, evaluations)] if self.plan.attack else []
+            )
         return tuple(found)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:

@@ -34,7 +34,7 @@ class VerifyPlan(Part):
         None,
         ge=0,
         le=2,
-        description="distance up to which a pair is same, the root of 2 − 2c for a cosine c; null to choose it",
+        description="distance up to which a pair is same, √(2 − 2c) for a cosine c; null to choose it",
     )
     far: float | None = Field(
         None, description="FAR that the threshold is chosen for; null if the threshold is given"
@@ -61,8 +61,8 @@ class VerifyPlan(Part):
         shared = Plan.make(**{n: settings.get(n, DEFAULTS[n]) for n in SHARED}, attacks=["ES"], checks="none")
         if shared.transfers:
             raise UserError(
-                f"search {shared.settings.search!r} perturbs another network: give one of pgd, apgd, nes, spsa "
-                "and square",
+                f"search {shared.settings.search!r} perturbs another network: give one of pgd, apgd, nes, "
+                "spsa and square",
                 parameter="search",
             )
         plan = validated(cls, "setting", settings | {name: getattr(shared.settings, name) for name in SHARED})
