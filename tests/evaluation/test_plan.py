@@ -267,7 +267,7 @@ def test_attacks_of_ones_own_as_objects_and_from_a_file(file: Path) -> None:
     assert more.differences(few) == ["options.attacks.mine.k was '2', is '3'"]
     (reference,) = Plan.make(attacks=[f"{file}:Mine"], protocol="reference").attacks
     assert reference.protocol == "reference", "it takes the plan's"
-    with pytest.raises(UserError, match="mine.* follows another protocol than reference"):
+    with pytest.raises(UserError, match=r"mine.* follows another protocol than reference"):
         few.changed(protocol="reference")
 
 
