@@ -99,6 +99,16 @@ def test_the_ers_with_an_attack_of_ones_own_is_marked(evaluated: Evaluated) -> N
     assert "ES:D, ES:R" in marked.why
 
 
+@pytest.mark.parametrize("status", ["warn", "fail"])
+def test_a_failed_check_makes_the_ers_invalid_and_a_warning_does_not(
+    status: Any, evaluated: Evaluated
+) -> None:
+    rm.register("check", "bad")(lambda findings: Verdict(status, 1, "none", "bad"))
+    overall = evaluated(steps=1, queries=2, checks="none,bad").ers
+    assert overall is not None
+    assert (overall.valid, "bad" in overall.why) == (status == "warn", status == "fail")
+
+
 # Broken contracts: see tests/attacks/test_contract.py for each method
 
 
