@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Transfer
-from robustmetric.evaluation import Evaluation, Plan, Record, Subject, load_record
-from robustmetric.evaluation.pieces import EmbedPiece, RetrievalPiece
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject, load_record
 from robustmetric.files import digest_of_entries
 from robustmetric.locks import InUseError, locked
 from robustmetric.report.curves import (
@@ -49,8 +48,13 @@ POINTS = 12  # of eleven plans: four steps at ε are a point of both curves
 TRIED = 40 + 2  # a network is tried on a batch, and for gradients on two images
 
 
-def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Plan]:
-    return [plan for point, plan in plans.items() if point.axis == axis]
+def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Settings]:
+    return [plan.settings for point, plan in plans.items() if point.axis == axis]
+
+
+def different(plan: Plan) -> list[Settings]:
+    """The settings of the points for 40 images, those of both curves once."""
+    return [*{point.folder: each.settings for point, each in curve_plans(plan, 40).items()}.values()]
 
 
 # Plans
@@ -71,15 +75,14 @@ def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Plan]:
     ids=str,
 )
 def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
-    plan = Plan.make(**settings)
-    plans = curve_plans(plan, 1000)
+    plans, plan = curve_plans(Plan.make(**settings), 1000), Plan.make(**settings).settings
     radii, steps = ([getattr(each, axis) for each in along(plans, axis)] for axis in ("eps", "steps"))
     most = 1.0 if plan.norm == "linf" else 2 * plan.eps
     # From a quarter to twice the radius, as far as there is room, and no value twice.
     assert radii == sorted({min(share * plan.eps, most) for share in (0.25, 0.5, 1, 1.5, 2)})
     assert plan.eps in radii
     assert steps == sorted({1, 2, 4, 8, 16, 32, 64, plan.steps})
-    for point, each in plans.items():
+    for point, each in ((point, plan.settings) for point, plan in plans.items()):
         assert point.value == (each.eps if point.axis == "eps" else each.steps)
         # What moves is on its axis, and the step that goes with it.
         fixed = {"queries": min(plan.queries or QUERIES, QUERIES), "checks": "none", "suite": "none"}
@@ -88,8 +91,8 @@ def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
         assert plan.alpha <= each.alpha <= 1
         assert each.alpha in (plan.alpha, 1.0) or each.alpha * each.steps == pytest.approx(1.25 * each.eps)
         assert each.alpha == 1 or each.alpha * each.steps >= 1.25 * each.eps * (1 - 1e-12)
-    folders = {point.folder: each.digest for point, each in plans.items()}
-    assert all(folders[point.folder] == each.digest for point, each in plans.items())
+    folders = {point.folder: each.settings for point, each in plans.items()}
+    assert all(folders[point.folder] == each.settings for point, each in plans.items())
     assert len(folders) == len(plans) - 1, "where the axes cross there is one evaluation"
 
 
@@ -104,7 +107,7 @@ def test_where_there_is_no_room_there_is_one_point() -> None:
 def test_few_queries_are_attacked(queries: int | None, images: int, wanted: int) -> None:
     plan = Plan.make(queries=queries)
     for each in curve_plans(plan, images).values():
-        assert each.queries == wanted
+        assert each.settings.queries == wanted
         assert {*each.draw(images).tolist()} <= {*plan.draw(images).tolist()}, "some of the plan's own"
 
 
@@ -119,7 +122,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def subject_of(images: Tensor, labels: Tensor, network: nn.Module | None = None) -> Subject:
-    return Subject(make_network() if network is None else network, images, labels, data="tiny")
+    return Subject(network or make_network(), Data(images, labels, name="tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +143,7 @@ def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject
     plans = curve_plans(Plan.make(**FEW), 40)
     assert list(found) == list(plans)
     for point, each in plans.items():
-        assert found[point].settings == each
+        assert found[point].settings == each.settings
     for point in [*plans][::4]:
         assert found[point] == Evaluation(subject, plans[point]).run()
     assert found[CurvePoint("eps", 0.1, "eps-1")] == found[CurvePoint("steps", 4, "eps-1")]
@@ -153,21 +156,20 @@ def test_images_are_embedded_and_ranked_once_for_all_points(
     images: Tensor, labels: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, calls = Counted(make_network()), []
-    for kind in (EmbedPiece, RetrievalPiece):
-        make = kind.make
+    for name in ("_embed", "_rank"):
+        make = getattr(Evaluation, name)
 
-        def counted(self: Any, materials: Any, tick: Any = None, make: Any = make) -> Any:
-            calls.append(self.file)
-            return make(self, materials, tick)
+        def counted(*args: Any, name: str = name, make: Any = make) -> Any:
+            calls.append(name)
+            return make(*args)
 
-        monkeypatch.setattr(kind, "make", counted)
+        monkeypatch.setattr(Evaluation, name, counted)
     plan = Plan.make(**FEW)
     make_curves(subject_of(images, labels, network), plan, tmp_path)
-    assert calls == ["embed-00000.safetensors", "retrieval.safetensors"]
-    different = {each.digest: each for each in curve_plans(plan, 40).values()}
-    assert len(different) == POINTS - 1
+    assert calls == ["_embed", "_rank"]
+    assert len(different(plan)) == POINTS - 1
     # A query goes through the network in each step, in the end, and rounded.
-    points = sum(TRIED + 6 * (each.steps + 2) for each in different.values())
+    points = sum(TRIED + 6 * (each.steps + 2) for each in different(plan))
     assert network.forwards == 40 + points
 
 
@@ -209,10 +211,11 @@ def test_an_interruption_loses_nothing(
 
 def test_embeddings_of_an_interrupted_point_are_taken(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
     plan = Plan.make(**FEW)
-    point, each = next(iter(curve_plans(plan, 40).items()))
-    begun = Evaluation(subject_of(images, labels), each, tmp_path / FOLDER / point.folder)
-    begun.begin()
-    with begun.subject.frozen():
+    point, first = next(iter(curve_plans(plan, 40).items()))
+    begun = Evaluation(subject_of(images, labels), first, tmp_path / FOLDER / point.folder)
+    with pytest.raises(KeyboardInterrupt):
+        begun.run(stop)
+    with begun.frozen():
         begun.embed()
     counted: list[int] = []
 
@@ -221,9 +224,8 @@ def test_embeddings_of_an_interrupted_point_are_taken(images: Tensor, labels: Te
 
     begun.subject.model.register_forward_pre_hook(lambda module, inputs: forward(*inputs))
     make_curves(begun.subject, plan, tmp_path)
-    different = {p.digest: p for p in curve_plans(plan, 40).values()}
     # None are embedded, and the point that had begun was tried before.
-    assert sum(counted) == sum(TRIED + 6 * (p.steps + 2) for p in different.values()) - TRIED
+    assert sum(counted) == sum(TRIED + 6 * (each.steps + 2) for each in different(plan)) - TRIED
 
 
 def test_what_is_finished_is_not_made_again(
@@ -280,8 +282,7 @@ def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, 
 def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
     """Its file may be gone when curves are read: a record has names alone."""
     (tmp_path / "own.py").write_text(
-        "from robustmetric.attacks import EmbeddingShift\n"
-        "class Mine(EmbeddingShift):\n    name = 'mine'\n"
+        "from robustmetric.attacks import EmbeddingShift\nclass Mine(EmbeddingShift):\n    name = 'mine'\n"
     )
     plan = Plan.make(**{**FEW, "attacks": [f"{tmp_path}/own.py:Mine"], "queries": 2})
     subject, out = subject_of(images, labels), tmp_path / "out"
@@ -405,16 +406,16 @@ def test_points_that_are_not_there(copy: tuple[Path, Record]) -> None:
 def test_a_damaged_point_is_named_when_curves_are_made(
     copy: tuple[Path, Record], made: tuple[Path, Record, Subject]
 ) -> None:
-    out, record = copy
+    out, _ = copy
     file = out / FOLDER / "steps-8" / "record.json"
     whole = file.read_bytes()
     file.write_bytes(whole[:-9])
     with pytest.raises(
         UserError, match=r"steps-8/record.json and run the same command again: it is made anew"
     ):
-        make_curves(made[2], record.settings, out)
+        make_curves(made[2], Plan.make(**FEW), out)
     file.unlink()
-    make_curves(made[2], record.settings, out)
+    make_curves(made[2], Plan.make(**FEW), out)
     assert file.read_bytes() == whole
 
 
