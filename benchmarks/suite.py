@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from robustmetric.evaluation.hunt import hunt
 from torch import nn
 
 import robustmetric as rm
 from benchmarks.attacks import Passes, bare, load, plain_network, seconds
 from robustmetric.attacks import Gallery, Queries
 from robustmetric.evaluation import Scene
-from robustmetric.evaluation.hunt import hunt
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.evaluation.suite import WorstCase
 from robustmetric.perturb import Budget, frozen

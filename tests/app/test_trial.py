@@ -20,6 +20,7 @@ from robustmetric.data.inputs import Inputs, load_pixels
 from robustmetric.distance import embed
 from robustmetric.evaluation import Subject, run_attack
 from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation.threat import Threat
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.perturb import Budget, frozen
 from robustmetric.training import load_run
@@ -50,7 +51,7 @@ def test_the_last_step_is_what_the_attack_finds(name: str, make_trial: Make) -> 
     assert [walk.network for walk in walks] == ["plain", "defended"]
     for walk, scene in zip(walks, trial.scenes.values(), strict=True):
         budget = Budget(eps=EPS, alpha=ALPHA, steps=7)
-        outcome = run_attack(scene, attack(name), torch.tensor([17]), budget, PGD(), seed=3)
+        outcome = run_attack(scene, attack(name), torch.tensor([17]), Threat(budget, PGD(), 3))
         last = walk.shots[-1]
         assert torch.equal(last.perturbed, outcome.images[0])
         assert last.targets == tuple(outcome.target.index[0].tolist())

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from robustmetric.attacks.gallery import count_mates, count_nearer, same_camera
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from robustmetric import distance
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
-from robustmetric.attacks.gallery import count_mates, count_nearer, same_camera
 from tests.helpers.goals import GOALS
 
 pytestmark = pytest.mark.kernels

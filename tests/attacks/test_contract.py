@@ -6,22 +6,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-from robustmetric import UserError
-from robustmetric.attacks import (
-    ATTACKS,
-    PGD,
-    Column,
-    Draws,
-    Gallery,
-    Queries,
-    RankingAttack,
-    Search,
-    Target,
-    Transfer,
-    attack,
-)
 from robustmetric.attacks.contract import (
     checked_aim,
     checked_appraise,
@@ -31,6 +15,23 @@ from robustmetric.attacks.contract import (
     checked_search,
     checked_select,
     checked_start,
+)
+from torch import Tensor, nn
+
+from robustmetric import UserError
+from robustmetric.attacks import (
+    ATTACKS,
+    PGD,
+    Column,
+    Draws,
+    Gallery,
+    Problem,
+    Queries,
+    RankingAttack,
+    Search,
+    Target,
+    Transfer,
+    attack,
 )
 from robustmetric.perturb import Budget
 from tests.helpers.goals import GOALS
@@ -182,7 +183,7 @@ class Measuring(Mine):
 class Ending(Mine):
     """An attack with an end, whose `appraise` returns what it is told to."""
 
-    columns: tuple[Column, ...] = (Column("a", "higher", lost=0.0),)
+    columns: tuple[Column, ...] = (Column("a", "higher", success_value=0.0),)
 
     def appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Any:
         return self.returns(z)
@@ -222,7 +223,9 @@ def test_an_attack_with_an_objective_alone_is_told_of_that(
     # With a column that has an end, what is measured says who is lost, unless the attack says it itself.
     values = {"a": z.detach().sum(1), "b": (torch.arange(B) % 2).double()}
     ends = Measuring(
-        returns=lambda z: z.sum(1), columns=(Column("a", None), Column("b", None, lost=1.0)), values=values
+        returns=lambda z: z.sum(1),
+        columns=(Column("a", None), Column("b", None, success_value=1.0)),
+        values=values,
     )
     again, near = checked_appraise(ends, z, target, queries, gallery)
     assert torch.equal(again, value)
@@ -338,4 +341,4 @@ def test_a_search_that_keeps_the_contract_is_asked_as_it_is() -> None:
         return x.square().sum((1, 2, 3))
 
     moved = checked_search(PGD(), images, lower, BUDGET, draws=draws(), start=start)
-    assert moved.equal(PGD()(images, lower, BUDGET, draws=draws(), start=start))
+    assert moved.equal(PGD()(Problem(images, lower, BUDGET, draws(), start)))

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from robustmetric.attacks.gallery import away_from, count_nearer, nearest, normalised_rank
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, Target
-from robustmetric.attacks.gallery import away_from, count_nearer, nearest, normalised_rank
 from robustmetric.distance import ROUNDING, at, pair_distance
 from robustmetric.squares import distances, square_distance
 

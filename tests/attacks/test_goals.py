@@ -113,7 +113,7 @@ def test_the_worlds_have_answers_of_every_kind(world: World, moved: Tensor, tied
     for name in ENDS:
         which = attack(name)
         target = which.aim(aimed(which, q, g), q, g)
-        won = torch.cat([which.lost(which.measure(z, target, q, g)) for z in (moved, tied, q.z)])
+        won = torch.cat([which.succeeded(which.measure(z, target, q, g)) for z in (moved, tied, q.z)])
         assert 0 < won.sum() < len(won), name
 
 
@@ -219,7 +219,7 @@ def test_a_query_is_said_to_be_lost_where_it_is_beyond_rounding(
         assert near.dtype == torch.bool
         assert torch.equal(value, which.objective(z, target, q, g))
         values = which.measure(z, target, q, g)
-        won = which.lost(values)
+        won = which.succeeded(values)
         # A query without a value has nothing to lose, and may be said to have lost it.
         assert not (near & ~won & ~values[which.name].isnan()).any()
         # Distances that differ by 0.05 have squares that differ by 0.0025 and more, and 0.0002 is the limit.
@@ -249,7 +249,7 @@ def test_none_is_said_to_be_lost_that_is_not_where_images_lie_together(name: str
         at = torch.nn.functional.normalize(q.z + share * (goal - q.z) + noise)
         near = which.appraise(at, target, q, g)[1]
         assert near is not None
-        won = which.lost(which.measure(at, target, q, g))
+        won = which.succeeded(which.measure(at, target, q, g))
         assert not (near & ~won).any()
         won_at_all += int(won.sum())
     assert won_at_all

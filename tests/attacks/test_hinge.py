@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from robustmetric.attacks.hinge import rank_hinge
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries
-from robustmetric.attacks.hinge import rank_hinge
 
 pytestmark = pytest.mark.kernels
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import APGD, NES, PGD, SPSA, Draws, Search, Square, Transfer, make_search
+from robustmetric.attacks import APGD, NES, PGD, SPSA, Draws, Problem, Search, Square, Transfer, make_search
 from robustmetric.perturb import Budget, Objective
 
 BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
@@ -120,7 +120,7 @@ def test_a_search_of_a_file(tmp_path: Path) -> None:
     search = make_search(f"{file}:Mine(far=0.5)")
     assert search.name == "mine(far=0.5)"
     images = torch.rand(3, 1, 2, 2)
-    moved = search(images, lambda x, rows: x.sum((1, 2, 3)), BUDGET, draws=Draws(0, "x", range(3)))
+    moved = search(Problem(images, lambda x, rows: x.sum((1, 2, 3)), BUDGET, Draws(0, "x", range(3))))
     assert torch.equal(moved, (images + 0.5 * BUDGET.eps).clamp(0, 1))
     carried = make_search(f"transfer({file}:Mine(far=0.5))", surrogate=nn.Flatten())
     assert carried.name == "transfer(mine(far=0.5))"
@@ -180,9 +180,9 @@ def test_a_search_says_how_often_it_asks(text: str, asks: int) -> None:
         return x.square().sum((1, 2, 3))
 
     search = make_search(text)
-    search(torch.full((2, 1, 3, 3), 0.5), objective, BUDGET, draws=Draws(0, "x", range(2)))
-    assert search.asks(BUDGET) == len(asked) == asks
-    assert Transfer(surrogate=nn.Flatten(), search=search).asks(BUDGET) == asks
+    search(Problem(torch.full((2, 1, 3, 3), 0.5), objective, BUDGET, Draws(0, "x", range(2))))
+    assert search.num_evaluations(BUDGET) == len(asked) == asks
+    assert Transfer(surrogate=nn.Flatten(), search=search).num_evaluations(BUDGET) == asks
 
 
 def test_a_search_that_does_not_say_it_cannot_be_made() -> None:

@@ -19,8 +19,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import Draws, hit_at_1
-from robustmetric.attacks.gallery import Gallery, Queries
+from robustmetric.attacks import Draws, Gallery, Queries, hit_at_1
 from robustmetric.evaluation import (
     Certificate,
     Certification,

@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Column, Draws, Gallery, Queries, RankingAttack, Target, Transfer
+from robustmetric.attacks import (
+    PGD,
+    Column,
+    Draws,
+    Gallery,
+    Problem,
+    Queries,
+    RankingAttack,
+    Target,
+    Transfer,
+)
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 from robustmetric.evaluation.checks import run_check
@@ -57,7 +67,7 @@ def still(images: Tensor, objective: Objective, budget: Budget, draws: Draws) ->
 
 
 def descend(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
-    return PGD()(images, objective, budget, draws=draws, start=images + 1e-5 * draws.normal(1, 6, 6))
+    return PGD()(Problem(images, objective, budget, draws, images + 1e-5 * draws.normal(1, 6, 6)))
 
 
 # All is well

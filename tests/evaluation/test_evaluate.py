@@ -30,6 +30,7 @@ from robustmetric.evaluation import (
     verify,
 )
 from robustmetric.evaluation.store import Store
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import frozen
 
 pytestmark = pytest.mark.kernels
@@ -216,7 +217,7 @@ def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, ima
         for chunk in (3, 39):
             pieces = replace(scene, gallery=replace(scene.gallery, chunk=chunk))
             for a in plan.goals:
-                outcome = run_attack(pieces, a, materials.numbers, plan.budget, materials.search)
+                outcome = run_attack(pieces, a, materials.numbers, Threat(plan.budget, materials.search))
                 for name, value in outcome.after.items():
                     wanted = materials.found(a).after[name]
                     torch.testing.assert_close(value.double(), wanted, rtol=0, atol=1e-7)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from robustmetric.evaluation.hunt import BEFORE, Hunted, hunt
 from torch import Tensor, nn
 
 from robustmetric.evaluation import Evaluation, run_attack
-from robustmetric.evaluation.hunt import BEFORE, Hunted, hunt
 from robustmetric.evaluation.suite import GOALS, WorstCase
+from robustmetric.evaluation.threat import Threat
 from tests.evaluation.conftest import make_network
 from tests.helpers.networks import Counted
 
@@ -73,8 +74,7 @@ def alone(evaluation: Evaluation) -> Tensor:
                 materials.scene,
                 way.attack,
                 torch.arange(40),
-                materials.suite_budget,
-                way.search,
+                Threat(materials.suite_budget, way.search),
                 purpose=way.purpose,
                 surrogate=materials.other if way.search.network is not None else None,
             )

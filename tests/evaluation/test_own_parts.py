@@ -12,8 +12,18 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import DISTANCE, PGD, Column, Draws, Gallery, Queries, RankingAttack, Search, Target
-from robustmetric.attacks import EmbeddingShift
+from robustmetric.attacks import (
+    DISTANCE,
+    PGD,
+    Column,
+    Draws,
+    EmbeddingShift,
+    Gallery,
+    Queries,
+    RankingAttack,
+    Search,
+    Target,
+)
 from robustmetric.evaluation import Check, Findings, Plan, Record, Verdict
 from robustmetric.perturb import Budget, Objective
 from robustmetric.validate import UserError

@@ -41,6 +41,7 @@ from robustmetric.evaluation.pictures import (
     rendered,
 )
 from robustmetric.evaluation.shots import Shot, take_shots
+from robustmetric.evaluation.threat import Threat
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically
 from robustmetric.locks import InUseError, locked
 from robustmetric.validate import UserError, printable
@@ -254,7 +255,7 @@ def shot_of(made: Made, one: Picture) -> Shot:
     (goal,) = (goal for goal in plan.goals if goal.name == one.attack)
     number = torch.tensor([one.number])
     with made.evaluation.subject.frozen():
-        outcome = run_attack(materials.scene, goal, number, plan.budget, materials.search, seed=plan.seed)
+        outcome = run_attack(materials.scene, goal, number, Threat(plan.budget, materials.search, plan.seed))
     return take_shots(materials.scene, goal, number, outcome, K)[0]
 
 

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import DISTANCE, NES, PGD, Column, Search, Transfer
-from robustmetric.attacks import EmbeddingShift
+from robustmetric.attacks import DISTANCE, NES, PGD, Column, EmbeddingShift, Search, Transfer
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Plan
 from robustmetric.validate import UserError
 

@@ -22,7 +22,8 @@ from robustmetric.attacks import (
     make_search,
 )
 from robustmetric.distance import embed
-from robustmetric.evaluation.scene import Outcome, Scene, embed_all, run_attack
+from robustmetric.evaluation.scene import Scene, embed_all, run_attack
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, frozen, pgd
 from tests.evaluation.conftest import make_network
 
@@ -45,7 +46,7 @@ def test_a_transfer_is_a_search_in_the_surrogate_s_own_gallery(
     theirs, ours = scene_of(victim, images, labels), scene_of(surrogate, images, labels)
     search: Search = Transfer(surrogate=surrogate, search=PGD())
     with frozen(victim), frozen(surrogate):
-        outcome = run_attack(theirs, goal, numbers, BUDGET, search, seed=7, surrogate=ours)
+        outcome = run_attack(theirs, goal, numbers, Threat(BUDGET, search, 7), surrogate=ours)
 
         index = goal.select(theirs.queries[numbers], theirs.gallery, draws=Draws(7, name, numbers.tolist()))
         seen = ours.queries[numbers]
@@ -107,11 +108,11 @@ def theirs(images: Tensor) -> Scene:
     return scene_of(Counting(), images.double(), labels)
 
 
-def run(scene: Scene, name: str, search: Search, budget: Budget = WIDE, **given: Any) -> Outcome:
+def run(scene: Scene, name: str, search: Search, budget: Budget = WIDE, **given: Any) -> AttackResult:
     assert isinstance(scene.model, Counting)
     scene.model.reset()
     with frozen(scene.model):
-        return run_attack(scene, attack(name), NUMBERS, budget, search, **given)
+        return run_attack(scene, attack(name), NUMBERS, Threat(budget, search), **given)
 
 
 ENDS = ["misrank", "misrank(by=1)", "misrank(side='candidate')", "promote", "demote(k=3)", "translocate"]
@@ -128,7 +129,7 @@ def test_images_through_the_network_and_back_are_counted(name: str, text: str, t
     assert outcome.forward == sum(len(x) for x in model.through)
     assert outcome.backward == model.back
     assert (outcome.backward > 0) is make_search(text).follows_gradient
-    most = len(NUMBERS) * (make_search(text).asks(WIDE) + 1)
+    most = len(NUMBERS) * (make_search(text).num_evaluations(WIDE) + 1)
     assert outcome.forward == most if name == "TMA" else outcome.forward <= most
 
 
@@ -144,7 +145,7 @@ def test_a_search_is_cut_after_so_many_questions(name: str, search: Search, thei
         if name in ("shift", "CA+"):
             assert len(ticks) == most
     assert torch.equal(found[0].images, theirs.images[NUMBERS])
-    won = [attack(name).lost(f.after) if name in ENDS else torch.zeros(12).bool() for f in found]
+    won = [attack(name).succeeded(f.after) if name in ENDS else torch.zeros(12).bool() for f in found]
     for few, many, before, after in zip(found[1:], found[2:], won[1:], won[2:], strict=False):
         assert not (before & ~after).any()
         # The end is computed in another batch than the points on the way: their last digits differ.
@@ -182,7 +183,7 @@ def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs
     assert isinstance(model, Counting)
     queries, images = theirs.queries[NUMBERS], theirs.images[NUMBERS]
     assert isinstance(images, Tensor)
-    before, after = goal.lost(outcome.before), goal.lost(outcome.after)
+    before, after = goal.succeeded(outcome.before), goal.succeeded(outcome.after)
     assert after.sum() > 0
     assert not (before & ~after).any() or isinstance(search, Square)
     if not isinstance(search, Square):  # which begins elsewhere
@@ -208,11 +209,15 @@ def test_a_query_without_an_answer_is_never_lost(images: Tensor) -> None:
         outcome = run(scene, name, APGD())
         assert outcome.after[name].isnan().tolist() == [True] + [False] * 11
         assert torch.equal(outcome.images[0], scene.images[NUMBERS][0])
-        assert not attack(name).lost(outcome.after)[0]
+        assert not attack(name).succeeded(outcome.after)[0]
 
 
 class Two:
-    columns = (Column("a", "higher", lost=0.0), Column("b", None, DISTANCE), Column("c", "lower", lost=100.0))
+    columns = (
+        Column("a", "higher", success_value=0.0),
+        Column("b", None, DISTANCE),
+        Column("c", "lower", success_value=100.0),
+    )
 
 
 def test_a_query_is_lost_where_every_column_says_so() -> None:
@@ -222,7 +227,7 @@ def test_a_query_is_lost_where_every_column_says_so() -> None:
         "b": torch.tensor([nan, 0.0, 0.0, 0.0, 100.0]),
         "c": torch.tensor([100.0, 99.0, 100.0, 100.0, 100.0]),
     }
-    assert RankingAttack.lost(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
+    assert RankingAttack.succeeded(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [*ENDS, "promote(side='candidate')", "shift"])
@@ -240,7 +245,7 @@ def test_a_surrogate_may_have_embeddings_of_another_length(
         outcome = run(theirs, name, search, surrogate=ours, tick=lambda: ticks.append(1))
     assert isinstance(theirs.model, Counting)
     assert [len(x) for x in theirs.model.through] == [12]  # what was found
-    assert len(ticks) == len(model.through) == inner.asks(WIDE)
+    assert len(ticks) == len(model.through) == inner.num_evaluations(WIDE)
     assert outcome.forward == sum(len(x) for x in model.through) + 12
     assert outcome.backward == model.back
     assert outcome.z.shape == (12, 16)

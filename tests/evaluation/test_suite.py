@@ -159,7 +159,7 @@ class Mine(RankingAttack):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        return (Column("mine", "higher", lost=0.0 if self.ends else None),)
+        return (Column("mine", "higher", success_value=0.0 if self.ends else None),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         return torch.empty(len(queries), 0, dtype=torch.long)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import robustmetric as rm
 from robustmetric.attacks import Transfer
 from robustmetric.evaluation import Check, Evaluation, Plan, Record, load_arrays, run_attack
+from robustmetric.evaluation.threat import Threat
 from robustmetric.validate import UserError
 from tests.evaluation.conftest import make_network
 from tests.helpers.networks import Counted
@@ -78,8 +79,7 @@ def test_a_transfer_is_searched_on_the_surrogate_and_judged_on_the_network(tiny:
             scene,
             way.attack,
             materials.numbers,
-            materials.suite_budget,
-            way.search,
+            Threat(materials.suite_budget, way.search),
             surrogate=other,
             purpose=way.purpose,
         )
@@ -171,8 +171,7 @@ def test_a_ball_of_l2_is_not_one_of_pixels(tiny: Tiny, images: Tensor) -> None:
             materials.scene,
             way.attack,
             materials.numbers,
-            materials.suite_budget,
-            way.search,
+            Threat(materials.suite_budget, way.search),
             purpose=way.purpose,
         )
     first = materials.hunted["shift"].by == 0

@@ -20,6 +20,7 @@ from robustmetric.evaluation import Origin, Scene, run_attack
 from robustmetric.evaluation.pictures import rendered
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.evaluation.shots import Ranked, Shot, take_shots
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
 from robustmetric.report import sheet
 from robustmetric.report.sheet import BLUE, GREEN, RED, Album, draw_sheet, thumbnail
@@ -42,7 +43,7 @@ def a_scene(shape: tuple[int, int, int], apart: bool = False) -> Scene:
 
 def shots_of(scene: Scene, name: str, numbers: Sequence[int], k: int = 5, eps: float = 0.1) -> list[Shot]:
     goal, budget, queries = attack(name), Budget(eps=eps, alpha=eps / 2, steps=3), torch.tensor(numbers)
-    return take_shots(scene, goal, queries, run_attack(scene, goal, queries, budget, PGD()), k)
+    return take_shots(scene, goal, queries, run_attack(scene, goal, queries, Threat(budget, PGD())), k)
 
 
 def a_shot(scene: Scene, number: int = 0, change: float = 0.0, **entries: Any) -> Shot:
