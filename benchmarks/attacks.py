@@ -59,7 +59,9 @@ def bare(model: nn.Module, images: Tensor, noted: list[tuple[int, bool]]) -> Non
         torch.autograd.grad(z, leaf, torch.ones_like(z))
 
 
-def loop(model: nn.Module, attack: RankingAttack, scene: Scene, images: Tensor, outcome: AttackResult) -> Tensor:
+def loop(
+    model: nn.Module, attack: RankingAttack, scene: Scene, images: Tensor, outcome: AttackResult
+) -> Tensor:
     """Attack one query after the other, with the targets of `outcome`: (B,) objectives."""
     found = []
     z, labels = scene.gallery.z, scene.gallery.labels

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import DISTANCE, NES, PGD, Column, EmbeddingShift, Search, Transfer
+from robustmetric.attacks import DISTANCE, NES, PGD, Column, EmbeddingShift, Problem, Search, Transfer
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Plan
 from robustmetric.validate import UserError
 
@@ -331,8 +331,8 @@ class Still(Search):
 
     follows_gradient = False
 
-    def __call__(self, images: Tensor, *_: Any, **__: Any) -> Tensor:
-        return images
+    def minimise(self, problem: Problem) -> Tensor:
+        return problem.images
 
 
 def test_searches_of_ones_own(file: Path) -> None:

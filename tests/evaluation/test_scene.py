@@ -22,7 +22,7 @@ from robustmetric.attacks import (
     make_search,
 )
 from robustmetric.distance import embed
-from robustmetric.evaluation.scene import Scene, embed_all, run_attack
+from robustmetric.evaluation.scene import AttackResult, Scene, embed_all, run_attack
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, frozen, pgd
 from tests.evaluation.conftest import make_network
@@ -261,7 +261,7 @@ def test_a_surrogate_may_have_embeddings_of_another_length(
 
 @pytest.mark.parametrize("name", ["promote", "demote(k=9)", "promote(k=2,side='candidate')", "translocate"])
 def test_all_ways_of_a_goal_aim_at_the_same_and_may_draw_the_same(name: str, theirs: Scene) -> None:
-    ways = attack(name).ways(2)
+    ways = attack(name).attempts(2)
     begins = []
     for way in ways:
         found = run(theirs, way.name, Square(trials=1), seed=3, purpose="one", most=1)

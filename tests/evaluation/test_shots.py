@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import ATTACKS, PGD, Draws, Gallery, Queries, RankingAttack, Target, attack
-from robustmetric.evaluation.scene import Scene, embed_all, run_attack
+from robustmetric.evaluation.scene import AttackResult, Scene, embed_all, run_attack
 from robustmetric.evaluation.shots import Ranked, Shot, take_shots
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget

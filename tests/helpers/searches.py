@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robustmetric.attacks import PGD, Draws
+from robustmetric.attacks import PGD, Draws, Problem
 from robustmetric.perturb import Budget, Objective
 
 
@@ -17,16 +17,8 @@ class Own(PGD):
 
     way: Callable[[Tensor, Objective, Budget, Draws], Tensor]
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        return self.way(images, objective, budget, draws)
+    def minimise(self, problem: Problem) -> Tensor:
+        return self.way(problem.images, problem.objective, problem.budget, problem.draws)
 
     @property
     def name(self) -> str:
