@@ -120,7 +120,7 @@ def broken(method: str, result: Callable[..., Any]) -> RankingAttack:
         ("measure", lambda z, *_: z[:, 0], "returned float32", "a dict of its columns, MY:D"),
         ("measure", lambda z, *_: {}, "the names of nothing", "MY:D"),
         ("measure", lambda z, *_: {"MY:D": z}, r"shape \(16, 16\) for MY:D", r"floats of shape \(16,\)"),
-        ("measure", lambda z, *_: {"MY:D": z[:, 0] / 0}, "infinity for MY:D", "NaN where there is none"),
+        ("measure", lambda z, *_: {"MY:D": z[:, 0] / 0}, "infinity for MY:D", "NaN where undefined"),
         ("start", lambda images, draws: images[:1], r"shape \(1, 1, 6, 6\)", r"None, or .* \(16, 1, 6, 6\)"),
     ],
 )

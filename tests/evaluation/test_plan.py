@@ -365,7 +365,7 @@ def test_a_search_takes_no_surrogate_that_is_not_its_own() -> None:
     assert transfer.search_on().network is network
     assert transfer.search_on(network).network is network
     for plan in (transfer, Plan.make(search=PGD())):
-        with pytest.raises(UserError, match="give no surrogate") as refused:
+        with pytest.raises(UserError, match="takes no surrogate") as refused:
             plan.search_on(other)
         assert refused.value.parameter == "surrogate"
     with pytest.raises(UserError, match="takes no surrogate"):

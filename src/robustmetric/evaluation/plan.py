@@ -158,7 +158,8 @@ class Plan(Part):
         }
         made = Plan.make(**{**self.model_dump(), **own, **settings})
         # Those of the user's own are written as they were given: with their file.
-        return made if "attacks" in settings else made.model_copy(update={"attacks": self.attacks})
+        kept = {name: getattr(self, name) for name in ("attacks", "search") if name not in settings}
+        return made.model_copy(update=kept)
 
     def __eq__(self, other: object) -> bool:
         """Compare the fields; options that no name tells are in the digest alone."""

@@ -302,6 +302,7 @@ class Subject:
             raise UserError(f"{known} are given and {missing} are not: pass both, or none")
         count, images = len(self.images), len(self.ranked_labels)
         check_cameras(ranked, self.cameras, images, count)
+        check_own(self.own, count, images)
         if self.cameras is None or ranked is None:
             return
         asked, seen = self.as_queries(torch.empty(count, 0)), self.as_gallery(torch.empty(images, 0))
