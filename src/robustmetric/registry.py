@@ -159,8 +159,8 @@ def register(kind: str, name: str, **fixed: Any) -> Callable[[F], F]:
     >>> @rm.register("search", "still")
     ... class Still(rm.attacks.Search):
     ...     follows_gradient = False
-    ...     def __call__(self, images, objective, budget, *, draws, start=None):
-    ...         return images
+    ...     def minimise(self, problem):
+    ...         return problem.images
     >>> rm.attacks.make_search("still")
     Still()
     """

@@ -307,7 +307,7 @@ def test_what_is_left_out_is_said(count: int, named: tuple[object, ...], tmp_pat
 
 OWN = """
 from robustmetric.attacks import Column
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 
 class Ranked(EmbeddingShift):
     perturbs = "candidate"

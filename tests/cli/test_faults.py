@@ -479,7 +479,7 @@ def test_names_of_files_and_classes(odd: Path, tmp_path: Path) -> None:
 
 OWN = """
 from robustmetric.attacks import Column
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 
 class Mine(EmbeddingShift):
     @property

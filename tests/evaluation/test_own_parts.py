@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.attacks import DISTANCE, PGD, Column, Draws, Gallery, Queries, RankingAttack, Search, Target
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 from robustmetric.evaluation import Check, Findings, Plan, Record, Verdict
 from robustmetric.perturb import Budget, Objective
 from robustmetric.validate import UserError

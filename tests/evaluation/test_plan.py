@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.attacks import DISTANCE, NES, PGD, Column, Search, Transfer
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Plan
 from robustmetric.validate import UserError
 
 FILE = """
 from robustmetric.attacks import DISTANCE, Column, PGD
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 from robustmetric.evaluation import Verdict
 
 class Mine(EmbeddingShift):

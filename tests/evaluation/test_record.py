@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 from robustmetric.evaluation import COLUMNS, ERS_ATTACKS, Evaluation, Record, load_arrays, load_record
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.record import FORMAT, SCHEMA, Score

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Gallery, Queries, Search, Target, Transfer
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 from robustmetric.evaluation import Evaluation, Plan, Record, Subject
 from robustmetric.evaluation.store import Store
 from robustmetric.perturb import Budget, Objective

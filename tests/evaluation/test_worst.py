@@ -309,7 +309,7 @@ def test_a_record_with_a_suite_is_read_as_it_was_written(written: tuple[Record, 
     content = json.loads((out / "record.json").read_text())
     schema = Record.model_json_schema(by_alias=True)["$defs"]
     assert set(content["suite"]["goals"]["misrank"]) == set(schema["GoalScore"]["properties"])
-    assert set(content["suite"]["goals"]["misrank"]["attacks"][0]) == set(schema["Broke"]["properties"])
+    assert set(content["suite"]["goals"]["misrank"]["attacks"][0]) == set(schema["AttackShare"]["properties"])
 
 
 def test_records_of_before_are_read(evaluated: Evaluated, tmp_path: Path) -> None:

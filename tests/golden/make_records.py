@@ -16,6 +16,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.attacks import Transfer
+from robustmetric.evaluation import Data
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
@@ -58,7 +60,7 @@ def images(count: int) -> tuple[Tensor, Tensor]:
 
 
 Case = dict[str, Any]  # the keyword arguments of rm.evaluate, `model` included
-BUDGET: Case = {"eps": 16 / 255, "alpha": 3 / 255, "steps": 8, "checks": "none", "data": "fashion"}
+BUDGET: Case = {"eps": 16 / 255, "alpha": 3 / 255, "steps": 8, "checks": "none"}
 
 
 def strict() -> Case:
@@ -86,16 +88,15 @@ def options() -> Case:
 
 
 def sides() -> Case:
-    """A gallery of its own, in which some queries are, and cameras."""
+    """A separate gallery, in which some queries are, and cameras."""
     x, labels = images(100)
     own = torch.arange(40) - 24
     return {
         "images": x[:40],
         "labels": labels[:40],
-        "gallery": (x[24:], labels[24:]),
+        "gallery": Data(x[24:], labels[24:], cameras=torch.arange(24, 100) % 3),
         "own": torch.where(own < 0, -1, own),
         "cameras": torch.arange(40) % 3,
-        "gallery_cameras": torch.arange(24, 100) % 3,
         "attacks": ["CA-", "QA+", "ES", "LTM", "GTM", "GTT"],
         "queries": 12,
         "checks": "quick",
@@ -116,6 +117,7 @@ def nes() -> Case:
     return {"images": x, "labels": labels, "search": "nes(samples=8)", "attacks": names, "queries": 12}
 
 
+SIDES = ("images", "labels", "gallery", "own", "cameras")
 CASES: dict[str, Callable[[], Case]] = {
     made.__name__: made for made in (strict, single, reference, options, sides, transfer, nes)
 }
@@ -123,16 +125,18 @@ CASES: dict[str, Callable[[], Case]] = {
 
 def in_double(case: Case) -> Case:
     """Let a case compute in double precision, in which every processor's kernels come to the same scores."""
-    gallery = {"gallery": (case["gallery"][0].double(), case["gallery"][1])} if "gallery" in case else {}
-    return {**case, "images": case["images"].double(), **gallery}
+    gallery = case.get("gallery")
+    sides = {} if gallery is None else {"gallery": replace(gallery, images=gallery.images.double())}
+    return {**case, "images": case["images"].double(), **sides}
 
 
 def make(name: str, folder: Path) -> None:
     """Evaluate a case; its record and its per-query values are then in the folder."""
-    case, model = CASES[name](), network()
+    case, model = dict(CASES[name]()), network()
     if name != "single":
         case, model = in_double(case), model.double()
-    rm.evaluate(model, **{**BUDGET, **case}, name=name, out=folder)
+    data = Data(**{key: case.pop(key) for key in SIDES if key in case}, name="fashion")
+    rm.evaluate(model, data, **{**BUDGET, **case}, name=name, out=folder)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -256,7 +256,7 @@ def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, 
 def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
     """Its file may be gone when curves are read: a record has names alone."""
     (tmp_path / "own.py").write_text(
-        "from robustmetric.attacks.shift import EmbeddingShift\n"
+        "from robustmetric.attacks import EmbeddingShift\n"
         "class Mine(EmbeddingShift):\n    name = 'mine'\n"
     )
     plan = Plan.make(**{**FEW, "attacks": [f"{tmp_path}/own.py:Mine"], "queries": 2})

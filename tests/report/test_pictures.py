@@ -423,7 +423,7 @@ def test_strange_names(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
 OWN = """
 from dataclasses import dataclass
 from robustmetric.attacks import DISTANCE, Column
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks import EmbeddingShift
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(EmbeddingShift):

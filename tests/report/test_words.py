@@ -79,7 +79,7 @@ def test_the_command_of_a_record_of_before(
 
 def test_the_command_names_what_is_of_the_user_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.py"
-    own = "from robustmetric.attacks.shift import EmbeddingShift\n\nclass Mine(EmbeddingShift):\n"
+    own = "from robustmetric.attacks import EmbeddingShift\n\nclass Mine(EmbeddingShift):\n"
     file.write_text(f"{own}    name = 'Mine'\n")
     monkeypatch.chdir(tmp_path)
     plan = Plan.make(attacks=[f"{file}:Mine", "GTM"])

@@ -66,17 +66,17 @@ class Drawing:
     """Draws the queries of a `trial` and what became of them."""
 
     def __init__(self, trial: Trial) -> None:
-        self.trial, self.subject = trial, trial.subject
-        self.apart = self.subject.gallery is not None
-        ranked: Images = self.subject.images if self.subject.gallery is None else self.subject.gallery[0]
-        labels = self.subject.ranked_labels
+        self.trial, self.data = trial, trial.data
+        self.apart = self.data.gallery is not None
+        ranked: Images = self.data.ranked.images
+        labels = self.data.ranked.labels
 
         @lru_cache(maxsize=4096)
         def item(position: int) -> dict[str, str]:
             small = encoded(ranked[torch.tensor([position])][0])
             return {
                 "picture": _address(small, "png" if small[1:4] == b"PNG" else "webp"),
-                "name": self.subject.origin.called(position, gallery=self.apart),
+                "name": self.data.called(position, gallery=self.apart),
                 "class": trial.class_of(int(labels[position])),
             }
 
@@ -85,7 +85,7 @@ class Drawing:
     def preview(self, query: Query) -> str:
         """Return the image of a `query` as the networks get it, with what is known of it."""
         known = "class not known" if query.label < 0 else f"class {self.trial.class_of(query.label)}"
-        name = "your upload" if query.number is None else self.subject.origin.called(query.number)
+        name = "your upload" if query.number is None else self.data.called(query.number)
         channels, height, width = query.image.shape[1:]
         size = f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"
         return drawn("preview", picture=as_picture(query.image[0]), name=name, known=known, size=size)
@@ -108,7 +108,7 @@ class Drawing:
         factor = nice_factor(eps)
         now = walk.steps[walk.shots.index(shot)]
         before, perturbed = as_picture(shot.image), as_picture(shot.perturbed)
-        ranked = len(self.subject.ranked_labels) - (shot.asker is not None or query.number is not None)
+        ranked = len(self.data.ranked.labels) - (shot.asker is not None or query.number is not None)
         return {
             "network": walk.network,
             "when": _when(walk, now),

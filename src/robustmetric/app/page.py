@@ -48,7 +48,7 @@ class Handlers:
     def __init__(self, trial: Trial) -> None:
         self.trial, self.drawing = trial, Drawing(trial)
         self.generator = torch.Generator().manual_seed(trial.seed)
-        self.labels = trial.subject.labels.cpu()
+        self.labels = trial.data.labels.cpu()
         present = self.labels.unique().tolist()
         self.by_name = {trial.class_of(label): label for label in present}
 
@@ -123,7 +123,7 @@ class Handlers:
 
 def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
     """Return the page for a `trial` as Blocks of gradio, `gr`; `eps` and `steps` are what it has at first."""
-    do, subject = Handlers(trial), trial.subject
+    do, data = Handlers(trial), trial.data
     classes, attacks = list(do.by_name), list(trial.attacks)
     usual = next((name for name in USUAL if name in attacks), attacks[0])
     levels, plain = round(255 * eps), {"apply_default_css": False}
@@ -133,9 +133,9 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
             drawn(
                 "title",
                 networks=list(trial.scenes),
-                images=len(subject.images),
-                ranked=len(subject.ranked_labels),
-                data=subject.data,
+                images=len(data.images),
+                ranked=len(data.ranked.labels),
+                data=data.name,
             ),
             **plain,
         )
@@ -144,7 +144,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
                 with gr.Group():
                     kind = gr.Dropdown([ANY, *classes], value=ANY, label="Class of the query")
                     number = gr.Number(
-                        0, label=f"Its number, 0 to {len(subject.images) - 1}", precision=0, minimum=0
+                        0, label=f"Its number, 0 to {len(data.images) - 1}", precision=0, minimum=0
                     )
                     draw = gr.Button("Random image", size="sm")
                 preview = gr.HTML(do.preview(0, None, NONE)[0], elem_id="rm-query", **plain)

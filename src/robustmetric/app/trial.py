@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.app.uploads import read_upload
-from robustmetric.attacks import PGD, Draws, Queries, RankingAttack, Search, Target, attack
+from robustmetric.attacks import PGD, Draws, Problem, Queries, RankingAttack, Search, Target, attack
 from robustmetric.data.decode import Channels, Fit
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import embed
-from robustmetric.evaluation import Outcome, Scene, Subject, run_attack
+from robustmetric.evaluation import AttackResult, Data, Scene, Subject, Threat, run_attack
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.perturb import Budget, Objective
@@ -114,18 +114,10 @@ class _Traced(Search):
     follows_gradient = True
     keeps_last = True
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the image (1, C, H, W) perturbed within the budget."""
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed image (1, C, H, W) of a `problem`."""
         try:
-            return PGD()(images, self.trace.watch(objective), budget, draws=draws, start=start)
+            return PGD()(replace(problem, objective=self.trace.watch(problem.objective)))
         except _LateError as late:
             self.trace.late = True
             return late.point
@@ -136,7 +128,7 @@ class _Way(NamedTuple):
 
     network: str
     scene: Scene
-    outcome: Outcome
+    outcome: AttackResult
     points: Tensor
     objective: tuple[float, ...]
     late: bool
@@ -145,7 +137,7 @@ class _Way(NamedTuple):
 class Trial:
     """Attacks single queries on networks that see the same images; the work behind the page of the app.
 
-    `subject` has the images that query and those that are ranked, `scenes` by name what each network makes of
+    `data` has the images that query and those that are ranked, `scenes` by name what each network makes of
     them. `attacks` are those that may be tried, by name. A step is of the size `alpha`, random draws start at
     `seed`, and an attack on a query takes at most about `seconds` on all networks together; `clock` tells
     them. Uploads become squares as `fit` says. Use it inside `frozen` of each network.
@@ -159,7 +151,7 @@ class Trial:
 
     def __init__(
         self,
-        subject: Subject,
+        data: Data,
         scenes: Mapping[str, Scene],
         attacks: Sequence[RankingAttack],
         *,
@@ -169,7 +161,7 @@ class Trial:
         clock: Callable[[], float] = time.monotonic,
         fit: Fit = "squeeze",
     ) -> None:
-        self.subject, self.scenes = subject, dict(scenes)
+        self.data, self.scenes = data, dict(scenes)
         self.attacks = {goal.name: goal for goal in attacks}
         self.alpha, self.seed, self.seconds, self.clock = alpha, seed, seconds, clock
         self.fit, self.stopped = fit, threading.Event()
@@ -187,32 +179,31 @@ class Trial:
 
         `attacks` are names; `settings` are alpha, seed, seconds, clock and fit.
         """
-        subjects = {name: Subject(model, images, labels, name=name) for name, model in networks.items()}
-        every = torch.arange(len(images))
+        data, every = Data(images, labels), torch.arange(len(images))
         scenes = {
-            name: one.scene(one.model, embed_all(one.model, images, every, 128))
-            for name, one in subjects.items()
+            name: Subject(model, data).scene(model, embed_all(model, images, every, 128))
+            for name, model in networks.items()
         }
-        return cls(next(iter(subjects.values())), scenes, [attack(name) for name in attacks], **settings)
+        return cls(data, scenes, [attack(name) for name in attacks], **settings)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Channels, height and width of the images."""
-        return tuple(self.subject.images[torch.tensor([0])].shape[1:])
+        return tuple(self.data.images[torch.tensor([0])].shape[1:])
 
     def query(self, number: int) -> Query:
         """Return the image of this `number` as a query."""
-        count = len(self.subject.images)
+        count = len(self.data.images)
         if not (is_number(number, Integral) and 0 <= number < count):
             raise UserError(f"the images have the numbers 0 to {count - 1}; there is no {brief(number)}")
         number = int(number)
-        image = self.subject.images[torch.tensor([number])]
-        return Query(image, int(self.subject.labels[number]), number)
+        image = self.data.images[torch.tensor([number])]
+        return Query(image, int(self.data.labels[number]), number)
 
     def upload(self, file: Path, label: int = -1) -> Query:
         """Return an image `file` as a query of a class `label`, −1 for none, brought to what images are."""
         channels, height, width = self.shape
-        size, images = (height, width), self.subject.images
+        size, images = (height, width), self.data.images
         if isinstance(images, ImageArray):  # of which the middle may be taken
             size = images.pixels.shape[1:3]
         crop = None if size == (height, width) else height
@@ -220,7 +211,7 @@ class Trial:
 
     def class_of(self, label: int) -> str:
         """Return what the class of a `label` is called."""
-        names = self.subject.classes
+        names = self.data.classes
         return str(label) if names is None else names[label]
 
     def attack(
@@ -272,9 +263,8 @@ class Trial:
                 tell(network, done, budget.steps)
 
         trace = _Trace(lambda: self.stopped.is_set() or self.clock() > until, told)
-        outcome = run_attack(
-            scene, goal, numbers, budget, _Traced(trace=trace), seed=self.seed, index=target.index
-        )
+        threat = Threat(budget, _Traced(trace=trace), self.seed)
+        outcome = run_attack(scene, goal, numbers, threat, index=target.index)
         # The first point is the image, or a little way off. At the last one the query is won, or stuck, if
         # that is what ended it; else there is one more step behind it.
         points, values = [image, *trace.points[1:]], [float(outcome.first), *trace.values[1:]]

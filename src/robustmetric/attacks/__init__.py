@@ -6,19 +6,20 @@ from typing import Any
 
 from robustmetric.attacks.apgd import APGD
 from robustmetric.attacks.base import ATTACKS, Protocol, RankingAttack, Target
-from robustmetric.attacks.candidate import CandidateAttack
 from robustmetric.attacks.columns import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.attacks.draws import Draws, choose
-from robustmetric.attacks.gallery import Gallery, Queries, hit_at_1, nearest
-from robustmetric.attacks.goals import Misrank, Shift
-from robustmetric.attacks.mismatch import TargetedMismatch
-from robustmetric.attacks.misrank import GreedyTop1Misranking, LearningToMisrank
-from robustmetric.attacks.positions import Demote, Promote, Translocate
-from robustmetric.attacks.query import QueryAttack, SemanticsPreservingQueryAttack
-from robustmetric.attacks.search import NES, PGD, SEARCHES, SPSA, Search, Transfer, make_search
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks.goals import Demote, Misrank, Promote, Shift, Translocate
+from robustmetric.attacks.plain import (
+    EmbeddingShift,
+    GreedyTop1Misranking,
+    GreedyTop1Translocation,
+    LearningToMisrank,
+    TargetedMismatch,
+)
+from robustmetric.attacks.ranks import CandidateAttack, QueryAttack, SemanticsPreservingQueryAttack
+from robustmetric.attacks.search import NES, PGD, SEARCHES, SPSA, Problem, Search, Transfer, make_search
 from robustmetric.attacks.square import Square
-from robustmetric.attacks.translocation import GreedyTop1Translocation
+from robustmetric.gallery import Gallery, Queries, hit_at_1, nearest
 from robustmetric.usercode import file_of
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "GreedyTop1Translocation",
     "LearningToMisrank",
     "Misrank",
+    "Problem",
     "Promote",
     "Protocol",
     "Queries",

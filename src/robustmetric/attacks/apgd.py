@@ -13,9 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.draws import Draws
-from robustmetric.attacks.gallery import check_count
-from robustmetric.attacks.search import SEARCHES, Lowest, Search, random_start
+from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search, check_flags, random_start
 from robustmetric.perturb import (
     Budget,
     Norm,
@@ -26,7 +24,7 @@ from robustmetric.perturb import (
     steepness,
     value_and_slope,
 )
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, whole
 
 MOMENTUM = 0.75
 """The share of a step that follows the gradient; the rest goes on in the direction of the step before."""
@@ -73,24 +71,16 @@ class APGD(Search):
     norms: ClassVar[tuple[Norm, ...]] = ("linf", "l2")
 
     def __post_init__(self) -> None:
-        check_count("restarts", self.restarts)
-        if not isinstance(self.random_start, bool):
-            raise UserError(f"random_start must be True or False, not {self.random_start!r}")
+        whole("restarts", self.restarts, 1)
+        check_flags(random_start=self.random_start)
 
-    def asks(self, budget: Budget) -> int:
-        """Return how often it will ask within a `budget`: at each start, and behind each step."""
+    def num_evaluations(self, budget: Budget) -> int:
+        """Return the evaluations within a `budget`: at each start, and after each step."""
         return self.restarts * (budget.steps + 1)
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed images (B, C, H, W) of a `problem`."""
+        images, budget = problem.images, problem.budget
         lowest = Lowest(images)
         for k in range(self.restarts):
             rows = (lowest.value > -torch.inf).nonzero()[:, 0]
@@ -98,10 +88,10 @@ class APGD(Search):
                 break
             around = images[rows]
             if k or self.random_start:
-                begin = random_start(around, budget, draws, rows)
+                begin = random_start(around, budget, problem.draws, rows)
             else:
-                begin = around if start is None else start[rows]
-            _descend(around, begin, rows, objective, budget, lowest)
+                begin = around if problem.start is None else problem.start[rows]
+            _descend(around, begin, rows, problem.objective, budget, lowest)
         return lowest.point
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.columns import Column, from_lowered_rank, from_raised_rank
-from robustmetric.attacks.draws import Draws, choose, choose_near
-from robustmetric.attacks.gallery import Gallery, Queries, check_count, nearest
+from robustmetric.attacks.columns import Column
+from robustmetric.attacks.draws import Draws
+from robustmetric.gallery import Gallery, Queries, nearest
+from robustmetric.labels import WHOLE
 from robustmetric.registry import Registry, lookup, registry
+from robustmetric.validate import UserError, check_signature, describe
 
 Protocol = Literal["strict", "reference"]
 """By the definitions, or as published figures were made, where the two differ."""
@@ -43,13 +46,15 @@ class Target:
 class RankingAttack(ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
-    A new attack is a class with a name, its columns and three methods: `select`, `objective` and `measure`.
+    A new attack is a class with a `name`, its `columns` and three methods: `select`, `objective` and
+    `measure`. All values are per query: B queries with embeddings (B, D) are perturbed together. An
+    evaluation calls the methods through `checked_select` and the like, which check what they return.
+
     The `protocol` strict follows the definitions; reference is what published figures were made with, where
-    the two differ. All values are for each query by itself: B queries with embeddings (B, D) are perturbed
-    together.
+    the two differ.
 
     >>> from robustmetric.distance import pair_distance
-    >>> from robustmetric.attacks import DISTANCE
+    >>> from robustmetric.attacks import DISTANCE, choose
     >>> class Blend(RankingAttack):
     ...     name = "blend"
     ...     columns = (Column("blend", "higher", DISTANCE),)
@@ -71,22 +76,33 @@ class RankingAttack(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The paper's name for it."""
+        """The name in tables, records and on the command line; a class attribute where it can be."""
 
     @property
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
-        """What it reports: the columns that `measure` returns, all of them and in their order."""
+        """What `measure` returns, in order; a class attribute where it can be."""
 
-    def check_fits(self, images: int) -> None:
-        """Refuse a gallery with too few `images`, N, to find the targets in."""
-        return
+    @property
+    def perturbs(self) -> str:
+        """What the perturbed image is: "query", or a "candidate" that is ranked for the images it aims at."""
+        return "query"
+
+    @property
+    def read_early(self) -> tuple[str, ...]:
+        """Columns that are read one step before the last."""
+        return ()
+
+    @property
+    def same_columns(self) -> tuple[str, ...]:
+        """Columns of other attacks that say the same of a query, by the definitions."""
+        return ()
 
     @abstractmethod
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return what each of B `queries` aims at: (B, W) positions in the `gallery`; W may be 0.
 
-        Random numbers come from `draws`, which has a stream of its own for each query.
+        Random numbers come from `draws`, which has a stream for each query.
         """
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
@@ -106,39 +122,17 @@ class RankingAttack(ABC):
     def appraise(
         self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the objective (B,), and which queries (B,) are surely where the attack wants them.
+        """Return the objective (B,), and which queries (B,) surely are where the attack wants them.
 
         `z` (B, D) are the embeddings of the `queries` now, `target` is what they aim at in the `gallery`. In
-        doubt a query is not: the search goes on with it. None is of an attack that always wants more, as
-        those do without a column that has a `lost`.
+        doubt a query is not: the search continues. None for an attack that always wants more, as one without
+        a column that has a `success_value`.
         """
-        value = self.objective(z, target, queries, gallery)
+        value = self.checked_objective(z, target, queries, gallery)
+        if not self.can_win:
+            return value, None
         with torch.no_grad():
-            return value, self.lost(self.measure(z, target, queries, gallery)) if self.can_win else None
-
-    def lost(self, values: dict[str, Tensor]) -> Tensor:
-        """Return which queries (B,) are where the attack wants them, by their `values` (B,) by column."""
-        won = [values[column.name] == column.lost for column in self.columns if column.lost is not None]
-        return torch.stack(won).all(0)
-
-    @property
-    def can_win(self) -> bool:
-        """Whether there is an end to what it wants of a query: a column with a value that is `lost`."""
-        return any(column.lost is not None for column in self.columns)
-
-    @property
-    def perturbs(self) -> str:
-        """What the perturbed image is: "query", or a "candidate" that is ranked for the images it aims at."""
-        return "query"
-
-    @property
-    def drawn_as(self) -> str:
-        """The name that targets are drawn by: attacks of one such name have the same targets."""
-        return self.name
-
-    def ways(self, targets: int) -> tuple[RankingAttack, ...]:
-        """Return attacks that want the same, each by an objective of its own: `targets` of them by class."""
-        return (self,)
+            return value, self.succeeded(self.checked_measure(z, target, queries, gallery))
 
     @abstractmethod
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
@@ -151,87 +145,176 @@ class RankingAttack(ABC):
         """Return where the search begins, with numbers from `draws`; None at the `images` (B, C, H, W)."""
         return None
 
+    def check_fits(self, images: int) -> None:
+        """Reject a gallery with too few `images`, N, to find the targets in."""
+        return
+
+    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
+        """Return attacks with the same aim, each with another objective: `targets` of them by class."""
+        return (self,)
+
+    def succeeded(self, values: dict[str, Tensor]) -> Tensor:
+        """Return which queries (B,) are where the attack wants them, by their `values` (B,) by column."""
+        ends = {c.name: c.success_value for c in self.columns if c.success_value is not None}
+        return torch.stack([values[name] == end for name, end in ends.items()]).all(0)
+
     @property
-    def read_early(self) -> tuple[str, ...]:
-        """Names of values that are read one step before the last."""
-        return ()
+    def can_win(self) -> bool:
+        """Whether some column has a `success_value`."""
+        return any(column.success_value is not None for column in self.columns)
+
+    @property
+    def drawn_as(self) -> str:
+        """The name that targets are drawn by: attacks with the same name have the same targets."""
+        return self.name
 
     @property
     def strict(self) -> bool:
         """Whether the definitions are followed to the letter."""
         return self.protocol == "strict"
 
-    def myself(self, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return the position (B,) of `queries` in the `gallery`: by index, for the reference by distance."""
-        return queries.own if self.strict else nearest(queries.z, gallery, 1)[:, 0]
+    def asking(self, queries: Queries, gallery: Gallery) -> Queries:
+        """Return `queries` with their places in the `gallery`: for the reference, the nearest image."""
+        return queries if self.strict else replace(queries, own=nearest(queries.z, gallery, 1)[:, 0])
 
+    # What the methods above return is checked here: a breach names the method and what was expected. This
+    # looks at one value per query, which costs next to nothing.
+
+    def check(self) -> None:
+        """Reject an attack with methods, a name or columns that cannot be used."""
+        for method, parameters in _PARAMETERS.items():
+            check_signature(f"{type(self).__name__}.{method}", getattr(self, method), parameters)
+        if not isinstance(self.name, str) or not self.name:
+            raise self._breach("name", describe(self.name), "a text")
+        columns, wanted = self.columns, "a tuple of Column, at least one, each of another name"
+        if not isinstance(columns, tuple) or not columns or not all(isinstance(c, Column) for c in columns):
+            raise self._breach("columns", repr(columns), wanted)
+        names = [column.name for column in columns]
+        if len(set(names)) < len(names):
+            raise self._breach("columns", f"the names {', '.join(names)}", wanted)
+        if unknown := [name for name in self.read_early if name not in names]:
+            raise self._breach("read_early", repr(unknown[0]), f"names of its columns: {', '.join(names)}")
+        if self.perturbs not in ("query", "candidate"):
+            raise self._breach("perturbs", repr(self.perturbs), "'query' or 'candidate'")
+
+    def checked_select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Call `select`."""
+        index = self.select(queries, gallery, draws=draws)
+        fits = (
+            isinstance(index, Tensor)
+            and index.dtype in WHOLE
+            and index.ndim == 2
+            and len(index) == len(queries)
+        )
+        if not fits or bool(((index < 0) | (index >= len(gallery))).any()):
+            got = f"positions from {int(index.min())} to {int(index.max())}" if fits else describe(index)
+            wanted = (
+                f"integers of shape ({len(queries)}, W): positions in the gallery, 0 to {len(gallery) - 1}"
+            )
+            raise self._breach("select", got, wanted)
+        return index
+
+    def checked_aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
+        """Call `aim`."""
+        target = self.aim(index, queries, gallery)
+        if not isinstance(target, Target):
+            raise self._breach("aim", describe(target), "a Target, such as Target(index)")
+        return target
+
+    def checked_objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        """Call `objective`."""
+        return self._checked_value("objective", self.objective(z, target, queries, gallery), z)
+
+    def checked_appraise(
+        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
+    ) -> tuple[Tensor, Tensor | None]:
+        """Call `appraise`."""
+        found = self.appraise(z, target, queries, gallery)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise self._breach("appraise", describe(found), "the values, and which queries have succeeded")
+        value, won = self._checked_value("appraise", found[0], z), found[1]
+        if won is None:
+            return value, None
+        if not isinstance(won, Tensor) or won.dtype != torch.bool or won.shape != (len(z),):
+            raise self._breach("appraise", describe(won), f"next to the values None, or ({len(z)},) bools")
+        if not self.can_win:
+            raise self._breach("appraise", "successes", "None there, or give a column a success_value")
+        return value, won
+
+    def checked_measure(
+        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
+    ) -> dict[str, Tensor]:
+        """Call `measure`; the columns come in their order."""
+        found = self.measure(z, target, queries, gallery)
+        names = [column.name for column in self.columns]
+        wanted = f"a dict of its columns, {', '.join(names)}, each with floats of shape ({len(z)},)"
+        if not isinstance(found, dict):
+            raise self._breach("measure", describe(found), wanted)
+        if {*found} != {*names}:
+            raise self._breach("measure", f"the names {', '.join(map(str, found)) or 'of nothing'}", wanted)
+        for name in names:
+            if not is_floats(found[name], (len(z),)):
+                raise self._breach("measure", f"{describe(found[name])} for {name}", wanted)
+            if found[name].isinf().any() and z.isfinite().all():
+                raise self._breach("measure", f"infinity for {name}", f"{wanted}, NaN where undefined")
+        return {name: found[name] for name in names}
+
+    def checked_start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
+        """Call `start`."""
+        begin = self.start(images, draws=draws)
+        if begin is not None and not (is_floats(begin, images.shape) and begin.isfinite().all()):
+            wanted = f"None, or finite floats of shape {tuple(images.shape)}, as the images"
+            raise self._breach("start", describe(begin), wanted)
+        return begin
+
+    def _checked_value(self, method: str, value: Tensor, z: Tensor) -> Tensor:
+        wanted = f"finite floats of shape ({len(z)},), a value for each query"
+        if not is_floats(value, (len(z),)):
+            raise self._breach(method, describe(value), wanted)
+        if z.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
+            raise self._breach(
+                method, "values without a gradient", f"{wanted}, computed from z by torch alone"
+            )
+        # A finite sum has finite terms, and is quicker to look at. Broken embeddings are the network's fault
+        # and reported elsewhere.
+        if not math.isfinite(value.detach().sum()) and not value.isfinite().all() and z.isfinite().all():
+            raise self._breach(method, "NaN or infinity", wanted)
+        return value
+
+    def _breach(self, method: str, got: str, wanted: str) -> UserError:
+        called = method in _PARAMETERS
+        verbs = ("returned", "return") if called else ("is", "be")
+        return UserError(f"{type(self).__name__}.{method} {verbs[0]} {got}; it must {verbs[1]} {wanted}")
+
+
+_PARAMETERS = {
+    "select": "queries, gallery, *, draws",
+    "aim": "index, queries, gallery",
+    "objective": "z, target, queries, gallery",
+    "appraise": "z, target, queries, gallery",
+    "measure": "z, target, queries, gallery",
+    "start": "images, *, draws",
+}
 
 ATTACKS: Registry[RankingAttack] = registry("attack", RankingAttack)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SignedAttack(RankingAttack):
-    """An attack that raises (+) random targets, or lowers (−) targets among the 1 % nearest.
-
-    The number of targets is the field that `letter` names.
-    """
-
-    family: ClassVar[str]
-    letter: ClassVar[str]
-
-    sign: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sign_of(self.sign)
-        check_count(self.letter, self.count)
-
-    @property
-    def count(self) -> int:
-        """The number of targets of a query."""
-        count: int = getattr(self, self.letter)
-        return count
-
-    @property
-    def name(self) -> str:
-        """The family and the sign, with the number of targets unless it is 1."""
-        given = {self.letter: self.count} if self.count != 1 else {}
-        return with_options(self.family + self.sign, **given)
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The rank of the targets, in %: high where raising them failed, low where lowering them did."""
-        if self.sign == "+":
-            return (Column(self.name, "higher", term=from_raised_rank),)
-        return (Column(self.name, "lower", term=from_lowered_rank),)
-
-    def check_fits(self, images: int) -> None:
-        """Refuse a gallery with too few `images`, N, to find the targets in."""
-        check_count(self.letter, self.count, images)
-
-    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Return the targets: (B, W) positions in the gallery."""
-        self.check_fits(len(gallery))
-        own, uniform = self.myself(queries, gallery), draws.uniform(self.count)
-        if self.sign == "+":
-            return choose(uniform, gallery, own, strict=self.strict)
-        return choose_near(uniform, queries, gallery, own, strict=self.strict)
+def is_floats(value: object, shape: tuple[int, ...]) -> bool:
+    """Return whether `value` is a tensor of floats with this `shape`."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.shape == shape
 
 
-def sign_of(sign: str) -> float:
-    """Return 1 for the `sign` "+" and −1 for "-".
-
-    >>> sign_of("-")
-    -1.0
-    """
-    return lookup("sign", sign, {"+": 1.0, "-": -1.0})
+def changed_options(part: Any, *but: str) -> dict[str, Any]:
+    """Return the options of an attack or a search, `part`, that differ from their defaults, without `but`."""
+    options = {f.name: f.default for f in fields(part) if f.name not in but}
+    return {name: value for name, usual in options.items() if (value := getattr(part, name)) != usual}
 
 
-def with_options(name: str, **options: float | str | None) -> str:
-    """Return an attack's `name` with the `options` that are given, as it is read back.
+def with_options(name: str, options: dict[str, Any]) -> str:
+    """Return a `name` with `options` as it is read back.
 
-    >>> with_options("CA+", w=None), with_options("SP-QA+", m=2, xi=0.5)
+    >>> with_options("CA+", {}), with_options("SP-QA+", {"m": 2, "xi": 0.5})
     ('CA+', 'SP-QA+(m=2,xi=0.5)')
     """
-    given = ",".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
+    given = ",".join(f"{key}={value!r}" for key, value in options.items())
     return f"{name}({given})" if given else name

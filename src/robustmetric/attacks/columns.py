@@ -44,9 +44,8 @@ class Column:
     `name` is that of records and tables. `better` says whether a higher or a lower value is the more robust
     one; None if it says nothing of the network alone. `unit` is what it is measured in. `term` returns the
     column's term of the ERS for a value, a number or an array; None if it has none. If it is `conclusive`, an
-    attack with ε = 1 should leave little of that term. `lost` is the value of a query that the attack has got
-    where it wants: nothing more is to be gained from it, and a search leaves it alone. None if there is
-    always more.
+    attack with ε = 1 should leave little of that term. `success_value` is the value of a query that is where
+    the attack wants it: a search leaves it alone. None if there is always more to gain.
 
     >>> column = Column("TMA", "lower", COSINE, from_cosine)
     >>> column.arrow, column.show(0.9), column.show(None), column.term(0.75)
@@ -58,7 +57,7 @@ class Column:
     unit: Unit = PERCENT
     term: Callable[[Any], Any] | None = None
     conclusive: bool = True
-    lost: float | None = None
+    success_value: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.gallery import Gallery, Queries, nearest
+from robustmetric.gallery import Gallery, Queries, nearest
 
 
 class Draws:
-    """Random numbers for B queries, from a stream of its own for each.
+    """Random numbers for B queries, from one stream each.
 
     `numbers` are those of the queries. A query's stream depends on the `seed`, the `purpose` and the query's
     number alone: not on the batch it is in, the order of the queries or the worker.
@@ -85,19 +85,19 @@ def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> T
     return position.to(own.device)
 
 
-def choose_near(uniform: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
+def choose_near(uniform: Tensor, queries: Queries, gallery: Gallery, *, strict: bool) -> Tensor:
     """Return (B, W) positions in the nearest 1 % of the `gallery`, chosen by `uniform` (B, W) in [0, 1).
 
-    The `queries` themselves, at `own` (B,), −1 for none, are left out. If `strict`, none is chosen twice.
+    The `queries` themselves are left out. If `strict`, none is chosen twice.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> queries = Queries(gallery.z[:1], torch.tensor([0]), torch.tensor([0]))
-    >>> choose_near(torch.tensor([[0.9]]), queries, gallery, queries.own, strict=True)
+    >>> choose_near(torch.tensor([[0.9]]), queries, gallery, strict=True)
     tensor([[1]])
     """
     wanted = uniform.shape[1]
     share = -(-len(gallery) // 100) if strict else max(1, len(gallery) // 100)
-    pool = nearest(queries.z, gallery, max(wanted, share), without=own)
+    pool = nearest(queries.z, gallery, max(wanted, share), queries.any_camera)
     if strict:
         place = distinct(uniform, pool.shape[1])
     else:

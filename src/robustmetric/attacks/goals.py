@@ -1,7 +1,6 @@
-"""misrank and shift: goals of a worst-case attack, with objectives that aim at the score they are judged by.
+"""The goals of the worst-case suite, with objectives that aim at the score they are judged by.
 
-All goals are judged by the definitions, whatever the protocol of the attacks beside them. The goals that
-concern places in a ranking are in `positions`.
+misrank, shift, promote, demote and translocate are judged by the definitions, whatever the protocol.
 """
 
 from __future__ import annotations
@@ -9,30 +8,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import ATTACKS, RankingAttack, Target, with_options
+from robustmetric.attacks.base import ATTACKS, RankingAttack, Target, changed_options, with_options
 from robustmetric.attacks.columns import DISTANCE, Column
-from robustmetric.attacks.draws import Draws
-from robustmetric.attacks.gallery import (
-    Gallery,
-    Queries,
-    away_from,
-    check_count,
-    count_mates,
-    hit_at_1,
-    nearest,
-    nothing,
-)
-from robustmetric.attacks.margin import SLACK, rivals, smooth_margin
-from robustmetric.attacks.shift import EmbeddingShift
+from robustmetric.attacks.draws import Draws, choose
+from robustmetric.attacks.margin import SLACK, kth_nearest, rank_hinge, rivals, smooth_margin
+from robustmetric.attacks.plain import EmbeddingShift
+from robustmetric.attacks.ranks import check_fits
 from robustmetric.distance import pair_distance
+from robustmetric.gallery import Gallery, Queries, away_from, count_mates, count_nearer, hit_at_1, nearest
 from robustmetric.registry import lookup
 from robustmetric.squares import distances, keys_of, positions_of, square_distance
-from robustmetric.validate import UserError, is_number
+from robustmetric.validate import UserError, is_number, number, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +35,9 @@ class Goal(RankingAttack):
     """
 
     family: ClassVar[str]
+    better: ClassVar[Literal["higher", "lower"]]
+    success_value: ClassVar[float]
+    says_same: ClassVar[tuple[str, ...]] = ()  # columns of other attacks, if no option is changed
 
     by: str | int | None = None
     side: str = "query"
@@ -53,15 +47,14 @@ class Goal(RankingAttack):
         lookup("side", self.side, {"query": 0, "candidate": 0})
         if self.by is not None and self.by not in self.objectives:
             known = ", ".join(map(repr, self.objectives))
-            more = self._more if self.side == "query" else ""
-            raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}{more}")
+            raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}{self._more}")
 
     @property
     @abstractmethod
     def objectives(self) -> tuple[str, ...]:
         """The names of its objectives, the usual one first."""
 
-    _more: ClassVar[str] = ""
+    _more = ""
 
     @property
     def strict(self) -> bool:
@@ -71,7 +64,12 @@ class Goal(RankingAttack):
     @property
     def name(self) -> str:
         """Its name with the options that are not the usual ones."""
-        return with_options(self.family, **self._options(), by=self.by)
+        return with_options(self.family, self._options)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Its one column."""
+        return (Column(self.name, self.better, success_value=self.success_value),)
 
     @property
     def perturbs(self) -> str:
@@ -79,22 +77,34 @@ class Goal(RankingAttack):
         return self.side
 
     @property
+    def same_columns(self) -> tuple[str, ...]:
+        """Columns of other attacks that say the same of a query, by the definitions."""
+        return self.says_same if self.drawn_as == self.family else ()
+
+    @property
     def drawn_as(self) -> str:
         """The name without the objective, unless that has targets of its own."""
-        return with_options(self.family, **self._options(), by=None if isinstance(self.by, str) else self.by)
+        free = {"tau"} | ({"by"} if isinstance(self.by, str) else set())
+        return with_options(self.family, {k: v for k, v in self._options.items() if k not in free})
 
-    def _options(self) -> dict[str, float | str | None]:
-        """Return the options besides the objective, None for usual ones."""
-        return {"side": None if self.side == "query" else self.side}
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The options that are not the usual ones, in the order of names."""
+        changed = changed_options(self)
+        return {key: changed[key] for key in ("k", "side", "tau", "by") if key in changed}
 
     @property
     def how(self) -> str | int:
         """The objective that it goes by."""
         return self.objectives[0] if self.by is None else self.by
 
-    def ways(self, targets: int) -> tuple[RankingAttack, ...]:
-        """Return attacks that want the same, by each of its objectives."""
+    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
+        """Return attacks with the same aim, one for each of its objectives."""
         return tuple(replace(self, by=None if by == self.objectives[0] else by) for by in self.objectives)
+
+    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
+        """Return how far (B,) the perturbed image is from what is wanted; see `appraise`."""
+        return self.appraise(z, target, queries, gallery)[0]
 
 
 def surely_nearer(x: Tensor, y: Tensor, place: Tensor) -> Tensor:
@@ -117,42 +127,39 @@ class Misrank(Goal):
     With the `side` candidate an image of the gallery is perturbed: it is to become the first in the ranking
     of an image of another class, the nearest of 8 that find one of their own. Reported is its R@1.
 
-    >>> [attack.name for attack in Misrank().ways(2)]
+    >>> [attack.name for attack in Misrank().attempts(2)]
     ['misrank', "misrank(by='margin')", 'misrank(by=1)', 'misrank(by=2)']
     """
 
-    family: ClassVar[str] = "misrank"
-    _more: ClassVar[str] = ", or the number of a wrong class, 1 for the nearest"
+    family = "misrank"
+    better = "higher"
+    success_value = 0.0
+    says_same = ("ES:R", "LTM", "GTM")
 
     tau: float = 0.05
 
     def __post_init__(self) -> None:
         if is_number(self.by, Integral) and self.side == "query":
-            check_count("by", self.by)  # type: ignore[arg-type]
+            whole("by", self.by, 1)
             replace(self, by=None)  # checks all the rest
         else:
             super().__post_init__()
-        if not (is_number(self.tau) and 0 < self.tau <= 2):
-            raise UserError(f"tau must be in (0, 2], not {self.tau!r}: it is a distance on the unit sphere")
+        number("tau", self.tau, 0, 2, open_low=True, why="it is a distance on the unit sphere")
 
     @property
     def objectives(self) -> tuple[str, ...]:
         """The names of its objectives, the usual one first."""
         return ("smooth", "margin") if self.side == "query" else ("margin",)
 
-    def _options(self) -> dict[str, float | str | None]:
-        return {**super()._options(), "tau": None if self.tau == 0.05 else self.tau}
-
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """R@1."""
-        return (Column(self.name, "higher", lost=0.0),)
+    def _more(self) -> str:  # type: ignore[override]
+        return ", or the number of a wrong class, 1 for the nearest" if self.side == "query" else ""
 
-    def ways(self, targets: int) -> tuple[RankingAttack, ...]:
+    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
         """Return both margins, and attacks on each of the `targets` nearest wrong classes."""
         if self.side == "candidate":
-            return super().ways(targets)
-        return (*super().ways(targets), *(replace(self, by=n) for n in range(1, targets + 1)))
+            return super().attempts(targets)
+        return (*super().attempts(targets), *(replace(self, by=n) for n in range(1, targets + 1)))
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return the nearest image of the class that is aimed at, (B, 1), or none, (B, 0).
@@ -162,12 +169,14 @@ class Misrank(Goal):
         if self.side == "candidate":
             asked = self._askers(queries, gallery)
             return torch.stack([asked, _first_of(asked, queries.own, gallery)], dim=1)
-        return nothing(queries) if isinstance(self.how, str) else nearest_wrong(queries, gallery, self.how)
+        if isinstance(self.how, str):
+            return queries.own[:, None][:, :0]
+        return nearest_wrong(queries, gallery, self.how)
 
     def _askers(self, queries: Queries, gallery: Gallery) -> Tensor:
         """Return the nearest image of another class whose first image is of its class: (B,)."""
         count = min(TRIED, len(gallery))
-        pool = nearest(queries.z, gallery, count, without=queries.own, other_than=queries.labels)
+        pool = nearest(queries.z, gallery, count, queries.any_camera, other_than=queries.labels)
         chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
         for asked in pool.T:
             left = ~found
@@ -179,10 +188,6 @@ class Misrank(Goal):
             if found.all():
                 break
         return chosen
-
-    def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return the margin (B,) by which the nearest image of another class is farther than one of it."""
-        return self.appraise(z, target, queries, gallery)[0]
 
     def appraise(
         self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
@@ -205,13 +210,13 @@ class Misrank(Goal):
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return whether the nearest image is still of the class, as 100 or 0."""
         if self.side == "query":
-            return {self.name: hit_at_1(z, queries, gallery, queries.own, strict=True)}
+            return {self.name: hit_at_1(z, queries, gallery)}
         asked, first = _as_queries(target.index[:, 0], gallery), target.index[:, 1]
         level, rival = square_distance(z, asked.z), square_distance(asked.z, gallery.z[first])
         # Ties go to the lower position; what is no image of the gallery comes last.
         ahead = (level < rival) | ((level == rival) & (queries.own >= 0) & (queries.own < first))
         hit = 100.0 * ((gallery.labels[first] == asked.labels) & ~ahead)
-        return {self.name: hit.where(count_mates(asked, gallery, asked.own) > 0, torch.nan)}
+        return {self.name: hit.where(count_mates(asked, gallery) > 0, torch.nan)}
 
 
 TRIED = 8
@@ -221,7 +226,7 @@ TRIED = 8
 def _first_of(index: Tensor, candidate: Tensor, gallery: Gallery) -> Tensor:
     """Return the first image in the ranking of images `index` (B,), without a candidate (B,): (B,)."""
     asked = _as_queries(index, gallery)
-    found = nearest(asked.z, gallery, 2, without=asked.own, queries=asked)
+    found = nearest(asked.z, gallery, 2, asked)
     return torch.where(found[:, 0] == candidate, found[:, 1], found[:, 0])
 
 
@@ -260,27 +265,227 @@ def nearest_wrong(queries: Queries, gallery: Gallery, place: int) -> Tensor:
 @ATTACKS.register("shift")
 @dataclass(frozen=True, kw_only=True)
 class Shift(EmbeddingShift):
-    """Move the embedding as far as possible; reported is the distance, and there is always more to want.
+    """Move the embedding as far as possible; reported is the distance, and there is always more to want."""
 
-    >>> Shift().columns[0].heading
-    'shift ↓'
-    """
-
-    @property
-    def name(self) -> str:
-        """Its name, shift."""
-        return "shift"
+    name = "shift"
+    columns = (Column("shift", "lower", DISTANCE),)
+    same_columns = ("ES:D",)
 
     @property
     def strict(self) -> bool:
         """Goals are judged by the definitions."""
         return True
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The distance from the benign embedding."""
-        return (Column(self.name, "lower", DISTANCE),)
-
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return the distance from the benign embedding."""
-        return {self.name: pair_distance(z.double(), queries.z.double())}
+        return {"shift": pair_distance(z.double(), queries.z.double())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed(Goal):
+    """A goal that is reached when an image enters, or leaves, the first places of a ranking.
+
+    By "margin" it goes by the distance of the image less that of the one at the last of these places, by
+    "distance" by the first alone, and by "hinge" by all images that it has to pass. A candidate's rivals do
+    not move: there all of these are one.
+    """
+
+    enters: ClassVar[bool]  # whether the image is wanted in there, or out
+    counts_inside: ClassVar[bool] = True  # whether it is reported as in there, or as out
+    by_camera: ClassVar[bool] = False
+
+    k: int | None = None  # the number of places; None is 1 % of the images
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k is not None or type(self).k is not None:
+            whole("k", self.k, 1)
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The names of its objectives, the usual one first."""
+        return ("margin", "distance", "hinge") if self.side == "query" else ("margin",)
+
+    def places(self, images: int) -> int:
+        """Return how many places of a gallery of N `images` count: `k`, or 1 % of them."""
+        return -(-images // 100) if self.k is None else self.k
+
+    def check_fits(self, images: int) -> None:
+        """Reject a gallery with too few `images`, N, to have so many places."""
+        check_fits("k", self.places(images), images)
+
+    def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
+        """Return the targets; of a candidate with who has the last place that counts, (B, 1)."""
+        if self.side == "query":
+            return Target(index)
+        asked, count = index[:, 0], self.places(len(gallery))
+        place, _ = kth_nearest(gallery.z[asked], gallery, count, queries.any_camera, asked)
+        return Target(index, place[:, None])
+
+    def appraise(
+        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return how far (B,) the image is from where it is wanted, and which (B,) surely are there."""
+        sign = 1.0 if self.enters else -1.0
+        index = target.index[:, 0]
+        goal = gallery.z[index]
+        dist = pair_distance(away_from(z, goal), goal)
+        if self.side == "candidate":
+            assert target.extra is not None  # noqa: S101
+            rival = gallery.z[target.extra[:, 0]]
+            return sign * (dist - pair_distance(rival, goal)), self._there(z, rival, goal)
+        if self.how == "margin":
+            rival = gallery.z[self._last_place(z, index, queries, gallery)]
+            return sign * (dist - pair_distance(away_from(z, rival), rival)), self._there(goal, rival, z)
+        if self.how == "distance":
+            value = sign * dist
+        else:
+            value = rank_hinge(z, target.index, [sign], gallery, queries)
+        there = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        rows = self._hopeful(z, index, queries, gallery)
+        if len(rows):
+            last = self._last_place(z[rows], index[rows], queries[rows], gallery)
+            there[rows] = self._there(goal[rows], gallery.z[last], z[rows])
+        return value, there
+
+    def _last_place(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
+        """Return who has the last place that counts (B,), without the queries and their targets (B,)."""
+        return kth_nearest(z.detach(), gallery, self.places(len(gallery)), self._asked(queries), index)[0]
+
+    def _asked(self, queries: Queries) -> Queries:
+        return queries if self.by_camera else queries.any_camera
+
+    def _there(self, image: Tensor, rival: Tensor, place: Tensor) -> Tensor:
+        """Return which images are surely nearer to a place than a rival, or farther if they are to leave."""
+        return surely_nearer(image, rival, place) if self.enters else surely_nearer(rival, image, place)
+
+    @torch.no_grad()
+    def _hopeful(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
+        """Return the rows (R,) whose target may be where it is wanted: it is not where some are ahead of it.
+
+        A part of the gallery tells that of most images that are to enter.
+        """
+        rows = torch.arange(len(z), device=z.device)
+        if not self.enters:
+            return rows
+        level = (z * gallery.z[index]).sum(1, keepdim=True) + SLACK
+        ahead = (z @ gallery.sample.z.T > level).sum(1)
+        ahead -= (gallery.in_sample(queries.own) >= 0).long()  # who may be counted, and ranks itself
+        return rows[ahead < self.places(len(gallery))]
+
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        """Return whether the image is in the first places, or out of them, as 100 or 0."""
+        index = target.index[:, 0]
+        level = square_distance(z, gallery.z[index])
+        place = gallery.z[index] if self.side == "candidate" else z
+        nearer, tied = count_nearer(place, level, gallery, self._asked(queries), index)
+        inside = nearer + tied / 2 <= self.places(len(gallery)) - 1
+        return {self.name: 100.0 * (inside if self.counts_inside else ~inside).double()}
+
+
+@ATTACKS.register("promote")
+@dataclass(frozen=True, kw_only=True)
+class Promote(_Placed):
+    """Bring a random image into the first `k` of the ranking; reported is how often that succeeds.
+
+    With the `side` candidate the image itself is perturbed, and a random image of the gallery queries.
+
+    >>> Promote(k=10).name, Promote(side="candidate").columns[0].heading
+    ('promote(k=10)', "promote(side='candidate') ↓")
+    """
+
+    family = "promote"
+    better = "lower"
+    success_value = 100.0
+    enters = True
+
+    k: int | None = 4
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The names of its objectives; the distance leads farther than a margin to what moves as well."""
+        return ("distance", "hinge", "margin") if self.side == "query" else ("margin",)
+
+    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
+        """Return all but the margin, which finds nothing that the others do not."""
+        return super().attempts(targets)[:2]
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Return one image at random: (B, 1)."""
+        return choose(draws.uniform(1), gallery, queries.own, strict=True)
+
+
+@ATTACKS.register("demote")
+@dataclass(frozen=True, kw_only=True)
+class Demote(_Placed):
+    """Drive an image out of the nearest 1 %, or the first `k`; reported is how often that succeeds.
+
+    The image is drawn among these. With the `side` candidate it is perturbed itself, and one of the images
+    near to it queries, one that has it among the nearest 1 % if there is such.
+
+    >>> Demote().name, Demote(k=5, side="candidate").name
+    ('demote', "demote(k=5,side='candidate')")
+    """
+
+    family = "demote"
+    better = "lower"
+    success_value = 100.0
+    enters = False
+    counts_inside = False
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Return one of the images near to the query: (B, 1)."""
+        if self.side == "candidate":
+            return self._askers(queries, gallery, draws)
+        count = self.places(len(gallery))
+        pool = nearest(queries.z, gallery, count, queries.any_camera)
+        place = (draws.uniform(1) * count).long().clamp_max(count - 1)
+        return pool.gather(1, place.to(pool.device))
+
+    def _askers(self, queries: Queries, gallery: Gallery, draws: Draws) -> Tensor:
+        """Return an image near to each candidate that has it in its first places: (B, 1)."""
+        pool = nearest(queries.z, gallery, min(TRIED, len(gallery) - 1), queries.any_camera)
+        order = draws.uniform(pool.shape[1]).argsort(dim=1).to(pool.device)
+        pool = pool.gather(1, order)
+        chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
+        for column in pool.T:
+            left = (~found).nonzero()[:, 0]
+            if len(left) == 0:
+                break
+            asked = column[left]
+            level = square_distance(queries.z[left], gallery.z[asked])
+            nearer, tied = count_nearer(gallery.z[asked], level, gallery, queries[left].any_camera, asked)
+            fits = left[nearer + tied / 2 <= self.places(len(gallery)) - 1]
+            chosen[fits], found[fits] = column[fits], True
+        return chosen[:, None]
+
+
+@ATTACKS.register("translocate")
+@dataclass(frozen=True, kw_only=True)
+class Translocate(_Placed):
+    """Push the first image of the ranking out of the first `k`; reported is how often it stays.
+
+    >>> Translocate().name, Translocate(k=10).columns[0].heading
+    ('translocate', 'translocate(k=10) ↑')
+    """
+
+    family = "translocate"
+    better = "higher"
+    success_value = 0.0
+    says_same = ("GTT",)
+    enters = False
+    by_camera = True
+
+    k: int | None = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.side != "query":
+            raise UserError(
+                f"translocate is of the query's side alone: for a candidate write demote(k={self.k}, "
+                "side='candidate')"
+            )
+
+    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
+        """Return the first image of the ranking: (B, 1)."""
+        return nearest(queries.z, gallery, 1, queries)

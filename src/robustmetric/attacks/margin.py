@@ -1,14 +1,18 @@
-"""Margins: how far a ranking is from being wrong, with a gradient, and who is nearest, in one pass."""
+"""Margins and rank hinges: how far a ranking is from wrong, and targets from first or last, in one pass.
+
+Value and gradient of an objective over the whole gallery come from a single pass over its blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.gallery import Gallery, Queries, put, same_camera
+from robustmetric.distance import at, pair_distance
+from robustmetric.gallery import Gallery, Queries, exclude
 
 SLACK = 1e-4
 """A cosine that is higher by this is surely higher: single precision is off by less for 1,000 dimensions."""
@@ -65,7 +69,7 @@ def rivals(z: Tensor, queries: Queries, gallery: Gallery, aimed: Tensor | None =
             others.masked_fill_(kinds != aimed[:, None], -torch.inf)
         value, place = others.max(1)
         wrong, low = _higher(wrong, low, place + block.start, value)
-        _leave_out(product.masked_fill_(~same, -torch.inf), queries, gallery, block, -torch.inf)
+        exclude(product.masked_fill_(~same, -torch.inf), -torch.inf, queries, gallery, block)
         value, place = product.max(1)
         right, high = _higher(right, high, place + block.start, value)
     return Rivals(right, high, wrong, low, low if aimed is None else anyone)
@@ -73,13 +77,6 @@ def rivals(z: Tensor, queries: Queries, gallery: Gallery, aimed: Tensor | None =
 
 def _higher(place: Tensor, value: Tensor, other: Tensor, beyond: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(beyond > value, other, place), torch.maximum(value, beyond)
-
-
-def _leave_out(values: Tensor, queries: Queries, gallery: Gallery, block: slice, value: float) -> None:
-    """Set what does not count for queries (B,) in the values (B, n) of a block: themselves, and by camera."""
-    put(values, torch.arange(len(values), device=values.device), queries.own, block, value)
-    if (seen := same_camera(queries, gallery, block)) is not None:
-        values.masked_fill_(seen, value)
 
 
 def smooth_margin(z: Tensor, queries: Queries, gallery: Gallery, tau: float) -> tuple[Tensor, Tensor]:
@@ -100,19 +97,27 @@ def smooth_margin(z: Tensor, queries: Queries, gallery: Gallery, tau: float) -> 
     return value, misranked
 
 
+def _distances(z: Tensor, gallery: Gallery) -> Iterator[tuple[slice, Tensor]]:
+    """Yield each block of the gallery with its distances (B, n) to z (B, D)."""
+    length = z.square().sum(1, keepdim=True)
+    for block in gallery.blocks():
+        dist = torch.addmm(gallery.square[block], z, gallery.z[block].T, alpha=-2)
+        yield block, dist.add_(length).clamp_min_(1e-12).sqrt_()
+
+
 class _SmoothMargin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, queries: Queries, gallery: Gallery, tau: float) -> tuple[Tensor, Tensor]:
-        kept = list(_distances(z, queries, gallery)) if len(z) * len(gallery) <= _KEPT else None
+        kept = list(_with_class(z, queries, gallery)) if len(z) * len(gallery) <= _KEPT else None
         nearest = z.new_full((2, len(z)), torch.inf)  # of other classes, and of the class
-        for dist, same, _ in kept or _distances(z, queries, gallery):
+        for dist, same, _ in kept or _with_class(z, queries, gallery):
             nearest[0] = torch.minimum(nearest[0], dist.masked_fill(same, torch.inf).amin(1))
             nearest[1] = torch.minimum(nearest[1], dist.masked_fill(~same, torch.inf).amin(1))
         answered = nearest.isfinite().all(0)
         wrong, right = nearest.where(answered, 0.0)[..., None]
         total = z.new_zeros(2, len(z))
         parts = []
-        for dist, same, images in kept or _distances(z, queries, gallery):
+        for dist, same, images in kept or _with_class(z, queries, gallery):
             share = torch.where(same, right, wrong).sub_(dist).div_(tau).exp_()
             mine = (share * same).sum(1)
             total += torch.stack([share.sum(1) - mine, mine])
@@ -137,40 +142,33 @@ class _SmoothMargin(torch.autograd.Function):
         return grads[0][:, None] * slope, None, None, None
 
 
-def _distances(z: Tensor, queries: Queries, gallery: Gallery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _with_class(z: Tensor, queries: Queries, gallery: Gallery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield by block the distances (B, n), which of the images are of the class (B, n), and the images."""
-    length = z.square().sum(1, keepdim=True)
-    for block in gallery.blocks():
-        images = gallery.z[block]
-        dist = torch.addmm(gallery.square[block], z, images.T, alpha=-2)
-        dist.add_(length).clamp_min_(1e-12).sqrt_()
+    for block, dist in _distances(z, gallery):
         same = gallery.labels[block] == queries.labels[:, None]
-        _leave_out(dist, queries, gallery, block, torch.inf)
-        yield dist, same, images
+        exclude(dist, torch.inf, queries, gallery, block)
+        yield dist, same, gallery.z[block]
 
 
 @torch.no_grad()
 def kth_nearest(
-    z: Tensor, gallery: Gallery, k: int, without: tuple[Tensor, ...], queries: Queries | None = None
+    z: Tensor, gallery: Gallery, k: int, queries: Queries, *extra: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the `k`-th nearest of the `gallery` to each of `z` (B, D): its position (B,) and cosine (B,).
 
-    Positions (B,) of `without` are left out, −1 is none, and what does not count for the `queries`. It is
-    found in single precision: of images that are nearly as far, any.
+    What does not count for the `queries` is left out, and the positions (B,) of `extra`. It is found in
+    single precision: of images that are nearly as far, any.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
-    >>> kth_nearest(torch.tensor([[0.8, 0.6, 0.0, 0.0, 0.0]]), gallery, 1, (torch.tensor([0]),))
+    >>> z = torch.tensor([[0.8, 0.6, 0.0, 0.0, 0.0]])
+    >>> kth_nearest(z, gallery, 1, Queries(z, torch.tensor([0]), torch.tensor([0])))
     (tensor([1]), tensor([0.6000]))
     """
-    rows = torch.arange(len(z), device=z.device)
     best = z.new_empty(len(z), 0)
     place = torch.empty(len(z), 0, dtype=torch.long, device=z.device)
     for block in gallery.blocks():
         product = z @ gallery.z[block].T
-        for position in without:
-            put(product, rows, position, block, -torch.inf)
-        if queries is not None and (seen := same_camera(queries, gallery, block)) is not None:
-            product.masked_fill_(seen, -torch.inf)
+        exclude(product, -torch.inf, queries, gallery, block, *extra)
         value, index = product.topk(min(k, product.shape[1]), dim=1, sorted=False)
         best, place = torch.cat([best, value], 1), torch.cat([place, index + block.start], 1)
         if best.shape[1] > k:
@@ -178,3 +176,66 @@ def kth_nearest(
             place = place.gather(1, index)
     value, last = best.min(1)
     return place.gather(1, last[:, None])[:, 0], value
+
+
+def rank_hinge(
+    z: Tensor, index: Tensor, weights: Sequence[float], gallery: Gallery, queries: Queries | None
+) -> Tensor:
+    """Return how far targets `index` (B, W) are from first, or last, in the ranking for `z` (B, D): (B,).
+
+    It sums over the targets t, each with its weight c of the W `weights`: |c| · mean over images x of
+    max(0, ±(d(z, t) − d(z, x))), with the sign of c: a positive weight wants the target near, a negative one
+    far. The mean leaves out the target and, of `queries`, each one itself, whatever the cameras.
+
+    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
+    >>> z = torch.tensor([[0.6, 0.8, 0.0, 0.0, 0.0]])
+    >>> rank_hinge(z, torch.tensor([[1]]), [1.0], gallery, None)  # the nearest already
+    tensor([0.])
+    """
+    asked = None if queries is None else queries.any_camera
+    value: Tensor = _RankHinge.apply(z, index, tuple(weights), gallery, asked)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _RankHinge(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        index: Tensor,
+        weights: tuple[float, ...],
+        gallery: Gallery,
+        queries: Queries | None,
+    ) -> Tensor:
+        goal = gallery.z[index]
+        to_goal = pair_distance(z[:, None], goal)
+        value, opened = z.new_zeros(len(z)), torch.zeros_like(to_goal)
+        pull, push = z.new_zeros(len(z), 1), torch.zeros_like(z)
+        for block, dist in _distances(z, gallery):
+            total = None
+            for k, weight in enumerate(weights):
+                gap = to_goal[:, k : k + 1] - dist if weight > 0 else dist - to_goal[:, k : k + 1]
+                exclude(gap, 0.0, queries, gallery, block, index[:, k])
+                value += abs(weight) * gap.clamp_min_(0).sum(1)
+                # From here on the gap is 1 where the hinge is open and 0 where it is not.
+                opened[:, k] += weight * gap.sign_().sum(1)
+                gap.div_(dist)
+                if len(weights) > 1 or weight != 1:
+                    gap.mul_(weight)
+                total = gap if total is None else total.add_(gap)
+            assert total is not None  # noqa: S101
+            pull += total.sum(1, keepdim=True)
+            push.addmm_(total, gallery.z[block])
+        ranked = torch.full_like(value, len(gallery))
+        if queries is not None:
+            ranked -= 1 + (queries.own >= 0).to(ranked)
+        # At the goal itself every way is rounding: see `away_from`.
+        away = ((z[:, None] - goal) / to_goal[..., None]).masked_fill(at(z[:, None], goal)[..., None], 0.0)
+        slope = (opened[..., None] * away).sum(1) - z * pull + push
+        ctx.save_for_backward(slope / ranked[:, None])
+        return value / ranked
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return grads[0][:, None] * slope, None, None, None, None

@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from robustmetric.attacks.base import changed_options, is_floats
 from robustmetric.attacks.draws import Draws
-from robustmetric.attacks.gallery import check_count
 from robustmetric.perturb import Budget, Norm, Objective, directions, pgd
 from robustmetric.registry import Registry, registry
-from robustmetric.validate import UserError, is_number
+from robustmetric.validate import UserError, check_signature, describe, number, whole
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a search minimises: an `objective` over perturbations of `images` (B, C, H, W) within a `budget`.
+
+    The objective takes images (R, C, H, W) and the rows (R,) of the batch that they are, and returns (R,)
+    values, −∞ with a zero gradient where a query is where it is wanted: nothing is lower, and the search for
+    it can end. Random numbers come from `draws`. The search begins at `start` (B, C, H, W), None for the
+    images themselves.
+    """
+
+    images: Tensor
+    objective: Objective
+    budget: Budget
+    draws: Draws
+    start: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
     """Looks for the perturbation that minimises an objective; any attack works with any search.
 
-    A new search is a class that says whether it follows gradients and can be called. One that can keep to
-    budgets of other norms than linf names them in `norms`.
+    A new search is a class that says whether it follows gradients and has the method `minimise`. One that
+    supports budgets of other norms than linf names them in `norms`.
 
     >>> class Still(Search):
     ...     follows_gradient = False
-    ...     def __call__(self, images, objective, budget, *, draws, start=None):
-    ...         return images
+    ...     def minimise(self, problem):
+    ...         return problem.images
     >>> Still().name
     'still'
     """
@@ -37,10 +54,7 @@ class Search(ABC):
     @property
     def name(self) -> str:
         """The search as it is written on the command line."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = ", ".join(
-            f"{f.name}={values[f.name]!r}" for f in fields(self) if values[f.name] != f.default
-        )
+        changed = ", ".join(f"{key}={value!r}" for key, value in changed_options(self).items())
         return type(self).__name__.lower() + (f"({changed})" if changed else "")
 
     @property
@@ -57,8 +71,8 @@ class Search(ABC):
         """Return whether gradients of this network, `model`, are needed."""
         return self.follows_gradient
 
-    def asks(self, budget: Budget) -> int:
-        """Return how often it will ask for the objective within a `budget`, as far as can be said."""
+    def num_evaluations(self, budget: Budget) -> int:
+        """Return how often it evaluates the objective within a `budget`, as far as can be said."""
         return budget.steps
 
     @property
@@ -67,22 +81,44 @@ class Search(ABC):
         return None
 
     @abstractmethod
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the `images` (B, C, H, W) perturbed within the `budget`, so that the `objective` is low.
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed images (B, C, H, W) of a `problem`, within its budget."""
 
-        The objective takes images (R, C, H, W) and the rows (R,) of the batch that they are, and returns
-        (R,) values, −∞ with a zero gradient where a query has got where it is wanted: nothing is lower, and
-        there is no more to search for. Random numbers come from `draws`. The search begins at `start` if it
-        is given.
+    def __call__(self, problem: Problem) -> Tensor:
+        """Solve a `problem` by `minimise`: return the perturbed images (B, C, H, W), without a gradient.
+
+        >>> lower = lambda x, rows: x.sum((1, 2, 3))
+        >>> budget = Budget(eps=0.25, alpha=0.25, steps=1)
+        >>> PGD()(Problem(torch.ones(1, 1, 1, 2), lower, budget, Draws(0, "x", [0])))
+        tensor([[[[0.7500, 0.7500]]]])
         """
+        if problem.budget.norm not in self.norms:
+            raise UserError(
+                f"{self.name} supports budgets of {' and '.join(self.norms)} alone, not of "
+                f"{problem.budget.norm}: search with apgd or square",
+                parameter="norm",
+            )
+        moved, shape = self.minimise(problem), problem.images.shape
+        if not (is_floats(moved, shape) and moved.isfinite().all()):
+            broken = " with NaN or infinity" if is_floats(moved, shape) else ""
+            raise UserError(
+                f"{type(self).__name__}.minimise returned {describe(moved)}{broken}; it must return finite "
+                f"floats of shape {tuple(shape)}, as the images"
+            )
+        return moved.detach()
+
+    def check(self) -> None:
+        """Reject a search with a method or a name that cannot be used."""
+        check_signature(f"{type(self).__name__}.minimise", self.minimise, "problem")
+        if not isinstance(self.name, str) or not self.name:
+            raise UserError(f"{type(self).__name__}.name is {describe(self.name)}; it must be a text")
+
+
+def check_flags(**flags: object) -> None:
+    """Reject all but True and False among options, `flags`."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{name} must be True or False, not {describe(value)}", parameter=name)
 
 
 class Lowest:
@@ -105,7 +141,7 @@ class Lowest:
         self.point[rows[better]], self.value[rows[better]] = point[better], value[better].to(self.value)
 
     def watch(self, objective: Objective) -> Objective:
-        """Return the `objective`, keeping what it is asked for."""
+        """Return the `objective`, keeping every point that it is evaluated at."""
 
         def watched(x: Tensor, rows: Tensor) -> Tensor:
             value = objective(x, rows)
@@ -155,35 +191,26 @@ class PGD(Search):
     follows_gradient = True
 
     def __post_init__(self) -> None:
-        check_count("restarts", self.restarts)
-        for name in ("random_start", "best"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise UserError(f"{name} must be True or False, not {value!r}")
+        whole("restarts", self.restarts, 1)
+        check_flags(random_start=self.random_start, best=self.best)
 
     @property
     def keeps_last(self) -> bool:
         """Whether what it returns is the end of one descent, and not the best of several points."""
         return self.restarts == 1 and not self.best
 
-    def asks(self, budget: Budget) -> int:
-        """Return how often it will ask within a `budget`: at each step, and at the end of some descents."""
+    def num_evaluations(self, budget: Budget) -> int:
+        """Return the evaluations within a `budget`: one a step, and at the end of some descents."""
         return self.restarts * (budget.steps + (not self.keeps_last))
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
-        rows = torch.arange(len(images), device=images.device)
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed images (B, C, H, W) of a `problem`."""
+        images, objective, budget = problem.images, problem.objective, problem.budget
+        rows, start = torch.arange(len(images), device=images.device), problem.start
         lowest = Lowest(images)
         for k in range(self.restarts):
             if k or self.random_start:
-                start = random_start(images, budget, draws)
+                start = random_start(images, budget, problem.draws)
             found = pgd(images, lowest.watch(objective) if self.best else objective, budget, start=start)
             if self.keeps_last:
                 return found
@@ -206,40 +233,30 @@ class _ByTrial(Search):
     follows_gradient = False
 
     def __post_init__(self) -> None:
-        check_count("samples", self.samples)
-        if not (is_number(self.sigma) and 0 < self.sigma <= 1):
-            raise UserError(
-                f"sigma must be in (0, 1], not {self.sigma!r}: it is a distance in pixels of [0, 1]"
-            )
+        whole("samples", self.samples, 1)
+        number("sigma", self.sigma, 0, 1, open_low=True, why="it is a distance in pixels of [0, 1]")
 
-    def asks(self, budget: Budget) -> int:
-        """Return how often it will ask within a `budget`: two points for each direction, at each step."""
+    def num_evaluations(self, budget: Budget) -> int:
+        """Return the evaluations within a `budget`: two points for each direction, at each step."""
         return 2 * self.samples * budget.steps
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed images (B, C, H, W) of a `problem`."""
 
         def estimate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
             slope = torch.zeros_like(point)
             for _ in range(self.samples):
-                way = self._direction(draws, point, rows)
+                direction = self._direction(problem.draws, point, rows)
                 ahead, behind = (
-                    objective((point + s * self.sigma * way).clamp_(0, 1), rows).clamp_min(_LOW)
+                    objective((point + s * self.sigma * direction).clamp_(0, 1), rows).clamp_min(_LOW)
                     for s in (1, -1)
                 )
-                slope += (ahead - behind)[:, None, None, None].to(slope) * way
+                slope += (ahead - behind)[:, None, None, None].to(slope) * direction
             return slope / (2 * self.sigma * self.samples)
 
         with torch.no_grad():
-            return pgd(images, objective, budget, start=start, gradient=estimate)
+            images, objective, budget = problem.images, problem.objective, problem.budget
+            return pgd(images, objective, budget, start=problem.start, gradient=estimate)
 
     @staticmethod
     @abstractmethod
@@ -286,12 +303,14 @@ class SPSA(_ByTrial):
 class Transfer(Search):
     """Run a `search` on another network, the `surrogate`, and hope that the perturbation carries over.
 
-    >>> make_search("transfer", surrogate=nn.Flatten()).name
-    'transfer(pgd)'
+    The surrogate may be bound later: see `bind`.
+
+    >>> make_search("transfer(nes(samples=5))")
+    Transfer(search=NES(samples=5, sigma=0.01), surrogate=None)
     """
 
-    surrogate: nn.Module
     search: Search = PGD()
+    surrogate: nn.Module | None = None
 
     follows_gradient = False
 
@@ -306,7 +325,7 @@ class Transfer(Search):
         return f"transfer({self.search.name})"
 
     @property
-    def network(self) -> nn.Module:
+    def network(self) -> nn.Module | None:
         """The surrogate."""
         return self.surrogate
 
@@ -314,21 +333,35 @@ class Transfer(Search):
         """Return whether gradients of `model` are needed: of the surrogate, by what searches on it."""
         return model is self.surrogate and self.search.differentiates(model)
 
-    def asks(self, budget: Budget) -> int:
-        """Return how often it will ask within a `budget`: as often as what searches on the surrogate."""
-        return self.search.asks(budget)
+    def num_evaluations(self, budget: Budget) -> int:
+        """Return the evaluations within a `budget`, of the search on the surrogate."""
+        return self.search.num_evaluations(budget)
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the images (B, C, H, W) perturbed within the budget; see `Search`."""
-        return self.search(images, objective, budget, draws=draws, start=start)
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed images (B, C, H, W) of a `problem`."""
+        return self.search(problem)
+
+
+def bind(search: Search, surrogate: nn.Module | None) -> Search:
+    """Return a `search` with the `surrogate` that it transfers from; reject one too many, or none.
+
+    >>> bind(make_search("transfer"), nn.Flatten()).network
+    Flatten(start_dim=1, end_dim=-1)
+    """
+    if isinstance(search, Transfer) and search.surrogate is None:
+        if surrogate is None:
+            raise UserError(
+                f"search {search.name!r} needs a surrogate, the network that is searched on: give one",
+                parameter="surrogate",
+            )
+        return replace(search, surrogate=surrogate)
+    if surrogate is not None and search.network is not surrogate:
+        other = f"write transfer({search.name}), or " if search.network is None else "it has its own: "
+        raise UserError(
+            f"search {search.name!r} takes no surrogate: {other}leave the surrogate out",
+            parameter="surrogate",
+        )
+    return search
 
 
 def make_search(name: str, *, surrogate: nn.Module | None = None) -> Search:
@@ -336,38 +369,15 @@ def make_search(name: str, *, surrogate: nn.Module | None = None) -> Search:
 
     `name` is that of a registered search, or ``"file.py:Mine(option=1)"``; either may stand in the brackets
     of ``"transfer(nes)"``, and PGD does if there are none. `surrogate` is the network that a transfer
-    searches on.
+    searches on; it may be bound later.
 
     >>> make_search("pgd")
     PGD(restarts=1, random_start=False, best=False)
-    >>> make_search("transfer(nes(samples=5))", surrogate=nn.Flatten()).search
-    NES(samples=5, sigma=0.01)
-    """
-    inside = inside_transfer(name)
-    if inside is None:
-        search = SEARCHES.make(name)
-        if surrogate is not None:
-            raise UserError(
-                f"search {name!r} takes no surrogate: write transfer({name}), or leave the surrogate out",
-                parameter="surrogate",
-            )
-        return search
-    if inside_transfer(inside) is not None:
-        raise UserError(f"search {name!r}: transfer cannot stand in its own brackets; write {inside}")
-    search = SEARCHES.make(inside)
-    if surrogate is None:
-        raise UserError(
-            f"search {name!r} needs a surrogate, the network that is searched on: give one",
-            parameter="surrogate",
-        )
-    return Transfer(surrogate=surrogate, search=search)
-
-
-def inside_transfer(name: str) -> str | None:
-    """Return the search in the brackets of a `name` such as ``transfer(nes)``; None for other searches.
-
-    >>> inside_transfer("transfer(nes)"), inside_transfer("transfer"), inside_transfer("nes")
-    ('nes', 'pgd', None)
     """
     found = re.fullmatch(r"\s*transfer\s*(?:\((.*)\))?\s*", name, re.DOTALL)
-    return None if found is None else (found[1] or "").strip() or "pgd"
+    if found is None:
+        return bind(SEARCHES.make(name), surrogate)
+    inner = make_search((found[1] or "").strip() or "pgd")
+    if isinstance(inner, Transfer):
+        raise UserError(f"search {name!r}: transfer cannot stand in its own brackets; write {inner.name}")
+    return Transfer(search=inner, surrogate=surrogate)

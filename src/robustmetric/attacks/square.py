@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks.draws import Draws
-from robustmetric.attacks.gallery import check_count
-from robustmetric.attacks.search import SEARCHES, Lowest, Search
-from robustmetric.perturb import Budget, Norm, Objective, project, sizes, spread
+from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search
+from robustmetric.perturb import Budget, Norm, project, sizes, spread
+from robustmetric.validate import whole
 
 FIRST = 0.8
 """The share of an image that the first squares cover."""
@@ -46,7 +46,7 @@ class Square(Search):
     drops out at once.
 
     >>> from robustmetric.attacks import make_search
-    >>> make_search("square(trials=500)").asks(Budget(eps=0.1, alpha=0.1, steps=1))
+    >>> make_search("square(trials=500)").num_evaluations(Budget(eps=0.1, alpha=0.1, steps=1))
     501
     """
 
@@ -56,23 +56,16 @@ class Square(Search):
     norms: ClassVar[tuple[Norm, ...]] = ("linf", "l2")
 
     def __post_init__(self) -> None:
-        check_count("trials", self.trials)
+        whole("trials", self.trials, 1)
 
-    def asks(self, budget: Budget) -> int:
-        """Return how often it will ask within a `budget`: at the start, and in each trial."""
+    def num_evaluations(self, budget: Budget) -> int:
+        """Return the evaluations within a `budget`: at the start, and in each trial."""
         return self.trials + 1
 
     @torch.no_grad()
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """Return the images (B, C, H, W) perturbed within the budget; see `Search`. It needs no `start`."""
+    def minimise(self, problem: Problem) -> Tensor:
+        """Return the perturbed images (B, C, H, W) of a `problem`; its start plays no part."""
+        images, budget, draws = problem.images, problem.budget, problem.draws
         lowest = Lowest(images)
         rows = torch.arange(len(images), device=images.device)
         begin, vary = (_stripes, _set_square) if budget.norm == "linf" else (_tiles, _move_square)
@@ -86,7 +79,7 @@ class Square(Search):
             if trial >= 0:
                 tried = vary(tried, side(trial, *images.shape[2:]), budget.eps, draws, rows)
             point = project(around + tried, around, budget.eps, budget.norm)
-            value = objective(point, rows)
+            value = problem.objective(point, rows)
             # As good will do: on a plateau the next squares begin elsewhere.
             stays = value <= lowest.value[rows]
             lowest.keep(point, value, rows)

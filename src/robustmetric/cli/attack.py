@@ -24,8 +24,8 @@ from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
-from robustmetric.evaluation import Evaluation, Plan, run_attack
-from robustmetric.evaluation.staged import Progress, Ticks
+from robustmetric.evaluation import Evaluation, Settings, run_attack
+from robustmetric.evaluation.job import Progress, Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
@@ -48,7 +48,7 @@ _IMAGE = re.compile(r"\d{6,}-(before|after)\.png")
 
 @app.command()
 @takes(
-    *(name for name in Plan.model_fields if name not in ("attacks", "checks", "suite")),
+    *(name for name in Settings.model_fields if name not in ("attacks", "checks", "suite")),
     transfers=True,
     queries=16,
 )
@@ -72,17 +72,17 @@ def attack(
     ):
         _check_free(out)  # now that nobody else can use it
         networks = request.networks()
-        sides, skipped = request.images(console)
+        data = request.images(console)
         with Watch(console) as watch:
-            evaluation = request.evaluation(networks, (sides, skipped), progress=watch)
+            evaluation = request.evaluation(networks, data, progress=watch)
             costs = evaluation.costs
-            watch.expect({name: costs[name] for name in ("embed", evaluation.plan.goals[0].name)})
+            watch.expect({name: costs[name] for name in ("embed", evaluation.plan.attacks[0].name)})
             evaluation.probe()
             with evaluation.subject.frozen():
                 evaluation.embed()
                 shots = _attacked(evaluation, watch)
-        (goal,), subject = evaluation.plan.goals, evaluation.subject
-        album = Album(evaluation.materials.scene, subject.classes, subject.origin)
+        (goal,) = evaluation.plan.attacks
+        album = Album(evaluation.scene, data)
         title = _title(evaluation)
         with _all_or_nothing(out):
             _write_images(out, shots)
@@ -137,9 +137,8 @@ def _clear(out: Path) -> None:
 
 def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
     """Attack all queries, block by block."""
-    materials, plan = evaluation.materials, evaluation.plan
-    (goal,) = plan.goals
-    parts = materials.numbers.split(plan.batch)
+    (goal,), threat = evaluation.plan.attacks, evaluation.threat
+    parts = evaluation.numbers.split(threat.batch)
     shots: list[Shot] = []
     done = 0
 
@@ -149,16 +148,14 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
     for numbers in parts:
         tell(0)
         outcome = run_attack(
-            materials.scene,
+            evaluation.scene,
             goal,
             numbers,
-            plan.budget,
-            materials.search,
-            seed=plan.seed,
-            surrogate=materials.surrogate,
-            tick=Ticks(tell, materials.search.asks(plan.budget)),
+            threat,
+            surrogate=evaluation.surrogate,
+            tick=Ticks(threat.search.num_evaluations(threat.budget), tell),
         )
-        shots += take_shots(materials.scene, goal, numbers, outcome, FIRST)
+        shots += take_shots(evaluation.scene, goal, numbers, outcome, FIRST)
         done += 1
     tell(0)
     return shots
@@ -166,10 +163,10 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
 
 def _title(evaluation: Evaluation) -> str:
     """Say what was done to which network and images."""
-    plan, subject = evaluation.plan, evaluation.subject
+    plan, subject = evaluation.plan.settings, evaluation.subject
     steps = "1 step" if plan.steps == 1 else f"{plan.steps} steps"
     how = f"ε = {eps_of_plan(plan)}, α = {alpha_of_plan(plan)}, {steps}, {plan.search}"
-    return f"{plan.attacks[0]} on {subject.title}, {subject.data}: {how}, {plan.protocol} protocol"
+    return f"{plan.attacks[0]} on {subject.title}, {subject.data.name}: {how}, {plan.protocol} protocol"
 
 
 def _write_images(out: Path, shots: Sequence[Shot]) -> None:
@@ -203,8 +200,8 @@ def _ranks(shots: Sequence[Shot], album: Album, goal: RankingAttack) -> list[dic
     rows = []
     for shot in shots:
         row: dict[str, object] = {"image": shot.number}
-        if album.origin.files is not None:
-            row["file"] = album.origin.files[shot.number]
+        if album.data.files is not None:
+            row["file"] = album.data.files[shot.number]
         row["class"] = album.class_of(shot.number)
         if shot.targets:
             files = [album.ranked_file(target) for target in shot.targets]
@@ -256,8 +253,8 @@ def _width(console: Console, table: Table) -> int:
 def _cells(shot: Shot, album: Album, goal: RankingAttack) -> list[tuple[str, str]]:
     """Write down a query, each cell behind its heading, with values before and after in one."""
     cells = [("image", str(shot.number))]
-    if album.origin.files is not None:
-        cells.append(("file", one_line(album.origin.files[shot.number])))
+    if album.data.files is not None:
+        cells.append(("file", one_line(album.data.files[shot.number])))
     cells.append(("class", one_line(album.class_of(shot.number))))
     if shot.targets:
         more = f" +{len(shot.targets) - 1}" if len(shot.targets) > 1 else ""

@@ -15,10 +15,9 @@ from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.evaluation import Certificate, Certification, CertifyPlan
-from robustmetric.evaluation.certify import KIND
+from robustmetric.evaluation.certificate import FORMAT
+from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import Score
-from robustmetric.evaluation.store import CERTIFICATE, Store, check_folder
-from robustmetric.files import check_writable
 from robustmetric.report.records import data_of
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError, fraction
@@ -84,10 +83,7 @@ def certify(
         if tested.run is None:
             raise UserError("say where the certificate goes: give a folder", parameter="out")
         out = RunFolder(tested.run).path / "certificate"
-    check_folder(out, {"settings": plan.model_dump(mode="json")}, KIND)
-    finished = Store(out, document=CERTIFICATE).finished
-    if not finished:
-        check_writable(out)
+    finished = open_folder(FORMAT, out, plan)
     with stoppable(console, "what is finished is kept: the same command goes on from there"):
         networks = request.networks(tried=finished, gradient=attack)
         images = request.images(console)

@@ -28,7 +28,7 @@ def demo(
     from robustmetric.cli.show import Watch, show_checks, show_scores
     from robustmetric.cli.worst import show_suite
     from robustmetric.data import load
-    from robustmetric.evaluation import Evaluation, Origin, Plan, Subject
+    from robustmetric.evaluation import Data, Evaluation, Plan, Subject
     from robustmetric.report.page import write_report
     from robustmetric.report.pictures import picture_costs
     from robustmetric.training.progress import Teller
@@ -58,13 +58,10 @@ def demo(
         test = run.inputs.pixels(load("digits", split="test"))
         subject = Subject(
             run.network,
-            run.inputs.images(test),
-            test.labels,
-            classes=test.classes,
+            Data(run.inputs.images(test), test.labels, classes=test.classes, name="digits"),
             train_classes=test.classes,
             name=f"{recipe.model} {name}",
-            data="digits",
-            origin=Origin(weights=run.chosen),
+            weights=run.chosen,
         )
         plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
         folders.append(folder / f"evaluation-{queries}")

@@ -16,10 +16,10 @@ from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
-from robustmetric.evaluation import Evaluation, Plan, Record, load_arrays
-from robustmetric.evaluation.store import Store, check_folder
+from robustmetric.evaluation import Evaluation, Record, Settings, load_arrays
+from robustmetric.evaluation.job import open_folder
+from robustmetric.evaluation.record import FORMAT
 from robustmetric.evaluation.workers import run_workers
-from robustmetric.files import check_writable
 from robustmetric.report.curves import curve_costs, make_curves
 from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
@@ -29,7 +29,7 @@ from robustmetric.validate import UserError
 
 
 @app.command()
-@takes(*Plan.model_fields, transfers=True)
+@takes(*Settings.model_fields, transfers=True)
 def evaluate(
     tested: Tested,
     settings: dict[str, object],
@@ -63,10 +63,7 @@ def evaluate(
         if tested.run is None:
             raise UserError("say where the record goes: give a folder", parameter="out")
         out = RunFolder(tested.run).evaluation
-    check_folder(out, {"settings": request.plan().model_dump(mode="json")})
-    finished = Store(out).finished
-    if not finished:
-        check_writable(out)
+    finished = open_folder(FORMAT, out, request.plan().settings)
     with ExitStack() as leaving:
         leaving.enter_context(
             stoppable(console, "what is finished is kept: the same command goes on from there")

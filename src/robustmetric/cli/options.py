@@ -14,7 +14,7 @@ import typer
 from robustmetric.cli.app import FIT, OWN, TRUST
 from robustmetric.data import DATA
 from robustmetric.data.decode import Fit
-from robustmetric.evaluation import Plan
+from robustmetric.evaluation import Settings
 from robustmetric.models import MODELS
 from robustmetric.registry import split_names, unknown
 from robustmetric.validate import UserError, fraction
@@ -120,8 +120,8 @@ def takes(
 
 def _of_plan(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """Make the option of a plan's field: its help is the field's description, its default the field's."""
-    field = Plan.model_fields[name]
-    alpha, attacks = (Plan.model_fields[key].default for key in ("alpha", "attacks"))
+    field = Settings.model_fields[name]
+    alpha, attacks = (Settings.model_fields[key].default for key in ("alpha", "attacks"))
     texts = {"eps": None, "alpha": f"{255 * alpha:g}/255", "attacks": ",".join(attacks)}
     default = defaults.get(name, texts.get(name, field.default))
     kind = str if name in texts or name in ("protocol", "norm") else field.annotation

@@ -12,7 +12,7 @@ import typer
 
 from robustmetric.cli.app import app
 from robustmetric.cli.terminal import wide
-from robustmetric.evaluation.store import RECORD
+from robustmetric.evaluation.record import RECORD
 from robustmetric.experiments.cells import began, counted
 from robustmetric.experiments.outcome import RESULT, read_result, run_of
 from robustmetric.files import DamagedError, check_writable

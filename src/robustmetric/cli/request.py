@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,16 @@ from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
-from robustmetric.data.sides import Sides, by_marks, of_two
 from robustmetric.evaluation import Evaluation, Plan, Subject
+from robustmetric.evaluation.data import Data, data_by_marks, data_of_two
+from robustmetric.evaluation.job import Progress
 from robustmetric.evaluation.plan import usual_eps
-from robustmetric.evaluation.staged import Progress
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import lookup
 from robustmetric.training.runs import RunFolder, Which
 from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, printable
 
 SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
 
@@ -88,9 +88,9 @@ class Request:
             **made,
         )
         plan = request.plan()
-        if tested.surrogate is not None and not plan.transfers and plan.worst_case is None:
+        if tested.surrogate is not None and not plan.transfers and plan.suite is None:
             raise UserError(
-                f"a surrogate goes with the search transfer or a suite, not with {plan.search!r} alone",
+                f"a surrogate needs the search transfer or a suite, not {plan.settings.search!r} alone",
                 parameter="surrogate",
             )
         if tested.surrogate is None and plan.transfers:
@@ -103,8 +103,8 @@ class Request:
         """Make the plan."""
         return Plan.make(**self.settings)
 
-    def images(self, console: Console | None = None) -> tuple[Sides, list[str]]:
-        """Load the images, and return with them the files that cannot be read; say so on a console."""
+    def images(self, console: Console | None = None) -> Data:
+        """Load the images; say on a console which files cannot be read."""
         decoding = None if console is None else Decoding(console)
         named = [self.queries] if self.gallery is None else [self.queries, self.gallery]
         found = []
@@ -130,8 +130,14 @@ class Request:
         for file in skipped if console is not None else ():
             console.print(f"left out, not readable: {file}")  # type: ignore[union-attr]
         if len(found) == 1:
-            return by_marks(found[0], self.inputs.crop, files[0]), skipped
-        return of_two(found[0], found[1], self.inputs.crop, files[0], files[1]), skipped
+            data = data_by_marks(found[0], self.inputs.crop, files[0])
+        else:
+            data = data_of_two(found[0], found[1], self.inputs.crop, files[0], files[1])
+        return self.named(data, skipped)
+
+    def named(self, data: Data, skipped: Sequence[str]) -> Data:
+        """Return the data with the name for the record, and files that were `skipped`."""
+        return replace(data, name=self.data, skipped=[printable(file) for file in skipped])
 
     def networks(
         self,
@@ -156,7 +162,7 @@ class Request:
             try:
                 other = source.make(*inputs.shape(first)).to(device)
                 if not tried:
-                    follows = plan.search_on(other).differentiates(other) or plan.worst_case is not None
+                    follows = plan.search_on(other).differentiates(other) or plan.suite is not None
                     try_network(other, self.inputs.images(first)[:1], gradient=follows)
             except UserError as error:
                 raise UserError(
@@ -171,27 +177,23 @@ class Request:
     def evaluation(
         self,
         networks: tuple[nn.Module, nn.Module | None],
-        images: tuple[Sides, list[str]],
+        data: Data,
         out: Path | None = None,
         progress: Progress | None = None,
         report: Callable[[str], None] = print,
     ) -> Evaluation:
-        """Put the evaluation together of networks and images that were made."""
-        return Evaluation(self.subject(networks, images), self.plan(), out, progress, report)
+        """Return the evaluation of networks and data that were made."""
+        return Evaluation(self.subject(networks, data), self.plan(), out, progress, report)
 
-    def subject(
-        self, networks: tuple[nn.Module, nn.Module | None], images: tuple[Sides, list[str]]
-    ) -> Subject:
-        """Return the networks and images that were made, as they are evaluated."""
-        sides, skipped = images
-        return Subject.of_sides(
+    def subject(self, networks: tuple[nn.Module, nn.Module | None], data: Data) -> Subject:
+        """Return the networks and data that were made, as they are evaluated."""
+        classes = None if self.trained_on is None else [printable(name) for name in self.trained_on]
+        return Subject(
             networks[0],
-            sides,
+            data,
             surrogate=networks[1],
-            train_classes=self.trained_on,
+            train_classes=classes,
             name=self.name,
-            data=self.data,
-            skipped=skipped,
             weights=self.chosen,
         )
 

@@ -47,8 +47,9 @@ def try_out(
     first = Request.of(tested, settings)
     requests = [first] if beside is None else [first, _second(first, tested, settings, beside)]
     plan = first.plan()
-    if plan.steps > MOST_STEPS:
-        raise UserError(f"steps must be at most {MOST_STEPS} here, not {plan.steps}", parameter="steps")
+    budget = plan.threat.budget
+    if budget.steps > MOST_STEPS:
+        raise UserError(f"steps must be at most {MOST_STEPS} here, not {budget.steps}", parameter="steps")
     with stoppable(console, "the same command starts it again"), ExitStack() as stack:
         networks = [request.networks() for request in requests]
         images = first.images(console)
@@ -62,18 +63,18 @@ def try_out(
             evaluations.append(evaluation)
         names = _names(requests, tested, beside)
         trial = Trial(
-            evaluations[0].subject,
-            {name: one.materials.scene for name, one in zip(names, evaluations, strict=True)},
-            plan.goals,
-            alpha=plan.alpha,
-            seed=plan.seed,
+            evaluations[0].subject.data,
+            {name: one.scene for name, one in zip(names, evaluations, strict=True)},
+            plan.attacks,
+            alpha=budget.alpha,
+            seed=plan.threat.seed,
             seconds=seconds,
             fit=first.inputs.fit,
         )
         serve(
             trial,
-            eps=plan.eps,
-            steps=plan.steps,
+            eps=budget.eps,
+            steps=budget.steps,
             port=port,
             show=open_,
             ready=lambda address: console.print(

@@ -23,15 +23,12 @@ from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.data.inputs import Inputs, relative_files
 from robustmetric.data.pair_lists import PairList, read_pairs
 from robustmetric.data.pairs import ImageArray
-from robustmetric.data.sides import Sides, by_marks
 from robustmetric.evaluation import Verification, Verifying, VerifyPlan
+from robustmetric.evaluation.data import Data, data_by_marks
+from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import Score
-from robustmetric.evaluation.store import VERIFICATION, Store, check_folder
-from robustmetric.evaluation.verified import FEW
-from robustmetric.evaluation.verify import KIND
-from robustmetric.evaluation.verify_pairs import Validation
+from robustmetric.evaluation.verified import FEW, FORMAT
 from robustmetric.evaluation.verify_plan import FAR, SHARED
-from robustmetric.files import check_writable
 from robustmetric.report.records import data_of
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.sets import load_sets
@@ -78,15 +75,12 @@ def verify(
         out = RunFolder(tested.run).path / "verification"
     if pairs is not None and (tested.gallery or tested.queries_from):
         raise UserError("pairs say which images there are: leave --gallery and --queries-from out")
-    check_folder(out, {"settings": plan.model_dump(mode="json")}, KIND)
-    finished = Store(out, document=VERIFICATION).finished
-    if not finished:
-        check_writable(out)
+    finished = open_folder(FORMAT, out, plan)
     listed = None if pairs is None else read_pairs(pairs, tested.root)
     if listed is not None and pairs is not None:
         request = replace(request, data=pairs.name, inputs=_inputs(tested, request))
     with stoppable(console, "what is finished is kept: the same command goes on from there"):
-        gradient = attack and plan.searching.follows_gradient
+        gradient = attack and plan.threat.search.follows_gradient
         first = None if listed is None else request.inputs.first(listed.images)
         networks = request.networks(tried=finished, gradient=gradient, first=first)
         if listed is None:
@@ -95,12 +89,12 @@ def verify(
             given, images = _listed(request, listed, console)
         validation = None
         if plan.threshold is None:
-            validation = _validation(tested, request, images[0], console)
+            validation = _validation(tested, request, images, console)
         if request.source.weights is None:
             console.print("no weights were given: the network is as it is made", highlight=False)
         with Watch(console) as watch:
             subject = request.subject(networks, images)
-            verifying = Verifying.of(subject, plan, given, validation, out, watch, watch.say)
+            verifying = Verifying(subject, plan, given, validation, out, watch, watch.say)
             watch.expect(verifying.costs)
             found = verifying.run()
     show_verification(console, found)
@@ -130,7 +124,7 @@ def _inputs(tested: Tested, request: Request) -> Inputs:
     return replace(inputs, resize=RunFolder(tested.run, trust=tested.trust).shape()[1])
 
 
-def _listed(request: Request, listed: PairList, console: Terminal) -> tuple[Tensor, tuple[Sides, list[str]]]:
+def _listed(request: Request, listed: PairList, console: Terminal) -> tuple[Tensor, Data]:
     """Decode the images of a list of pairs; return the pairs with those that could be read."""
     with _decoding(request, console) as how:
         pixels = request.inputs.pixels(listed.images, **how)
@@ -138,10 +132,11 @@ def _listed(request: Request, listed: PairList, console: Terminal) -> tuple[Tens
     for file in skipped:
         console.print(f"left out, not readable: {file}")
     files = relative_files(pixels, listed.images.root)
-    return listed.among(pixels.files or ()), (by_marks(pixels, request.inputs.crop, files), skipped)
+    data = data_by_marks(pixels, request.inputs.crop, files)
+    return listed.among(pixels.files or ()), request.named(data, skipped)
 
 
-def _validation(tested: Tested, request: Request, judged: Sides, console: Terminal) -> Validation | None:
+def _validation(tested: Tested, request: Request, judged: Data, console: Terminal) -> Data | None:
     """Return the validation images of a run where its own test images are judged, unless they are too few."""
     if tested.run is None or tested.split != "test":
         return None
@@ -162,12 +157,13 @@ def _validation(tested: Tested, request: Request, judged: Sides, console: Termin
             parameter="threshold",
         ) from None
     source, rows = sets.score.source, sets.score.rows
-    classes, others = (len(labels.unique()) for labels in (source.labels[rows], judged.queries.labels))
+    classes, others = (len(labels.unique()) for labels in (source.labels[rows], judged.labels))
     # A threshold of two or three classes would be that of these.
     if sets.scored != "validation images" or classes < min(FEW, others // 2):
         return None
     cameras = None if source.cameras is None else source.cameras[rows]
-    return ImageArray(source.pixels, request.inputs.crop, rows), source.labels[rows], cameras
+    images = ImageArray(source.pixels, request.inputs.crop, rows)
+    return Data(images, source.labels[rows], cameras=cameras)
 
 
 def show_verification(console: Console, found: Verification) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.worst import Broke, GoalScore
+from robustmetric.evaluation.worst import AttackShare, GoalScore
 
 
 def show_suite(console: Console, records: Sequence[Record], rows: Sequence[str] | None = None) -> None:
@@ -103,5 +103,5 @@ def _attempts(record: Record) -> Table:
     return table
 
 
-def _called(attempt: Broke) -> str:
+def _called(attempt: AttackShare) -> str:
     return attempt.attack if attempt.search is None else f"{attempt.attack} by {attempt.search}"

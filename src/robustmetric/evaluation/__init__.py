@@ -4,15 +4,15 @@ from robustmetric.evaluation.certificate import Bound, Certificate, load_certifi
 from robustmetric.evaluation.certify import Certification, certify
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, Verdict
+from robustmetric.evaluation.data import Data, Subject
 from robustmetric.evaluation.ers import COLUMNS, ERS_ATTACKS, ers, terms
 from robustmetric.evaluation.evaluate import Evaluation, evaluate
-from robustmetric.evaluation.found import Found
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.plan import Plan
+from robustmetric.evaluation.plan import Plan, Settings
 from robustmetric.evaluation.record import Record, load_arrays, load_record
-from robustmetric.evaluation.scene import Outcome, Scene, run_attack
+from robustmetric.evaluation.scene import AttackResult, Scene, run_attack
 from robustmetric.evaluation.smoothing import Smoothed
-from robustmetric.evaluation.subject import Origin, Subject
+from robustmetric.evaluation.threat import Threat
 from robustmetric.evaluation.verified import Verification, load_verification
 from robustmetric.evaluation.verify import Verifying, verify
 from robustmetric.evaluation.verify_plan import VerifyPlan
@@ -21,22 +21,23 @@ __all__ = [
     "CHECKS",
     "COLUMNS",
     "ERS_ATTACKS",
+    "AttackResult",
     "Bound",
     "Certificate",
     "Certification",
     "CertifyPlan",
     "Check",
+    "Data",
     "Evaluation",
     "Findings",
-    "Found",
     "Images",
-    "Origin",
-    "Outcome",
     "Plan",
     "Record",
     "Scene",
+    "Settings",
     "Smoothed",
     "Subject",
+    "Threat",
     "Verdict",
     "Verification",
     "VerifyPlan",

@@ -11,15 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.evaluation.bounds import largest_radius
-from robustmetric.evaluation.certify_pieces import CertifyMaterials
 from robustmetric.evaluation.certify_plan import CertifyPlan
-from robustmetric.evaluation.document import Arrays, Format
+from robustmetric.evaluation.document import Document, Format, Number, Part
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.intervals import Interval, intervals
-from robustmetric.evaluation.record import Data, Network, Queries, Score, described
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.store import CERTIFICATE
+from robustmetric.evaluation.record import DataEntry, NetworkEntry, QueryCounts, Score
 from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"
@@ -34,7 +30,7 @@ class Bound(Part):
     upper: Score | None = Field(description="queries that were not misranked for sure: no less than R@1")
 
 
-class Certificate(Part):
+class Certificate(Document):
     """What is certain of the smoothed network's R@1 under perturbations of at most some radii (L2).
 
     `schema` names the format. `network` and `data` say what was certified, `settings` how, and `queries`
@@ -50,10 +46,10 @@ class Certificate(Part):
     """
 
     schema_: Literal["robustmetric/certificate/1"] = Field(SCHEMA, alias="schema")
-    network: Network
-    data: Data
+    network: NetworkEntry
+    data: DataEntry
     settings: CertifyPlan
-    queries: Queries
+    queries: QueryCounts
     recall: Score
     abstained: Score
     wrong: Score
@@ -62,8 +58,6 @@ class Certificate(Part):
     limit: Number
     bounds: list[Bound]
     versions: dict[str, str]
-    arrays: Arrays
-    sha256: str | None = None
 
     def at(self, radius: float) -> Bound:
         """Return the bounds at a `radius` of the settings."""
@@ -102,7 +96,10 @@ def _text(score: Score, digits: int = 1) -> str:
     return "-" if score.value is None else f"{score.value:.{digits}f}"
 
 
-FORMAT = Format(Certificate, "certificate", SCHEMA, CERTIFICATE, "certificate")
+FORMAT = Format(
+    Certificate, "certificate", SCHEMA, "certificate.json", "certificate",
+    work="certification", command="certify", done="certified",
+)  # fmt: skip
 """How certificates are written and read."""
 
 
@@ -117,12 +114,11 @@ def load_certificate(path: str | Path) -> Certificate:
     return FORMAT.read(path)
 
 
-def build_certificate(materials: CertifyMaterials) -> Certificate:
-    """Put the certificate together from finished pieces, and in a folder write it and remove the pieces."""
-    plan, subject = materials.plan, materials.subject
-    arrays = materials.joined(1)
-    if plan.attack:
-        arrays |= materials.joined(2)
+def entries_of(arrays: dict[str, Tensor], plan: CertifyPlan, images: int, others: int) -> dict[str, Any]:
+    """Return the entries of a certificate from per-query `arrays` (Q, …), of so many `images` that may query.
+
+    Every query has at least `others` images of another class to be told from.
+    """
     values = per_query(arrays, plan)
     if not bool((~arrays["hit"].isnan()).any()):
         raise UserError(
@@ -130,13 +126,11 @@ def build_certificate(materials: CertifyMaterials) -> Certificate:
             parameter="queries",
         )
     found = intervals(values, seed=plan.seed, percent=values.keys() - {"radius"})[0]
-    others = min(len(materials.sides(int(n)).others) for n in arrays["number"])
-    made: dict[str, Any] = {
-        **described(subject),
+    return {
         "settings": plan,
         "queries": {
-            "count": len(materials.numbers),
-            "of": len(subject.images),
+            "count": len(arrays["hit"]),
+            "of": images,
             "left_out": int(arrays["hit"].isnan().sum()),
         },
         "recall": _score(found["recall"], "higher"),
@@ -144,7 +138,7 @@ def build_certificate(materials: CertifyMaterials) -> Certificate:
         "wrong": _score(found["wrong"], "lower"),
         "radius": _score(found["radius"], "higher", "L2"),
         "median": float(np.nanmedian(values["radius"])),
-        "limit": largest_radius(plan.sigma, plan.samples, plan.alpha, max(1, others)),
+        "limit": largest_radius(plan.sigma, plan.samples, plan.alpha, others),
         "bounds": [
             {
                 "radius": radius,
@@ -154,11 +148,7 @@ def build_certificate(materials: CertifyMaterials) -> Certificate:
             }
             for k, radius in enumerate(plan.radii)
         ],
-        "versions": versions(),
     }
-    certificate = FORMAT.write(materials.store.folder, made, arrays)
-    materials.store.tidy()
-    return certificate
 
 
 def per_query(arrays: dict[str, Tensor], plan: CertifyPlan) -> dict[str, Values]:

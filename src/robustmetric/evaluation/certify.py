@@ -1,56 +1,53 @@
-"""Certify a network: how far its R@1 is certain under perturbations, once it is smoothed by noise."""
+"""Certify a network: how far its R@1 is certain under perturbations, once it is smoothed by noise.
+
+Noise comes from a stream for each image and purpose. That of the gallery is another one than that of the
+queries, so that the vectors that a query is compared with do not depend on the samples that it is judged
+with: otherwise the bounds would not hold. For the same reason other samples choose which images are compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from robustmetric.evaluation.certificate import FORMAT, Certificate, build_certificate
-from robustmetric.evaluation.certify_pieces import CertifyMaterials
+from robustmetric.attacks import Draws, Misrank
+from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
+from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
+from robustmetric.evaluation.certificate import FORMAT, Certificate, entries_of
 from robustmetric.evaluation.certify_plan import CertifyPlan
+from robustmetric.evaluation.data import Data, Subject, data_of
+from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.smoothing import check_noise, check_samples
-from robustmetric.evaluation.staged import Progress, Stage, Staged
-from robustmetric.evaluation.store import CERTIFICATE
-from robustmetric.evaluation.subject import Subject
-from robustmetric.models.source import try_network
+from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
+from robustmetric.evaluation.record import described
+from robustmetric.evaluation.scene import Scene, run_attack
+from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
+from robustmetric.gallery import excluded
+from robustmetric.perturb import device_of
 
-KIND = "certification"
-"""What the folder of a certification is told to hold."""
+_RANKED = 256  # images of the gallery that are kept together
+_QUERIES = 8  # queries that are kept together: each is embedded a thousand times
 
 
 def certify(
     model: nn.Module,
-    images: Images,
-    labels: Tensor,
+    images: Images | Data,
+    labels: Tensor | None = None,
     *,
-    sigma: float,
-    radii: Sequence[float] | None = None,
-    samples: int = 1000,
-    choose: int = 100,
-    gallery_samples: int = 100,
-    alpha: float = 0.001,
-    queries: int | None = None,
-    seed: int = 0,
-    batch: int = 128,
-    attack: bool = True,
-    attack_samples: int = 16,
-    steps: int = 32,
-    search: str = "apgd",
-    gallery: tuple[Images, Tensor] | None = None,
-    own: Tensor | None = None,
-    cameras: Tensor | None = None,
-    gallery_cameras: Tensor | None = None,
     name: str | None = None,
-    data: str = "images",
     out: str | Path | None = None,
     progress: Progress | None = None,
     report: Callable[[str], None] = print,
+    plan: CertifyPlan | None = None,
+    **settings: Any,
 ) -> Certificate:
     """Certify R@1 of a network that is smoothed by noise, and attack it: the truth lies in between.
 
@@ -62,35 +59,18 @@ def certify(
 
     Args:
         model: Any module that maps images (N, C, H, W) to vectors (N, D). It is held in evaluation mode,
-            frozen, and comes back as it was. It sees pixels with noise, some outside [0, 1].
-        images: Images (N, C, H, W) in [0, 1]: a tensor, or anything that is indexed like one. Each queries
-            all others, or the gallery.
-        labels: Their classes (N,).
-        sigma: The deviation of the noise: more of it certifies larger radii, of a network that ranks worse.
-        radii: Lengths of perturbations (L2), ascending; by default a quarter of sigma, half of it, and sigma.
-        samples: Noisy images that a query is judged with; their embeddings are in memory, a query's at a
-            time. 10,000 certify about twice as far as 1,000.
-        choose: Others before, by which the images are chosen that it is compared by.
-        gallery_samples: Noisy images of each image that is ranked.
-        alpha: The probability with which a bound of a query may fail.
-        queries: Number of images that query, drawn from the seed; all by default.
-        seed: Starts every random draw. A query's noise depends on it and on the query's number alone.
-        batch: Noisy images that are embedded together.
-        attack: Whether the queries are attacked, for the upper bounds.
-        attack_samples: Noises that an attack sees the network with; what it finds is judged as queries are.
-        steps: Steps of an attack.
-        search: How an attack searches, such as ``"apgd(restarts=5)"``.
-        gallery: The images and labels that are ranked instead, as a pair.
-        own: Each query's position (N,) in the gallery, −1 for none.
-        cameras: The cameras (N,) that took the images: what is of a query's class and camera does not count
-            for it.
-        gallery_cameras: Those of the gallery's images.
-        name: What the certificate calls the network; by default the name of its class.
-        data: What the certificate calls the images.
-        out: A folder. The certificate is written there as `certificate.json` with its per-query values, and
-            whatever is finished stays on disk: the same call goes on where an interrupted one stopped.
-        progress: Told the stage, how many of its pieces are done, and how many there are.
-        report: Told in a line what was found damaged in the folder.
+            frozen, and restored afterwards. It sees pixels with noise, some outside [0, 1].
+        images: Images (N, C, H, W) in [0, 1]: a tensor or anything that is indexed like one, each of which
+            queries all others; or a `Data`, which may have a gallery and cameras.
+        labels: Their classes (N,), unless they are a `Data`.
+        name: Name of the network in the certificate; by default that of its class.
+        out: Folder for the certificate, `certificate.json`, and its per-query values. Finished pieces stay
+            there: the same call resumes after an interruption.
+        progress: Called with a stage, how many of its pieces are done, and how many there are.
+        report: Called with a line about what was found damaged in the folder.
+        plan: How to certify; made of the `settings` unless it is given.
+        settings: Entries of `CertifyPlan`: sigma, which has no default, radii, samples, choose,
+            gallery_samples, alpha, queries, seed, batch, attack, attack_samples, steps and search.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 4
@@ -100,51 +80,38 @@ def certify(
     True
 
     """
-    plan = CertifyPlan.make(
-        sigma=sigma,
-        radii=radii,
-        samples=samples,
-        choose=choose,
-        gallery_samples=gallery_samples,
-        alpha=alpha,
-        queries=queries,
-        seed=seed,
-        batch=batch,
-        attack=attack,
-        attack_samples=attack_samples,
-        steps=steps,
-        search=search,
-    )
-    subject = Subject(
-        model,
-        images,
-        labels,
-        gallery=gallery,
-        own=own,
-        cameras=cameras,
-        gallery_cameras=gallery_cameras,
-        name=name,
-        data=data,
-    )
-    return Certification(subject, plan, out, progress, report).run()
+    subject = Subject(model, data_of(images, labels), name=name)
+    return Certification(subject, plan or CertifyPlan.make(**settings), out, progress, report).run()
 
 
-class Certification(Staged[CertifyMaterials, Certificate]):
-    """A certification in pieces, each kept as soon as it is made.
+class Judged(NamedTuple):
+    """What samples say of an image: whether it `hit`, and how surely it is right, or wrong.
 
-    The network and images of `subject` are certified as `plan` says. Each finished piece is a file in
-    `out/parts`, or stays in memory if `out` is None; `run` does what is left and puts the certificate
-    together. `progress` is told the stage, how many of its pieces are done, and how many there are; `report`
-    is told in a line what was found damaged in the folder.
+    `mate` and `rival` are the nearest images of its class and of others, by samples of their own. `right` is
+    a lower bound of the margin by which the mate is nearer than every image of another class, `wrong` of that
+    by which the rival is nearer than every image of its class. `radius` is how far the mate stays nearer, by
+    the distribution of the margins too; NaN if that was not asked for.
+    """
 
-    >>> subject = Subject(nn.Flatten(), torch.rand(20, 1, 8, 8), torch.arange(20) % 4)
-    >>> certification = Certification(subject, CertifyPlan.make(sigma=0.25, attack=False))
-    >>> [stage.name for stage in certification.stages]
+    mate: int
+    rival: int
+    hit: bool
+    right: float
+    wrong: float
+    radius: float
+
+
+class Certification(Job[Certificate]):
+    """A certification in pieces: the network and data of `subject`, certified as `plan` says.
+
+    `out`, `progress` and `report` are those of every `Job`.
+
+    >>> subject = Subject(nn.Flatten(), Data(torch.rand(20, 1, 8, 8), torch.arange(20) % 4))
+    >>> list(Certification(subject, CertifyPlan.make(sigma=0.25, attack=False)).stages)
     ['embed', 'certify']
     """
 
-    what = KIND
-    document = CERTIFICATE
+    form = FORMAT
 
     def __init__(
         self,
@@ -154,40 +121,190 @@ class Certification(Staged[CertifyMaterials, Certificate]):
         progress: Progress | None = None,
         report: Callable[[str], None] = print,
     ) -> None:
-        subject.check_queries(plan.queries)
         super().__init__(out, progress, report)
-        self.subject, self.plan = subject, plan
-        self.materials = CertifyMaterials(subject, plan, self.store)
-
-    @property
-    def stages(self) -> tuple[Stage[CertifyMaterials], ...]:
-        """All pieces by stage, in the order of their making."""
-        return self.materials.stages
+        subject.data.check(plan.queries)
+        self.subject, self.plan, self.data = subject, plan, subject.data
+        self.numbers = plan.draw(len(subject.data.images))
 
     def describe(self) -> dict[str, Any]:
         """Return all that the certificate depends on, in JSON's types."""
-        return {
-            "kind": KIND,
-            **self.plan.describe(),
-            **self.subject.identity(),
-            "bound": "distribution",  # pieces of before knew the mean alone
-            "versions": versions(),
-        }
+        return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
 
     def probe(self) -> None:
-        """Try the network on a batch, and whether noise and samples fit: what fails leaves no trace."""
-        plan = self.plan
-        images = self.subject.images[torch.arange(min(plan.batch, len(self.subject.images)))]
-        shape = tuple(images.shape[1:])
+        """Try the network on a batch, and whether noise and samples fit: a failure leaves no trace."""
+        plan, shape = self.plan, tuple(self.subject.batch(1).shape[1:])
         if plan.attack:
             check_noise(plan.attack_samples, shape, "attack_samples")
         check_noise(min(plan.batch, max(plan.samples, plan.choose, plan.gallery_samples)), shape, "batch")
-        check_samples(plan.samples, try_network(self.subject.model, images, gradient=plan.attack))
+        check_samples(plan.samples, self.subject.probe(plan.batch, gradient=plan.attack))
 
-    def build(self) -> Certificate:
-        """Put the certificate together."""
-        return build_certificate(self.materials)
+    def frozen(self) -> AbstractContextManager[object]:
+        """Hold the network in evaluation mode, frozen."""
+        return self.subject.frozen()
 
-    def read(self, folder: Path) -> Certificate:
-        """Read the finished certificate from its `folder`."""
-        return FORMAT.read_whole(folder)
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All pieces: parts of the gallery, and blocks of queries as they are and attacked."""
+        plan, found, judged = self.plan, [], self.plan.choose + self.plan.samples
+        for k, part in enumerate(torch.arange(len(self.data.ranked.images)).split(_RANKED)):
+            cost = len(part) * plan.gallery_samples
+            file, make = f"ranked-{k:05d}.safetensors", partial(self._rank, part)
+            found.append(Piece("embed", 0, file, make, cost, len(part)))
+        blocks = list(enumerate(self.numbers.split(_QUERIES)))
+        for k, numbers in blocks:
+            file, make = f"certify-{k:05d}.safetensors", partial(self._certify, numbers)
+            found.append(Piece("certify", 1, file, make, len(numbers) * judged, len(numbers)))
+        threats = [plan.threat(radius) for radius in plan.radii]
+        searched = sum(map(search_cost, threats)) * plan.attack_samples
+        evaluations = sum(threat.search.num_evaluations(threat.budget) for threat in threats)
+        for k, numbers in blocks if plan.attack else ():
+            cost = len(numbers) * (searched + len(threats) * judged)
+            file, make = f"attacked-{k:05d}.safetensors", partial(self._attack, k)
+            found.append(Piece("attack", 2, file, make, cost, evaluations))
+        return tuple(found)
+
+    def build(self) -> tuple[dict[str, Any], Tensors]:
+        """Return the entries of the certificate and its per-query values."""
+        arrays = self.joined("certify")
+        if self.plan.attack:
+            arrays |= self.joined("attack")
+        others = min(len(self.sides(number)[1]) for number in arrays["number"].tolist())
+        made = {
+            **described(self.subject),
+            **entries_of(arrays, self.plan, len(self.data.images), max(1, others)),
+            "versions": versions(),
+        }
+        return made, arrays
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        """The gallery (N, D) as the smoothed network sees it, on the unit sphere in double precision."""
+        return self.joined("embed")["v"]
+
+    def sides(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return the positions of what counts for a query: images of its class, and of others."""
+        query = self.data.as_queries(torch.empty(len(self.data.images), 0))[torch.tensor([number])]
+        gallery = self.data.as_gallery(self.vectors)
+        counts = ~excluded(query, gallery, slice(0, len(gallery)))[0]
+        same = gallery.labels == query.labels
+        return (same & counts).nonzero()[:, 0], (~same & counts).nonzero()[:, 0]
+
+    def judge(
+        self, image: Tensor, number: int, purpose: str = "certify", *, how_far: bool = True
+    ) -> Judged | None:
+        """Judge the ranking of an image (C, H, W) as that of a query; None if it has no answer to find.
+
+        All its samples are in memory if `how_far` is asked, which needs their distribution.
+        """
+        plan, (mates, others) = self.plan, self.sides(number)
+        if len(mates) == 0:
+            return None
+        near = self.vectors @ mean_of(self.samples(image, number, f"{purpose}/choose", plan.choose))
+        mate = int(mates[near[mates].argmax()])
+        if len(others) == 0:  # nothing can be wrong, as far as anything could be certified
+            return Judged(mate, -1, True, 1.0, -1.0, plan.limit)
+        rival = int(others[near[others].argmax()])
+        parts, radius = self.samples(image, number, f"{purpose}/judge", plan.samples), math.nan
+        if how_far:
+            samples = Samples.of(parts, plan.samples)
+            seen, ways = samples.moments, (self.vectors[mate], self.vectors[others])
+            radius = sure_radius(samples, *ways, sigma=plan.sigma, alpha=plan.alpha)
+        else:
+            seen = Moments.of(parts)
+        near = self.vectors @ seen.mean
+        return Judged(
+            mate,
+            rival,
+            bool(near[mates].max() > near[others].max()),
+            self._bound(seen, mate, others, plan.alpha / 2),  # the other half is for the distribution
+            self._bound(seen, rival, mates, plan.alpha),
+            radius,
+        )
+
+    def samples(self, image: Tensor, number: int, purpose: str, count: int) -> Iterator[Tensor]:
+        """Embed `count` noisy copies of an image (C, H, W), drawn from the stream (number, purpose)."""
+        plan = self.plan
+        return noisy_embeddings(
+            self.subject.model,
+            image,
+            sigma=plan.sigma,
+            draws=Draws(plan.seed, purpose, [number]),
+            samples=count,
+            batch=plan.batch,
+        )
+
+    def _bound(self, seen: Moments, anchor: int, rivals: Tensor, alpha: float) -> float:
+        mean, variance = seen.margins(self.vectors[anchor], self.vectors[rivals])
+        return float(lower_bound(mean, variance, seen.count, alpha).min())
+
+    def _rank(self, part: Tensor, tick: Tick) -> Tensors:
+        """Average the embeddings of each image over noise of its own: v (B, D)."""
+        plan, found = self.plan, []
+        for position in part.tolist():
+            image = self.data.ranked.images[torch.tensor([position])][0]
+            mean = mean_of(self.samples(image, position, "certify/gallery", plan.gallery_samples))
+            length = torch.linalg.vector_norm(mean)
+            if length < ROUNDING:
+                raise BrokenEmbeddingsError(
+                    f"the mean of {plan.gallery_samples} noisy embeddings of image {position} is zero and "
+                    f"has no direction: sigma {plan.sigma:g} is too much for this network; give a lower one"
+                )
+            found.append(mean / length)
+            tick()
+        return {"v": torch.stack(found)}
+
+    def _certify(self, numbers: Tensor, tick: Tick) -> Tensors:
+        """Judge the queries as they are; one without an answer to find is NaN."""
+        rows = []
+        for image, number in zip(self.data.images[numbers], numbers.tolist(), strict=True):
+            judged = self.judge(image, number) or Judged(-1, -1, False, math.nan, math.nan, math.nan)
+            rows.append([math.nan if judged.mate < 0 else 100.0 * judged.hit, *judged])
+            tick()
+        hit, mate, rival, _, right, wrong, radius = torch.tensor(rows, dtype=torch.float64).unbind(1)
+        found = {"mate": mate.long(), "rival": rival.long(), "hit": hit, "right": right, "wrong": wrong}
+        return {name: value.clone() for name, value in {"number": numbers, **found, "radius": radius}.items()}
+
+    def _attack(self, block: int, tick: Tick) -> Tensors:
+        """Attack a block of queries radius by radius: (B, R); one that is wrong for sure is left alone then.
+
+        What a smaller perturbation reached, a larger one may reach too: so it counts for all larger radii.
+        """
+        clean = self.get(self.stages["certify"][block])
+        hit, wrong = clean["hit"].clone(), clean["wrong"].clone()
+        found: dict[str, list[Tensor]] = {"attacked": [], "broken": [], "change": []}
+        for radius in self.plan.radii:
+            change = torch.full_like(hit, torch.nan)
+            open_ = (~hit.isnan() & ~(wrong > 0)).nonzero()[:, 0]
+            if len(open_):
+                numbers = clean["number"][open_]
+                before = self.data.images[numbers]
+                after = self.attacked(numbers, radius, tick).to(before.device)
+                change[open_] = (after - before).double().flatten(1).norm(dim=1).cpu()
+                for row, image, number in zip(open_.tolist(), after, numbers.tolist(), strict=True):
+                    judged = self.judge(image, number, f"certify/attack/{radius!r}", how_far=False)
+                    assert judged is not None  # noqa: S101
+                    hit[row] = torch.minimum(hit[row], hit.new_tensor(100.0 * judged.hit))
+                    wrong[row] = torch.maximum(wrong[row], wrong.new_tensor(judged.wrong))
+            found["attacked"].append(hit.clone())
+            found["broken"].append(wrong.clone())
+            found["change"].append(change)
+        return {name: torch.stack(columns, dim=1) for name, columns in found.items()}
+
+    def attacked(self, numbers: Tensor, radius: float, tick: Tick | None = None) -> Tensor:
+        """Return the images (B, C, H, W) of queries, moved by at most a radius (L2) to be misranked.
+
+        The search sees the smoothed network with a few fixed noises, in the gallery that is certified. It
+        goes past the boundary, for what is found is judged with other noise.
+        """
+        threat = self.plan.threat(radius)
+        return run_attack(self.scene(numbers), Misrank(), numbers, threat, stop=False, tick=tick).images
+
+    def scene(self, numbers: Tensor) -> Scene:
+        """Return the scene of the smoothed network with few noises; of queries, these alone are embedded."""
+        plan, device = self.plan, device_of(self.subject.model)
+        model = Smoothed(self.subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch)
+        with torch.no_grad():
+            z = embed(model.to(device), self.data.images[numbers].to(device))
+        asked = z.new_full((len(self.data.images), z.shape[1]), torch.nan)
+        asked[numbers.to(device)] = z
+        return self.subject.scene(model, asked, self.vectors.to(device, z.dtype))

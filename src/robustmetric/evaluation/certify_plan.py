@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import Search, make_search
+from robustmetric.attacks.search import bind
 from robustmetric.evaluation.bounds import largest_radius, least_samples
+from robustmetric.evaluation.document import Part, validated
 from robustmetric.evaluation.identity import options_of
 from robustmetric.evaluation.plan import draw_queries
-from robustmetric.evaluation.schema import Part
-from robustmetric.evaluation.smoothing import check_sigma
+from robustmetric.evaluation.smoothing import MOST_SIGMA
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
-from robustmetric.registry import unknown
-from robustmetric.validate import UserError, brief, fraction, is_number, whole
+from robustmetric.validate import UserError, brief, fraction, is_number
 
 
 class CertifyPlan(Part):
-    """How a certification is done: all that it depends on besides the network and the images.
+    """How a certification is done: all that it depends on besides the network and the data.
 
     Make one with `CertifyPlan.make`, which checks all of it once.
 
@@ -29,22 +31,22 @@ class CertifyPlan(Part):
     ((0.0625, 0.125, 0.25), 1000)
     """
 
-    sigma: float = Field(gt=0, description="σ, the deviation of the noise on pixels in [0, 1]")
+    sigma: float = Field(gt=0, le=MOST_SIGMA, description="σ, the deviation of the noise on pixels in [0, 1]")
     radii: tuple[float, ...] = Field(
         min_length=1, description="lengths of perturbations (L2) to certify and to attack with, ascending"
     )
-    samples: int = Field(1000, ge=2, description="noisy images that a query is judged with")
-    choose: int = Field(100, ge=1, description="others before, by which its nearest images are chosen")
-    gallery_samples: int = Field(100, ge=1, description="noisy images of each image that is ranked")
-    alpha: float = Field(
-        0.001, gt=0, lt=0.5, description="the probability with which a bound of a query may fail"
+    samples: int = Field(1000, ge=2, description="number of noisy images that a query is judged with")
+    choose: int = Field(
+        100, ge=1, description="number of others, which choose the images it is compared with"
     )
+    gallery_samples: int = Field(100, ge=1, description="number of noisy images of each image that is ranked")
+    alpha: float = Field(0.001, gt=0, lt=0.5, description="failure probability per certificate")
     queries: int | None = Field(None, ge=1, description="number of images that query; null for all")
-    seed: int = Field(0, ge=0, lt=2**32, description="starts every random draw")
-    batch: int = Field(128, ge=1, description="noisy images that are embedded together")
+    seed: int = Field(0, ge=0, lt=2**32, description="random seed")
+    batch: int = Field(128, ge=1, description="number of noisy images that are embedded together")
     attack: bool = Field(True, description="whether queries are attacked, for the upper bounds")
-    attack_samples: int = Field(16, ge=1, description="noises that an attack sees the network with")
-    steps: int = Field(32, ge=1, description="steps of an attack")
+    attack_samples: int = Field(16, ge=1, description="number of noises that an attack sees the network with")
+    steps: int = Field(32, ge=1, description="number of steps of an attack")
     search: str = Field("apgd", description="how perturbations are searched for: apgd, apgd(restarts=5)")
 
     @classmethod
@@ -58,59 +60,55 @@ class CertifyPlan(Part):
         ...
         robustmetric.UserError: samples is 10, and nothing can be certified with fewer than 15 where alpha...
         """
-        for name in settings:
-            if name not in cls.model_fields:
-                raise UserError(unknown("setting", name, cls.model_fields))
-        given = {n: f.default for n, f in cls.model_fields.items() if not f.is_required()} | settings
-        given["sigma"] = check_sigma(given.get("sigma"))  # type: ignore[arg-type]
-        given["radii"] = _radii(given.get("radii"), given["sigma"])
-        alpha = given["alpha"]
-        if not (is_number(alpha) and 0 < alpha < 0.5):
+        sigma: Any = settings.get("sigma")
+        if settings.get("radii") is None and is_number(sigma):
+            settings["radii"] = (sigma / 4, sigma / 2, sigma)
+        elif "radii" in settings:
+            settings["radii"] = _radii(settings["radii"])
+        plan = validated(cls, "setting", settings)
+        if plan.samples < (least := least_samples(plan.alpha)):
             raise UserError(
-                f"alpha must be in (0, 0.5), not {alpha!r}: a bound fails with this probability",
-                parameter="alpha",
-            )
-        for name in ("samples", "choose", "gallery_samples", "batch", "attack_samples", "steps"):
-            given[name] = whole(name, given[name], 1)
-        if given["queries"] is not None:
-            given["queries"] = whole("queries", given["queries"], 1)
-        if whole("seed", given["seed"]) >= 2**32:
-            raise UserError(f"seed must be less than 2³², not {given['seed']}", parameter="seed")
-        if not isinstance(given["attack"], bool):
-            raise UserError(f"attack must be True or False, not {given['attack']!r}", parameter="attack")
-        if given["samples"] < (least := least_samples(alpha)):
-            raise UserError(
-                f"samples is {given['samples']}, and nothing can be certified with fewer than {least} where "
-                f"alpha is {alpha:g}: give at least {least}, better 1,000",
+                f"samples is {plan.samples}, and nothing can be certified with fewer than {least} where "
+                f"alpha is {plan.alpha:g}: give at least {least}, better 1,000",
                 parameter="samples",
             )
-        if given["attack"]:
-            given["search"] = _search(given["search"]).name
-        return cls(**given)
+        if plan.attack and "l2" not in plan.searching.norms:
+            raise UserError(
+                f"search {plan.search!r} keeps to the budget of each pixel, and a radius is an L2 length: "
+                "take apgd",
+                parameter="search",
+            )
+        return plan.model_copy(update={"search": plan.searching.name}) if plan.attack else plan
+
+    @cached_property
+    def searching(self) -> Search:
+        """The search."""
+        return bind(make_search(self.search), None)
 
     @property
     def limit(self) -> float:
         """The largest radius that so many samples can certify at all, of a gallery with one negative."""
         return largest_radius(self.sigma, self.samples, self.alpha)
 
-    def budget(self, radius: float) -> Budget:
-        """Return what a perturbation of less than this `radius` (L2) may cost, whatever is rounded."""
-        return Budget(eps=radius * (1 - 1e-5), alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
+    def threat(self, radius: float) -> Threat:
+        """Return the threat of perturbations of less than this `radius` (L2), whatever is rounded."""
+        budget = Budget(eps=radius * (1 - 1e-5), alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
+        return Threat(budget, self.searching, self.seed, self.batch)
 
     def draw(self, count: int) -> Tensor:
         """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
         return draw_queries(count, self.queries, self.seed)
 
     def describe(self) -> dict[str, Any]:
-        """Return all that decides about the certificate, in JSON's types."""
-        options = options_of(make_search(self.search)) if self.attack else None
-        return {"settings": self.model_dump(mode="json"), "options": options}
+        """Return all that decides the certificate, in JSON's types."""
+        return {
+            "settings": self.model_dump(mode="json"),
+            "options": options_of(self.searching) if self.attack else None,
+        }
 
 
-def _radii(given: object, sigma: float) -> tuple[float, ...]:
-    """Read radii from numbers or a text such as 0.25,0.5; by default they are multiples of sigma."""
-    if given is None:
-        return (sigma / 4, sigma / 2, sigma)
+def _radii(given: object) -> tuple[float, ...]:
+    """Read radii from numbers or a text such as 0.25,0.5."""
     parts = given.split(",") if isinstance(given, str) else given
     if not isinstance(parts, Sequence) or not parts:
         parts = [given]
@@ -122,16 +120,3 @@ def _radii(given: object, sigma: float) -> tuple[float, ...]:
             parameter="radii",
         )
     return tuple(float(r) for r in found)  # type: ignore[arg-type]
-
-
-def _search(given: object) -> Search:
-    """Make the search by its name; one that does not know the norm l2 is refused."""
-    if not isinstance(given, str):
-        raise UserError(f"search is {given!r}; give its name, such as apgd", parameter="search")
-    search = make_search(given)
-    if "l2" not in search.norms:
-        raise UserError(
-            f"search {given!r} keeps to the budget of each pixel, and a radius is an L2 length: take apgd",
-            parameter="search",
-        )
-    return search

@@ -4,20 +4,69 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from robustmetric.evaluation.schema import Part
-from robustmetric.evaluation.store import ARRAYS, GO_ON
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
-from robustmetric.validate import UserError, command_line, shorten
+from robustmetric.registry import unknown
+from robustmetric.validate import UserError, brief, command_line, shorten
+
+ARRAYS = "queries.safetensors"
+GO_ON = "what is finished is kept, and the same command goes on from there"
+"""What to do when a file cannot be written."""
+
+
+def _null(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_null)]
+"""A figure; null where there is none, for JSON has neither NaN nor infinity."""
+
+
+def _without_example(schema: dict[str, Any]) -> None:
+    schema["description"] = schema["description"].partition("\n\n>>>")[0]
+
+
+class Part(BaseModel):
+    """Values of a document: they do not change, and there are no others than those that are named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_example)
+
+
+P = TypeVar("P", bound=BaseModel)
+
+
+def validated(kind: type[P], what: str, given: dict[str, Any]) -> P:
+    """Return a model of a `kind` with the `given` values; say which `what` is unknown or wrong.
+
+    >>> class Sizes(Part):
+    ...     rows: int = Field(3, ge=1, description="number of rows")
+    >>> validated(Sizes, "setting", {"rows": 0})
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: rows is 0: input should be greater than or equal to 1 (number of rows)
+    """
+    for name in given:
+        if name not in kind.model_fields:
+            raise UserError(unknown(what, name, kind.model_fields), parameter=name)
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else what
+        field = kind.model_fields.get(name)
+        meaning = f" ({field.description})" if field is not None and field.description else ""
+        told = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise UserError(f"{name} is {brief(first['input'])}: {told}{meaning}", parameter=name) from None
 
 
 class Arrays(Part):
@@ -27,36 +76,26 @@ class Arrays(Part):
     sha256: str
 
 
-class Sealed(Protocol):
-    """A pydantic model with a digest of itself."""
+class Sealed(Part):
+    """A document with a digest of all its other entries."""
 
-    @property
-    def sha256(self) -> str | None:
-        """The digest of all the other entries."""
+    sha256: str | None = Field(default=None, description="of all the other entries")
 
-    def model_dump(self, *, mode: str, by_alias: bool) -> dict[str, Any]:
-        """Return the entries."""
-
-    def model_copy(self, *, update: dict[str, Any]) -> Any:
-        """Return the same with other entries."""
-
-
-class Document(Sealed, Protocol):
-    """A record or a certificate, with the digest of its arrays."""
-
-    @property
-    def arrays(self) -> Arrays:
-        """The file of per-query values."""
+    def sealed(self: S) -> S:
+        """Return the same with its digest."""
+        return self.model_copy(update={"sha256": digest_of_entries(_dumped(self))})
 
 
 S = TypeVar("S", bound=Sealed)
+
+
+class Document(Sealed):
+    """A record, a certificate or a verification, with the digest of its arrays."""
+
+    arrays: Arrays
+
+
 D = TypeVar("D", bound=Document)
-
-
-def seal(document: S) -> S:
-    """Return a `document` with the digest of all its other entries."""
-    whole: S = document.model_copy(update={"sha256": digest_of_entries(_dumped(document))})
-    return whole
 
 
 def write_json(file: Path, document: Sealed, then: str) -> None:
@@ -86,7 +125,7 @@ def read_json(file: Path, kind: Callable[..., S], what: str, schema: str) -> S:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{file} is not a whole {what}: {place}: {first['msg']}") from None
-    if document.sha256 not in (None, digest_of_entries(content)):
+    if document.sha256 != digest_of_entries(content):
         raise DamagedError(f"{file} is damaged, or was changed by hand: its digest does not match")
     return document
 
@@ -95,8 +134,9 @@ def read_json(file: Path, kind: Callable[..., S], what: str, schema: str) -> S:
 class Format(Generic[D]):
     """How documents of a `kind` are written and read.
 
-    `what` they are called, `schema` is what their entry of that name says, `file` the name of their file, and
-    `inside` that of the folder of a run that they are in.
+    `what` they are called, `schema` is what their entry of that name says, `file` the name of their file,
+    `inside` that of the folder of a run that they are in. `work` makes them, by a `command`, and what they
+    are of is then `done`.
     """
 
     kind: Callable[..., D]
@@ -104,10 +144,18 @@ class Format(Generic[D]):
     schema: str
     file: str
     inside: str
+    work: str
+    command: str
+    done: str
+
+    def there(self, folder: Path | None) -> bool:
+        """Return whether a `folder` holds the document."""
+        return folder is not None and (folder / self.file).exists()
 
     def make(self, made: dict[str, Any], arrays: bytes) -> D:
         """Put a document together with the digest of its arrays, and its own."""
-        return seal(self.kind(arrays=Arrays(file=ARRAYS, sha256=hashlib.sha256(arrays).hexdigest()), **made))
+        digest = hashlib.sha256(arrays).hexdigest()
+        return self.kind(arrays=Arrays(file=ARRAYS, sha256=digest), **made).sealed()
 
     def write(self, folder: Path | None, made: dict[str, Any], arrays: dict[str, Tensor]) -> D:
         """Make a document and, if there is a folder, write it and its arrays there."""
@@ -132,8 +180,8 @@ class Format(Generic[D]):
                 f"{shorten([file.parent for file in inside])}"
             )
         if (path / "recipe.yaml").is_file():  # a run
-            done, command = _MADE_BY[self.what]
-            raise FileNotFoundError(f"{path} is not {done} yet: {command_line([*command, str(path)])}")
+            command = command_line(["robustmetric", self.command, str(path)])
+            raise FileNotFoundError(f"{path} is not {self.done} yet: {command}")
         raise FileNotFoundError(
             f"there is no {self.what} {path}; give a {self.file}, or a folder that holds one"
         )
@@ -155,7 +203,7 @@ class Format(Generic[D]):
         document = self.read(beside)
         name = document.arrays.file
         if Path(name).name != name:
-            raise UserError(f"the {self.what} {path} names the arrays {name!r}; they stand beside it")
+            raise UserError(f"the {self.what} {path} names the arrays {name!r}; they must be beside it")
         file = beside.parent / name
         if not file.is_file():
             raise FileNotFoundError(f"there is no {name} beside the {self.what} {path}")
@@ -168,12 +216,7 @@ class Format(Generic[D]):
             raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
 
 
-_MADE_BY = {
-    "record": ("evaluated", ["robustmetric", "evaluate"]),
-    "certificate": ("certified", ["robustmetric", "certify"]),
-    "verification": ("verified", ["robustmetric", "verify"]),
-}
-
-
 def _dumped(document: Sealed) -> dict[str, Any]:
-    return document.model_dump(mode="json", by_alias=True)
+    entries = document.model_dump(mode="json", by_alias=True)
+    ends: dict[str, Any] = {name: entries.pop(name) for name in ("arrays", "sha256") if name in entries}
+    return entries | ends

@@ -1,40 +1,49 @@
-"""The plan of an evaluation: how a network is to be attacked and judged, as one value."""
+"""The plan of an evaluation: how a network is attacked and judged."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
+from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from robustmetric.attacks import SEARCHES, Column, Protocol, RankingAttack, Search, attack, make_search
-from robustmetric.attacks.contract import checked_columns, checked_signatures
-from robustmetric.attacks.search import inside_transfer
+from robustmetric.attacks import (
+    Column,
+    Protocol,
+    RankingAttack,
+    Search,
+    Transfer,
+    attack,
+    make_search,
+)
+from robustmetric.attacks.search import bind
+from robustmetric.evaluation.document import Part, validated
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
-from robustmetric.evaluation.schema import Part
 from robustmetric.evaluation.suite import WorstCase, make_suite
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, Norm
 from robustmetric.registry import lookup, registry, split_names, unknown
 from robustmetric.usercode import file_of, without_folder
-from robustmetric.validate import UserError, check_signature, is_number
+from robustmetric.validate import UserError, check_signature, whole
 
 LEVELS = {"none": 0, "quick": 1, "full": 2}
 """The sets of checks: those of a level and of all below it are run."""
+
+STAGES = ("embed", "retrieval", "checks")
+"""The stages of an evaluation besides its attacks, which are stages by their names."""
 
 _USUAL_EPS = {"digits": 0.2, "mnist": 77 / 255, "fashion-mnist": 77 / 255}
 
 
 def usual_eps(data: str) -> float:
-    """Return the ε that networks are attacked with on a data set, unless another one is given.
-
-    `data` is the name of a data set; for small grey images it is larger than the 8/255 of all others.
+    """Return the default ε of a data set by its name: larger for small grey images than the usual 8/255.
 
     >>> usual_eps("mnist") == 77 / 255, usual_eps("cub") == 8 / 255
     (True, True)
@@ -42,22 +51,8 @@ def usual_eps(data: str) -> float:
     return _USUAL_EPS.get(data, 8 / 255)
 
 
-STAGES = ("embed", "retrieval", "checks")
-"""The stages of an evaluation besides its attacks, which are stages by their names."""
-
-
-class Plan(Part):
-    """How an evaluation is done: everything that its scores depend on besides the network and the images.
-
-    Make one with `Plan.make`, which checks all of it once. Attacks and the search are named as texts; objects
-    of your own are kept beside their names.
-
-    >>> plan = Plan.make(attacks=["ES", "GTM"], steps=8)
-    >>> plan.attacks, plan.search, plan.budget.steps
-    (('ES', 'GTM'), 'pgd', 8)
-    >>> plan.differences(Plan.make(attacks=["ES", "GTM"], steps=4))
-    ['steps was 4, is 8']
-    """
+class Settings(Part):
+    """The settings of an evaluation, as a record has them: everything but the network and the images."""
 
     protocol: Protocol = Field(
         "strict", description="protocol: strict, or reference for what published figures were made with"
@@ -84,32 +79,52 @@ class Plan(Part):
     queries: int | None = Field(
         None, ge=1, description="number of images that are attacked, drawn from the seed; null for all"
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="starts every random draw")
-    batch: int = Field(128, ge=1, description="images that are perturbed together")
+    seed: int = Field(0, ge=0, lt=2**32, description="random seed")
+    batch: int = Field(128, ge=1, description="number of images that are perturbed together")
     checks: str = Field(
         "quick",
         description="checks of the scores: none (but collapse), quick or full, and others by name",
     )
 
-    _goals: tuple[RankingAttack, ...] | None = PrivateAttr(None)
-    _suite: WorstCase | None = PrivateAttr(None)  # if it was given as an object, or is made already
-    _search: Search | None = PrivateAttr(None)  # if it was given as an object
-    _text: str | None = PrivateAttr(None)  # if not
-    _checks: str | None = PrivateAttr(None)  # with the folders of files
-    _options: dict[str, Any] | None = PrivateAttr(None)
+    @property
+    def budget(self) -> Budget:
+        """The budget of a perturbation."""
+        return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps, norm=self.norm)
 
-    @model_validator(mode="after")
-    def _pixels_are_in_0_to_1(self) -> Plan:
-        if self.norm == "linf" and self.eps > 1:
-            raise ValueError("eps is more than 1")
-        return self
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {n: field.default for n, field in Settings.model_fields.items()}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a network is attacked and judged; `Plan.make` makes one of settings and checks them once.
+
+    `settings` has everything by name, as a record keeps it; the `attacks`, the search of the `threat` and the
+    `suite` are made. `given` are the settings as they were given: names may be objects there, and files of
+    your own have their folders. `options` tell what no name does, such as the digest of your own code.
+
+    >>> plan = Plan.make(attacks=["ES", "GTM"], steps=8)
+    >>> plan.settings.attacks, plan.settings.search, plan.threat.budget.steps
+    (('ES', 'GTM'), 'pgd', 8)
+    >>> plan.differences(Plan.make(attacks=["ES", "GTM"], steps=4))
+    ['steps was 4, is 8']
+    """
+
+    settings: Settings
+    given: Mapping[str, Any]
+    threat: Threat
+    attacks: tuple[RankingAttack, ...]
+    suite: WorstCase | None
+    options: Mapping[str, Any]
 
     @classmethod
     def make(cls, **settings: Any) -> Plan:
-        """Make a plan of `settings`, some of its fields, and refuse what cannot be.
+        """Make a plan of some of the `Settings`.
 
-        `attacks` may hold texts, such as ``"CA+(w=5)"`` or ``"file.py:Mine"``, and attacks; `search` is a
-        text or a search.
+        `attacks` may hold names, such as ``"CA+(w=5)"`` or ``"file.py:Mine"``, and attacks; `search` is a
+        name or a search.
 
         >>> Plan.make(step=8)
         Traceback (most recent call last):
@@ -117,153 +132,93 @@ class Plan(Part):
         robustmetric.UserError: unknown setting 'step' (did you mean 'steps'?); known: alpha, attacks, ...
         """
         for name in settings:
-            if name not in cls.model_fields:
-                raise UserError(unknown("setting", name, cls.model_fields))
+            if name not in DEFAULTS:
+                raise UserError(unknown("setting", name, DEFAULTS))
         if settings.get("norm") == "l2" and "eps" not in settings:
             raise UserError(
                 "eps is not given, and with the norm l2 there is no usual one: give the length that a "
                 "perturbation may have, such as 1.5",
                 parameter="eps",
             )
-        given = {**{name: field.default for name, field in cls.model_fields.items()}, **settings}
-        lookup("protocol", given["protocol"], dict.fromkeys(get_args(Protocol)))
-        budget = Budget(eps=given["eps"], alpha=given["alpha"], steps=given["steps"], norm=given["norm"])
-        given |= {"eps": float(budget.eps), "alpha": float(budget.alpha), "steps": int(budget.steps)}
-        for name, least in (("queries", 1), ("batch", 1), ("seed", 0)):
-            given[name] = _whole(name, given[name], least)
-        _check_names(given["checks"])
-        goals, search = _attacks(given["attacks"], given["protocol"]), _made_search(given["search"])
+        given = {**DEFAULTS, **settings}
+        protocol, checks = given["protocol"], given["checks"]
+        lookup("protocol", protocol, dict.fromkeys(get_args(Protocol)))
+        budget = Budget(**{name: given[name] for name in ("eps", "alpha", "steps", "norm")})
+        seed, batch = whole("seed", given["seed"], 0, 2**32 - 1), whole("batch", given["batch"], 1)
+        _check_names(checks)
+        attacks, search, suite = (
+            _attacks(given["attacks"], protocol),
+            _search(given["search"]),
+            make_suite(given["suite"]),
+        )
         _check_norm(search, budget.norm)
-        suite = make_suite(given["suite"])
         named = {
-            "attacks": tuple(_written(a, goal) for a, goal in zip(given["attacks"], goals, strict=True)),
+            "eps": float(budget.eps),
+            "alpha": float(budget.alpha),
+            "attacks": tuple(_written(a, made) for a, made in zip(given["attacks"], attacks, strict=True)),
             "search": _written(given["search"], search),
             "suite": "none" if suite is None else suite.name,
-            "checks": ",".join(map(without_folder, split_names(given["checks"]))),
+            "checks": ",".join(map(without_folder, split_names(checks))),
         }
-        plan = cls(**{**given, **named})
-        plan._goals, plan._suite, plan._checks = goals, suite, given["checks"]
-        if isinstance(given["search"], str):
-            plan._text = given["search"]
-        else:
-            plan._search = search
-        plan.describe()  # now: the files of the user's own may change
-        return plan
+        if given["queries"] is not None:
+            named["queries"] = whole("queries", given["queries"], 1)
+        made = validated(Settings, "setting", {**given, **named})
+        options = {
+            "search": options_of(search),
+            "attacks": {a.name: {**options_of(a), "columns": [c.name for c in a.columns]} for a in attacks},
+            "checks": _own_code(_check_names_of(checks, suite)),
+        }
+        if suite is not None:
+            options["suite"] = {goal.name: options_of(goal) for goal in suite.wanted}
+        threat = Threat(budget, search, seed, batch)
+        return cls(made, given, threat, attacks, suite, json.loads(json.dumps(options)))
 
     def changed(self, **settings: Any) -> Plan:
-        """Return this plan with other `settings`; another protocol has other attacks, which are given then.
+        """Return this plan with other `settings`.
 
-        >>> Plan.make(steps=8).changed(eps=0.1).budget
+        >>> Plan.make(steps=8).changed(eps=0.1).threat.budget
         Budget(eps=0.1, alpha=0.011764705882352941, steps=8, norm='linf')
         """
-        own: dict[str, Any] = {
-            "attacks": self.goals,
-            "search": self._search or self._text or self.search,
-            "suite": self.worst_case or "none",
-            "checks": self._checks or self.checks,
-        }
-        made = Plan.make(**{**self.model_dump(), **own, **settings})
-        # Those of the user's own are written as they were given: with their file.
-        return made if "attacks" in settings else made.model_copy(update={"attacks": self.attacks})
-
-    def __eq__(self, other: object) -> bool:
-        """Compare the fields; options that no name tells are in the digest alone."""
-        return isinstance(other, Plan) and self.model_dump() == other.model_dump()
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.model_dump().values()))
-
-    @property
-    def budget(self) -> Budget:
-        """What a perturbation may cost."""
-        return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps, norm=self.norm)
-
-    @property
-    def worst_case(self) -> WorstCase | None:
-        """The suite, if there is one."""
-        if self._suite is None:  # read from a record
-            self._suite = make_suite(self.suite)
-        return self._suite
-
-    @property
-    def goals(self) -> tuple[RankingAttack, ...]:
-        """The attacks."""
-        if self._goals is None:  # read from a record
-            self._goals = tuple(attack(name, protocol=self.protocol) for name in self.attacks)
-        return self._goals
+        return Plan.make(**{**self.given, **settings})
 
     def search_on(self, surrogate: nn.Module | None = None) -> Search:
-        """Return the search; one that transfers perturbations takes them from the `surrogate`.
-
-        A search that does not leaves the surrogate to the suite.
-        """
-        own = None if self._search is None else self._search.network
-        if self.worst_case is not None and not self.transfers and own is None:
-            surrogate = None
-        if self._search is None:
-            return make_search(self._text or self.search, surrogate=surrogate)
-        if surrogate is not None and own is not surrogate:
-            raise UserError(
-                f"search {self.search!r} is an object with a network of its own, or none: give no surrogate",
-                parameter="surrogate",
-            )
-        return self._search
+        """Return the search; one that transfers perturbations takes them from the `surrogate`."""
+        if self.suite is not None and not self.transfers and self.threat.search.network is None:
+            surrogate = None  # which is the suite's
+        return bind(self.threat.search, surrogate)
 
     @cached_property
     def columns(self) -> dict[str, Column]:
         """What the attacks report, by name."""
-        return {column.name: column for goal in self.goals for column in goal.columns}
+        return {column.name: column for goal in self.attacks for column in goal.columns}
 
     @property
     def transfers(self) -> bool:
         """Whether the search takes its perturbations from a surrogate that has to be given."""
-        return self._search is None and inside_transfer(self._text or self.search) is not None
+        return isinstance(self.threat.search, Transfer) and self.threat.search.surrogate is None
 
     @property
     def level(self) -> str:
         """The set of checks: none, quick or full."""
-        return split_names(self.checks)[0]
+        return split_names(self.settings.checks)[0]
 
     @property
     def check_names(self) -> list[str]:
-        """The checks to run, in their order: those of the set, and those that are named behind it."""
-        usual = [
-            name
-            for name, check in registry("check").items()
-            if getattr(check, "level", 3) <= LEVELS[self.level]
-            and (self.worst_case is not None or not getattr(check, "suite", False))
-        ]
-        return list(dict.fromkeys([*usual, *split_names(self._checks or self.checks)[1:]]))
+        """The checks to run, in their order: those of the set, then others by name."""
+        return _check_names_of(self.given["checks"], self.suite)
 
     def draw(self, count: int) -> Tensor:
         """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
-        return draw_queries(count, self.queries, self.seed)
+        return draw_queries(count, self.settings.queries, self.threat.seed)
 
     def describe(self) -> dict[str, Any]:
-        """Return all that decides about the scores, in JSON's types; options that no name tells included."""
-        if self._options is None:
-            options = {
-                "search": options_of(_made_search(self._search or self._text or self.search)),
-                "attacks": {
-                    goal.name: {**options_of(goal), "columns": [c.name for c in goal.columns]}
-                    for goal in self.goals
-                },
-                "checks": _own_code(self.check_names),
-            }
-            if self.worst_case is not None:
-                options["suite"] = {goal.name: options_of(goal) for goal in self.worst_case.wanted}
-            self._options = json.loads(json.dumps(options))
-        return {"settings": self.model_dump(mode="json"), "options": dict(self._options or {})}
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the description: equal for plans that do the same."""
-        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
+        """Return all that decides the scores, in JSON's types."""
+        return {"settings": self.settings.model_dump(mode="json"), "options": self.options}
 
     def differences(self, other: Plan) -> list[str]:
         """List what this plan does otherwise than the `other`; nothing if they do the same."""
         before, now = other.describe(), self.describe()
-        # Options that no name tells are said only if the names are the same.
+        # Options that no name tells matter only if the names are the same.
         return differences(before["settings"], now["settings"]) or differences(before, now)
 
 
@@ -279,18 +234,17 @@ def draw_queries(count: int, queries: int | None, seed: int) -> Tensor:
     return order[:queries].sort().values
 
 
-def _whole(name: str, value: Any, least: int) -> int | None:
-    most = 2**32 - 1 if name == "seed" else None
-    if value is None and name == "queries":
-        return None
-    if not is_number(value, Integral) or value < least or (most is not None and value > most):
-        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UserError(f"{name} must be a whole number {allowed}, not {value!r}", parameter=name)
-    return int(value)
+def check_title(name: str) -> str:
+    """Return the name of a check in a record: its own, or that of the function of a file.
+
+    >>> check_title("8-bit"), check_title("mine.py:odd(limit=2)")
+    ('8-bit', 'odd(limit=2)')
+    """
+    return name if file_of(name) is None else without_folder(name).partition(".py:")[2]
 
 
 def _check_names(checks: object) -> None:
-    """Refuse a set of checks, or a check behind it, that is not known."""
+    """Refuse a set of checks, or a further check, that is not known."""
     if not isinstance(checks, str):
         raise UserError(
             f"checks must be a text such as 'none', 'quick', 'full' or 'quick,NAME', not {checks!r}",
@@ -309,13 +263,15 @@ def _check_names(checks: object) -> None:
         )
 
 
-def check_title(name: str) -> str:
-    """Return what a check is called in a record: its name, or that of the function of a file.
-
-    >>> check_title("8-bit"), check_title("mine.py:odd(limit=2)")
-    ('8-bit', 'odd(limit=2)')
-    """
-    return name if file_of(name) is None else without_folder(name).partition(".py:")[2]
+def _check_names_of(checks: str, suite: WorstCase | None) -> list[str]:
+    level, *further = split_names(checks)
+    usual = [
+        name
+        for name, check in registry("check").items()
+        if getattr(check, "level", 3) <= LEVELS[level]
+        and (suite is not None or not getattr(check, "suite", False))
+    ]
+    return list(dict.fromkeys([*usual, *further]))
 
 
 def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
@@ -332,7 +288,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
             f"{wrong[0]!r} is no attack; give its name, or an object of a RankingAttack", parameter="attacks"
         )
     for goal in goals:
-        checked_signatures(goal)
+        goal.check()
     names = [a.name for a in goals]
     if taken := {*STAGES} & {*names}:
         raise UserError(f"an attack cannot be called {', '.join(taken)}: give it another name")
@@ -343,22 +299,28 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
             f"{', '.join(other)} follows another protocol than {protocol}; the two are never mixed",
             parameter="protocol",
         )
-    columns = [column.name for a in goals for column in checked_columns(a)]
+    columns = [column.name for a in goals for column in a.columns]
     if twice := {n for n in columns if columns.count(n) > 1}:
         told = ", ".join(sorted(twice))
         raise UserError(f"two attacks report {told}: give one of them another name for it")
     return goals
 
 
+def _search(given: object) -> Search:
+    search = make_search(given) if isinstance(given, str) else given
+    if not isinstance(search, Search):
+        raise UserError(
+            f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
+        )
+    search.check()
+    return search
+
+
 def _check_norm(search: Search, norm: Norm) -> None:
     """Refuse a search that cannot keep to a budget of this norm."""
     if norm not in search.norms:
-        # Of a transfer it depends on what is in its brackets.
-        norms = {name: getattr(kind, "norms", ()) for name, kind in SEARCHES.items()}
-        able = [name for name, known in norms.items() if isinstance(known, tuple) and norm in known]
         raise UserError(
-            f"the search {search.name!r} has no budget of the norm {norm}; give one that has: "
-            f"{', '.join(sorted(able))}",
+            f"the search {search.name!r} has no budget of the norm {norm}; give one that has: apgd, square",
             parameter="search",
         )
 
@@ -376,19 +338,7 @@ def _written(given: object, part: RankingAttack | Search) -> str:
     """
     if not isinstance(given, str):
         return part.name
-    if (inside := inside_transfer(given)) is not None:
-        return f"transfer({_written(inside, part.search)})"  # type: ignore[union-attr]
+    if isinstance(part, Transfer):
+        inside = given.strip().removeprefix("transfer").strip().removeprefix("(").removesuffix(")")
+        return f"transfer({_written(inside.strip(), part.search)})"
     return part.name if code_of(type(part)) is None else without_folder(given)
-
-
-def _made_search(given: object) -> Search:
-    """Make the search; a surrogate may be known only later, and an empty network stands for it."""
-    search = given
-    if isinstance(given, str):
-        search = make_search(given, surrogate=nn.Identity() if inside_transfer(given) else None)
-    if not isinstance(search, Search):
-        raise UserError(
-            f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
-        )
-    checked_signatures(search)
-    return search

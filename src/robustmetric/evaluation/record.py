@@ -5,28 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.evaluation.checks import Check
-from robustmetric.evaluation.document import Arrays, Format
-from robustmetric.evaluation.ers import COLUMNS, Values
-from robustmetric.evaluation.identity import SINCE, code_of, digest_of, versions
-from robustmetric.evaluation.intervals import Interval, intervals
-from robustmetric.evaluation.pieces import PER_QUERY, Materials
-from robustmetric.evaluation.plan import Plan
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.store import RECORD
-from robustmetric.evaluation.subject import Subject
-from robustmetric.evaluation.worst import GoalScore, Suite, build_suite
+from robustmetric.evaluation.data import Subject
+from robustmetric.evaluation.document import Document, Format, Number, Part
+from robustmetric.evaluation.ers import COLUMNS
+from robustmetric.evaluation.identity import digest_of
+from robustmetric.evaluation.plan import Settings
+from robustmetric.evaluation.worst import GoalScore, Suite
 
+RECORD = "record.json"
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 
 
-class Network(Part):
+class NetworkEntry(Part):
     """The network that was attacked."""
 
     name: str
@@ -36,7 +33,7 @@ class Network(Part):
     weights: str | None = Field(None, description="how its weights were chosen, as far as that is known")
 
 
-class Data(Part):
+class DataEntry(Part):
     """The images that were queried and ranked."""
 
     name: str
@@ -49,7 +46,7 @@ class Data(Part):
     skipped: list[str] = Field([], description="files that were left out because they could not be read")
 
 
-class Queries(Part):
+class QueryCounts(Part):
     """The images that were perturbed."""
 
     count: int
@@ -81,17 +78,7 @@ class Ers(Part):
     why: str = Field("", description="why it is not valid")
 
 
-def _whole(settings: object) -> object:
-    """Refuse settings of which some are missing: a record does not fall back on defaults."""
-    if not isinstance(settings, dict):
-        return settings
-    settings = {**SINCE, **settings}
-    if missing := Plan.model_fields.keys() - settings.keys():
-        raise ValueError(f"{', '.join(sorted(missing))} missing")
-    return settings
-
-
-class Record(Part):
+class Record(Document):
     """The scores of a network on a data set, with all they depend on.
 
     `record["R@1"]`, `record["ERS"]`, `record["CA+"]` are single values. Ranks and shares are in %; TMA is a
@@ -109,26 +96,16 @@ class Record(Part):
     """
 
     schema_: Literal["robustmetric/record/1"] = Field(SCHEMA, alias="schema")
-    network: Network
-    data: Data
-    settings: Annotated[Plan, BeforeValidator(_whole)]
-    queries: Queries
+    network: NetworkEntry
+    data: DataEntry
+    settings: Settings
+    queries: QueryCounts
     retrieval: dict[str, Score]
     scores: dict[str, Score]
     ers: Ers | None
     suite: Suite | None = None
     checks: list[Check]
     versions: dict[str, str]
-    arrays: Arrays
-    sha256: str | None = Field(None, description="of all the other entries; null in records of before")
-
-    @model_validator(mode="after")
-    def _ers_fails_with_its_checks(self) -> Record:
-        """Mark the ERS as not valid if a check failed, in records from before that was done as well."""
-        if self.ers is not None and self.ers.valid and (why := _failures(self.checks)):
-            ers = self.ers.model_copy(update={"valid": False, "why": why})
-            object.__setattr__(self, "ers", ers)
-        return self
 
     def __getitem__(self, name: str) -> float:
         if name == "ERS" and self.ers is not None:
@@ -173,10 +150,7 @@ class Record(Part):
         """
         if name not in self.scores:
             return Column(name, "higher")
-        score = self.scores[name]
-        if score.unit is None:  # a record of before columns described themselves
-            return COLUMNS.get(name, Column(name, None))
-        return _column(name, score)
+        return _column(name, self.scores[name])
 
     def goal_column(self, name: str) -> Column:
         """Return how the worst case of the goal `name` is to be read."""
@@ -198,97 +172,31 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def build_record(materials: Materials) -> Record:
-    """Put the record together from finished pieces, and in a folder write it and remove the pieces."""
-    subject, plan, retrieval = materials.subject, materials.plan, materials.retrieval
-    checks = materials.checks
-    group = None
-    if plan.protocol == "reference":
-        group = 128 if subject.fingerprint.shape[1:] == [28, 28] else 112
-    arrays = {"number": materials.numbers}
-    after: dict[str, Values] = {}
-    before: dict[str, Values] = {}
-    for goal in plan.goals:
-        found = materials.found(goal)
-        arrays |= {f"{goal.name}/{n}": v for n, v in found.tensors().items() if n != "number"}
-        after |= {n: v.numpy() for n, v in found.after.items()}
-        before |= {n: v.numpy() for n, v in found.before.items()}
-    arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
-    suite, worst = build_suite(materials)
-    arrays |= worst
-    shares = [name for name in after if plan.columns[name].unit == PERCENT]
-    scores, overall, terms = intervals(
-        after, group=group, protocol=plan.protocol, seed=plan.seed, percent=shares
-    )
-    clean, _, _ = intervals(before, group=group, protocol=plan.protocol, seed=plan.seed, resamples=1)
-    made: dict[str, Any] = {
-        **described(subject),
-        "settings": plan,
-        "queries": {
-            "count": len(materials.numbers),
-            "of": len(subject.images),
-            "left_out": int(retrieval["left_out"]),
-        },
-        "retrieval": _retrieval(retrieval, plan.seed),
-        "scores": {
-            name: {
-                **interval._asdict(),
-                "before": clean[name].value,
-                "better": plan.columns[name].better,
-                "unit": plan.columns[name].unit.name,
-            }
-            for name, interval in scores.items()
-        },
-        "ers": None if overall is None else _ers(overall, terms, checks, plan),
-        "suite": suite,
-        "checks": checks,
-        "versions": versions(),
-    }
-    record = FORMAT.write(materials.store.folder, made, arrays)
-    materials.store.tidy()
-    return record
-
-
 def described(subject: Subject) -> dict[str, Any]:
-    """Describe the network and the images of a subject, as the entries `network` and `data` of a document."""
+    """Describe the network and the data of a `subject`, as these entries of a document."""
+    data, surrogate = subject.data, subject.surrogate
     return {
         "network": {
             "name": subject.title,
             "parameters": sum(p.numel() for p in subject.model.parameters()),
             "sha256": digest_of(subject.model),
-            "surrogate": None if subject.surrogate is None else digest_of(subject.surrogate),
-            "weights": subject.origin.weights,
+            "surrogate": None if surrogate is None else digest_of(surrogate),
+            "weights": subject.weights,
         },
         "data": {
-            "name": subject.data,
-            "images": len(subject.images),
-            "gallery": None if subject.gallery is None else len(subject.gallery[0]),
-            "classes": len(subject.labels.unique()),
-            "shape": subject.fingerprint.shape,
-            "sha256": subject.fingerprint.sha256,
-            "cameras": subject.cameras is not None,
-            "skipped": list(subject.origin.skipped),
+            "name": data.name,
+            "images": len(data.images),
+            "gallery": None if data.gallery is None else len(data.ranked.images),
+            "classes": len(data.labels.unique()),
+            "shape": data.fingerprint.shape,
+            "sha256": data.fingerprint.sha256,
+            "cameras": data.cameras is not None,
+            "skipped": list(data.skipped),
         },
     }
 
 
-def _retrieval(values: dict[str, Tensor], seed: int) -> dict[str, Any]:
-    """Average the ranking without attacks over its queries; the NMI is one figure of the gallery."""
-    ranked = intervals({n: values[n].numpy() for n in PER_QUERY}, seed=seed, percent=PER_QUERY)[0]
-    ranked["NMI"] = Interval(float(values["NMI"]), math.nan, math.nan)
-    return {name: ranked[name]._asdict() for name in ("R@1", "R@2", "mAP", "NMI", "mAP@R")}
-
-
-def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check], plan: Plan) -> dict[str, Any]:
-    """Describe the ERS, which is not valid if a check failed, nor with others' attacks."""
-    why = _failures(checks)
-    foreign = [goal for goal in plan.goals if code_of(type(goal)) is not None]
-    if names := [c.name for goal in foreign for c in goal.columns if c.name in COLUMNS]:
-        why += f"{'; ' if why else ''}{', '.join(names)} is of an attack of the user's own"
-    return {**overall._asdict(), "terms": terms, "valid": not why, "why": why}
-
-
-def _failures(checks: Sequence[Check]) -> str:
+def failures(checks: Sequence[Check]) -> str:
     """Return why an ERS with these `checks` is not valid: which of them failed. A warning is no failure."""
     failed = {check.name: check for check in checks if check.status == "fail"}
     told = [failed.pop("collapse").says] if "collapse" in failed else []
@@ -297,13 +205,17 @@ def _failures(checks: Sequence[Check]) -> str:
     return "; ".join(told)
 
 
-FORMAT = Format(Record, "record", SCHEMA, RECORD, "evaluation")
+FORMAT = Format(
+    Record,
+    "record",
+    SCHEMA,
+    RECORD,
+    "evaluation",
+    work="evaluation",
+    command="evaluate",
+    done="evaluated",
+)
 """How records are written and read."""
-
-
-def make_record(made: dict[str, Any], arrays: bytes) -> Record:
-    """Put a record together with the digest of its arrays, and its own."""
-    return FORMAT.make(made, arrays)
 
 
 def load_record(path: str | Path) -> Record:

@@ -9,20 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack, Search, Target
-from robustmetric.attacks.contract import (
-    checked_aim,
-    checked_appraise,
-    checked_measure,
-    checked_objective,
-    checked_search,
-    checked_select,
-    checked_start,
-)
-from robustmetric.attacks.search import Lowest
+from robustmetric.attacks import Draws, Gallery, Problem, Queries, RankingAttack, Target
 from robustmetric.distance import embed
 from robustmetric.evaluation.images import Images
-from robustmetric.perturb import Budget, device_of
+from robustmetric.evaluation.threat import Threat
+from robustmetric.perturb import Norm, device_of, sizes
 from robustmetric.retrieval import Ranking, rank
 
 
@@ -65,8 +56,8 @@ class Scene:
         """
         where = self.judged.z.device
         if index is None:
-            index = checked_select(attack, queries.to(where), self.judged, draws=draws)
-        return checked_aim(attack, index.to(queries.z.device), queries, self.gallery)
+            index = attack.checked_select(queries.to(where), self.judged, draws=draws)
+        return attack.checked_aim(index.to(queries.z.device), queries, self.gallery)
 
     def measure(
         self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries, won: Tensor | None = None
@@ -78,12 +69,12 @@ class Scene:
         where = self.judged.z.device
         z, target, queries = z.to(where), target.to(where), queries.to(where)
         column = attack.columns[0]
-        if won is None or column.lost is None or len(attack.columns) > 1 or not won.any():
-            return checked_measure(attack, z, target, queries, self.judged)
+        if won is None or column.success_value is None or len(attack.columns) > 1 or not won.any():
+            return attack.checked_measure(z, target, queries, self.judged)
         rest = (~won).to(where)
-        values = torch.full((len(z),), column.lost, dtype=torch.float64, device=where)
+        values = torch.full((len(z),), column.success_value, dtype=torch.float64, device=where)
         if rest.any():
-            found = checked_measure(attack, z[rest], target[rest], queries[rest], self.judged)
+            found = attack.checked_measure(z[rest], target[rest], queries[rest], self.judged)
             values[rest] = found[column.name].double()
         return {column.name: values}
 
@@ -133,7 +124,7 @@ def embed_all(
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class AttackResult:
     """What became of B queries, as `run_attack` returns it.
 
     `images` (B, C, H, W) are the perturbed ones, `z` (B, D) their embeddings and `target` what they aimed at.
@@ -155,90 +146,118 @@ class Outcome:
     backward: int
     originals: Tensor
 
-
-class _SpentError(Exception):
-    """A search has asked as often as it may."""
+    def changes(self, norm: Norm) -> dict[str, Tensor]:
+        """Return by name the size (B,) of each change in a `norm`, and how far pixels leave [0, 1]."""
+        low, high = self.images.flatten(1).double().aminmax(dim=1)
+        change = sizes((self.images - self.originals).double(), norm)
+        return {"change": change, "outside": torch.maximum(-low, high - 1)}
 
 
 def run_attack(
     scene: Scene,
     attack: RankingAttack,
     numbers: Tensor,
-    budget: Budget,
-    search: Search,
+    threat: Threat,
     *,
-    seed: int = 0,
+    stop: bool = True,
     surrogate: Scene | None = None,
     tick: Callable[[], None] | None = None,
     purpose: str | None = None,
-    most: int | None = None,
     index: Tensor | None = None,
     clean: bool = True,
-) -> Outcome:
+) -> AttackResult:
     """Run an `attack` on the queries of a `scene` with these `numbers` (B,); call it inside `frozen(model)`.
 
-    The `search` perturbs them within the `budget`; random draws start at `seed`, and those of the search
-    depend on its `purpose`, by default the attack's name. Targets are those of the network under attack. With
-    a `surrogate`, its embeddings of the same images are what the search sees. A query that is lost to the
-    attack is not searched any longer. `tick` is called each time that the search has been told the objective,
-    and after `most` times it is stopped: the lowest point by then counts. `index` (B, W) are the targets if
-    they are known already. Unless it is `clean`, the images as they were are not measured.
+    The search of the `threat` perturbs them, all in one batch, within its budget. Its random draws depend on
+    the seed and on the `purpose`, by default the attack's name. Targets are those of the network under
+    attack, or `index` (B, W). With a `surrogate`, its embeddings of the same images are what the search sees.
+    The search lets a query go that is where the attack wants it, unless `stop` is False. `tick` is called
+    after each evaluation of the objective. Unless it is `clean`, the images as they were are not measured.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
     >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
     >>> scene = Scene(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
-    >>> budget = rm.Budget(eps=0.1, alpha=0.05, steps=4)
-    >>> outcome = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), budget, rm.attacks.PGD())
-    >>> bool((outcome.after["TMA"] > outcome.before["TMA"]).all())
+    >>> threat = Threat(rm.Budget(eps=0.1, alpha=0.05, steps=4), rm.attacks.PGD())
+    >>> result = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), threat)
+    >>> bool((result.after["TMA"] > result.before["TMA"]).all())
     True
     """
     images, queries = scene.batch(numbers)
     listed = numbers.tolist()
     ground = surrogate or scene
-    seen = queries if surrogate is None else surrogate.queries[numbers.to(surrogate.device)]
+    seen = queries if surrogate is None else surrogate.asking(numbers)
     with torch.no_grad():
-        target = scene.aim(attack, queries, Draws(seed, attack.drawn_as, listed), index)
-        goal = target if surrogate is None else checked_aim(attack, target.index, seen, surrogate.gallery)
-        first = checked_objective(attack, queries.z, target, queries, scene.gallery)
-    draws = Draws(seed, purpose or f"{attack.name}/search", listed)
-    best, early, lowest = first.clone(), seen.z.clone(), Lowest(images)
-    asked = forward = backward = 0
+        target = scene.aim(attack, queries, Draws(threat.seed, attack.drawn_as, listed), index)
+        goal = target if surrogate is None else attack.checked_aim(target.index, seen, surrogate.gallery)
+        first = attack.checked_objective(queries.z, target, queries, scene.gallery)
+    draws = Draws(threat.seed, purpose or f"{attack.name}/search", listed)
+    best, early = first.clone(), seen.z.clone()
+    forward = backward = 0
 
     def objective(x: Tensor, rows: Tensor) -> Tensor:
-        nonlocal asked, forward, backward
-        if asked == most:
-            raise _SpentError
-        asked, forward, backward = asked + 1, forward + len(x), backward + len(x) * x.requires_grad
+        nonlocal forward, backward
+        forward, backward = forward + len(x), backward + len(x) * x.requires_grad
         z = embed(ground.model, x)
         all_rows = len(rows) == len(seen)
         aims, asking = (goal, seen) if all_rows else (goal[rows], seen[rows])
-        value, won = checked_appraise(attack, z, aims, asking, ground.gallery)
-        if x.requires_grad:  # a step of the descent, and not a trial beside it
+        value, won = attack.checked_appraise(z, aims, asking, ground.gallery)
+        if x.requires_grad:  # a step of the descent, and not a trial aside
             best[rows] = torch.minimum(best[rows], value.detach())
             early[rows] = z.detach()
-        if won is not None and surrogate is None:  # what wins on another network need not win here
+        if won is not None and stop and surrogate is None:  # what wins on another network need not win here
             value = value.masked_fill(won, -torch.inf)
-        if most is not None:
-            lowest.keep(x.detach(), value.detach(), rows)
         if tick is not None:
             tick()
         return value
 
-    start = checked_start(attack, images, draws=draws)
-    try:
-        moved = checked_search(search, images, objective, budget, draws=draws, start=start)
-    except _SpentError:
-        moved = lowest.point
+    start = attack.checked_start(images, draws=draws)
+    moved = threat.search(Problem(images, objective, threat.budget, draws, start))
     with torch.no_grad():
         z = embed(scene.model, moved)
-        last, won = checked_appraise(attack, z, target, queries, scene.gallery)
+        last, won = attack.checked_appraise(z, target, queries, scene.gallery)
         after = scene.measure(attack, z, target, queries, won)
         # Where the end of one descent counts: of several, or of trials, the point before is not known.
-        if attack.read_early and surrogate is None and search.keeps_last:
+        if attack.read_early and surrogate is None and threat.search.keeps_last:
             sooner = scene.measure(attack, early, target, queries)
             after |= {name: sooner[name] for name in attack.read_early}
         before = scene.measure(attack, queries.z, target, queries) if clean else {}
     best = torch.minimum(best, last) if surrogate is None else last
-    forward += len(moved)
-    return Outcome(moved, z, target, before, after, first, last, best, forward, backward, images)
+    return AttackResult(
+        moved, z, target, before, after, first, last, best, forward + len(moved), backward, images
+    )
+
+
+def attack_block(
+    scene: Scene,
+    attack: RankingAttack,
+    numbers: Tensor,
+    threat: Threat,
+    *,
+    surrogate: Scene | None = None,
+    tick: Callable[[], None] | None = None,
+) -> dict[str, Tensor]:
+    """Run an `attack` as `run_attack` does; return what is kept of it, by name, on the CPU.
+
+    "number" (B,) are the queries and "target" (B, W) positions in the gallery. "before/X", "after/X" and
+    "8-bit/X" (B,) are the values of each column X of the images as they were, perturbed, and rounded to 8
+    bits; "objective/first", "objective/last" and "objective/best" (B,) those of the objective, "change" and
+    "outside" (B,) the size of the change and how far pixels leave [0, 1].
+    """
+    result = run_attack(scene, attack, numbers, threat, surrogate=surrogate, tick=tick)
+    with torch.no_grad():
+        z = embed(scene.model, (result.images * 255).round() / 255)
+        rounded = scene.measure(attack, z, result.target, scene.asking(numbers))
+    values = {"before": result.before, "after": result.after, "8-bit": rounded}
+    named = {
+        "number": numbers,
+        "target": result.target.index,
+        "objective/first": result.first,
+        "objective/last": result.last,
+        "objective/best": result.best,
+        **result.changes(threat.budget.norm),
+        **{f"{when}/{name}": value for when, found in values.items() for name, value in found.items()},
+    }
+    # Copies, because safetensors rejects two names for one tensor.
+    kept = {n: v.cpu().clone(memory_format=torch.contiguous_format) for n, v in named.items()}
+    return {n: v.double() if v.is_floating_point() else v for n, v in kept.items()}

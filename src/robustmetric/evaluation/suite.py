@@ -1,23 +1,23 @@
-"""The worst-case suite: which goals an attacker has, and which attacks are tried for each, in which order."""
+"""The worst-case suite: an ensemble of attacks for each goal, each attack on the queries that are left."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from numbers import Integral
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from robustmetric.attacks import APGD, RankingAttack, Search, Square, Transfer, attack
-from robustmetric.attacks.contract import checked_columns, checked_signatures
-from robustmetric.attacks.goals import Misrank
+from robustmetric.attacks import APGD, Draws, RankingAttack, Search, Square, Transfer, attack
 from robustmetric.evaluation.identity import code_of
+from robustmetric.evaluation.scene import Scene, run_attack
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, lookup, split_names, take_apart
-from robustmetric.usercode import file_of, without_folder
-from robustmetric.validate import UserError, is_number
+from robustmetric.registry import lookup, split_names, take_apart
+from robustmetric.usercode import without_folder
+from robustmetric.validate import UserError, describe, whole
 
 GOALS = (
     "misrank", "translocate", "promote", "demote", "shift", "misrank(side='candidate')",
@@ -25,22 +25,11 @@ GOALS = (
 )  # fmt: skip
 """What the suite tries unless goals are given."""
 
-_BESIDE = {"misrank": ("ES:R", "LTM", "GTM"), "translocate": ("GTT",), "shift": ("ES:D",)}
+BEFORE = -1
+"""Stands for no attack: a query that was lost before, or that no attack has changed."""
 
 
-def says_the_same(goal: RankingAttack, attack: RankingAttack) -> list[str]:
-    """Return the columns of an `attack`, by the definitions, that say of a query what the `goal` does.
-
-    >>> [says_the_same(attack("misrank(tau=0.1)"), attack(name)) for name in ("ES", "GTM", "GTT")]
-    [['ES:R'], ['GTM'], []]
-    """
-    usual = replace(goal, tau=Misrank.tau) if isinstance(goal, Misrank) else goal  # it tells no score
-    if attack.drawn_as == goal.drawn_as:
-        return [column.name for column in attack.columns]
-    return [column.name for column in attack.columns if column.name in _BESIDE.get(usual.drawn_as, ())]
-
-
-class Way(NamedTuple):
+class Attempt(NamedTuple):
     """An attack of a goal's ensemble: its objective, how it is searched, and what its draws depend on."""
 
     attack: RankingAttack
@@ -54,7 +43,7 @@ class Way(NamedTuple):
 
     def passes(self, budget: Budget) -> int:
         """Return how many passes of a query it takes within a `budget`, if nothing drops out."""
-        return self.search.asks(budget) + 1  # what is found is measured
+        return self.search.num_evaluations(budget) + 1  # what is found is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +51,12 @@ class WorstCase:
     """The suite: for each goal an ensemble of attacks, each on the queries that those before it left.
 
     `goals` are attacks by name, in one text, or as a list of names and attacks; None for all of `GOALS`. Each
-    way to a goal is searched by `apgd` with `steps` steps, those of misrank at the `targets` nearest wrong
-    classes too, then again `restarts` times from random points, then on the surrogate if there is one, and at
-    last by `trials` random squares. `passes` is how many passes a query may cost for a goal at the most.
+    attempt at a goal is searched by `apgd` with `steps` steps, those of misrank at the `targets` nearest
+    wrong classes too, then again `restarts` times from random points, then on the surrogate if there is one,
+    and at last by `trials` random squares.
 
     >>> suite = WorstCase(goals="shift", steps=10)
-    >>> [way.name for way in suite.ways(suite.wanted[0])]
+    >>> [attempt.name for attempt in suite.attempts(suite.wanted[0])]
     ['shift by apgd', 'shift by apgd(random_start=True)', 'shift by square']
     """
 
@@ -76,21 +65,19 @@ class WorstCase:
     restarts: int = 1
     targets: int = 5
     trials: int = 200
-    passes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("trials", 1), ("restarts", 0), ("targets", 0), ("passes", 1)):
-            given = getattr(self, name)
-            if not (is_number(given, Integral) and given >= least) and (name, given) != ("passes", None):
-                raise UserError(
-                    f"{name} of the suite must be a whole number of at least {least}, not {given!r}",
-                    parameter="suite",
-                )
-        names = [goal.name for goal in self.wanted]
-        if not names:
-            raise UserError(f"no goals were given; the suite knows {', '.join(GOALS)}", parameter="suite")
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise UserError(f"a goal was given twice: {', '.join(sorted(twice))}", parameter="suite")
+        try:
+            for name, least in (("steps", 1), ("trials", 1), ("restarts", 0), ("targets", 0)):
+                whole(f"{name} of the suite", getattr(self, name), least)
+            names = [goal.name for goal in self.wanted]
+            if not names:
+                raise UserError(f"no goals were given; the suite knows {', '.join(GOALS)}")
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise UserError(f"a goal was given twice: {', '.join(sorted(twice))}")
+        except UserError as error:
+            error.parameter = "suite"
+            raise
 
     @cached_property
     def wanted(self) -> tuple[RankingAttack, ...]:
@@ -103,9 +90,7 @@ class WorstCase:
         if isinstance(given, str):
             return split_names(given)
         if not isinstance(given, Sequence):
-            raise UserError(
-                f"goals of the suite must be names in one text, or a list, not {given!r}", parameter="suite"
-            )
+            raise UserError(f"goals of the suite must be names in one text, or a list, not {describe(given)}")
         return given
 
     @property
@@ -119,31 +104,26 @@ class WorstCase:
         inside = ", ".join(f"{key}={value!r}" for key, value in changed.items())
         return f"worst-case({inside})" if inside else "worst-case"
 
-    def ways(
+    def attempts(
         self, goal: RankingAttack, *, surrogate: nn.Module | None = None, gradient: bool = True
-    ) -> tuple[Way, ...]:
+    ) -> tuple[Attempt, ...]:
         """Return the attacks for a `goal` in their order; without a `gradient` those that need none.
 
         A `surrogate` is a network that perturbations may come from.
         """
-        every, plain = goal.ways(self.targets), goal.ways(0)
         found: list[tuple[RankingAttack, Search, int]] = []
         if gradient:
-            found += [(way, APGD(), 0) for way in every]
-            found += [(way, APGD(random_start=True), k) for k in range(1, self.restarts + 1) for way in plain]
+            found += [(each, APGD(), 0) for each in goal.attempts(self.targets)]
+            for k in range(1, self.restarts + 1):
+                found += [(each, APGD(random_start=True), k) for each in goal.attempts(0)]
         if surrogate is not None:
             found.append((goal, Transfer(surrogate=surrogate, search=APGD()), 0))
         found.append((goal, Square(trials=self.trials), 0))
-        # Without the search's options: what is drawn for more trials goes on from what is drawn for fewer.
-        kinds = [type(search).__name__.lower() for _, search, _ in found]
+        # Without the search's options: what is drawn for more trials continues what is drawn for fewer.
         return tuple(
-            Way(way, search, f"suite/{way.name}/{kind}/{k}")
-            for (way, search, k), kind in zip(found, kinds, strict=True)
+            Attempt(each, search, f"suite/{each.name}/{type(search).__name__.lower()}/{k}")
+            for each, search, k in found
         )
-
-
-SUITES: Registry[WorstCase] = Registry("suite", WorstCase)
-SUITES.register("worst-case")(WorstCase)
 
 
 def make_suite(given: object) -> WorstCase | None:
@@ -151,24 +131,18 @@ def make_suite(given: object) -> WorstCase | None:
 
     >>> make_suite("none") is None, make_suite("worst-case(restarts=2)").restarts
     (True, 2)
-    >>> make_suite("worstcase")
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: unknown suite 'worstcase' (did you mean 'worst-case'?); known: none, worst-case
     """
     if given is None or isinstance(given, WorstCase):
         return given
-    if not isinstance(given, str):
-        raise UserError(
-            f"suite must be a text such as 'worst-case' or 'none', not {given!r}", parameter="suite"
-        )
-    if given.strip() == "none":
-        return None
     try:
-        if file_of(given) is None:
-            name, _ = take_apart("suite", given)
-            lookup("suite", name, {"none": None, **SUITES})
-        return SUITES.make(given)
+        if not isinstance(given, str):
+            raise UserError(f"suite must be a text such as 'worst-case' or 'none', not {describe(given)}")
+        name, options = take_apart("suite", given)
+        if lookup("suite", name, {"none": None, "worst-case": WorstCase}) is None:
+            return None
+        for option in options:
+            lookup("option of the suite", option, {field.name: field for field in fields(WorstCase)})
+        return WorstCase(**options)
     except UserError as error:
         error.parameter = "suite"
         raise
@@ -181,23 +155,86 @@ def _written(given: str | RankingAttack, goal: RankingAttack) -> str:
 
 
 def _goal(given: str | RankingAttack) -> RankingAttack:
-    """Make a goal, by the definitions, and refuse what cannot be one."""
+    """Make a goal, by the definitions, and reject what cannot be one."""
     goal = given
     if isinstance(given, str):
         try:
             goal = attack(given)
         except UserError as error:
-            raise type(error)(f"goal of the suite: {error}", parameter="suite") from None
+            raise type(error)(f"goal of the suite: {error}") from None
     if not isinstance(goal, RankingAttack):
-        raise UserError(
-            f"{given!r} is no goal; give the name of an attack, or an object of a RankingAttack",
-            parameter="suite",
-        )
-    checked_signatures(goal)
-    if len(checked_columns(goal)) != 1 or goal.columns[0].better is None:
+        raise UserError(f"{given!r} is no goal; give the name of an attack, or an object of a RankingAttack")
+    goal.check()
+    if len(goal.columns) != 1 or goal.columns[0].better is None:
         raise UserError(
             f"{goal.name} cannot be a goal, for it does not report one column with a better direction: "
-            f"known goals are {', '.join(GOALS)}",
-            parameter="suite",
+            f"known goals are {', '.join(GOALS)}"
         )
     return goal
+
+
+def run_ensemble(
+    scene: Scene,
+    goal: RankingAttack,
+    attempts: Sequence[Attempt],
+    numbers: Tensor,
+    threat: Threat,
+    *,
+    surrogate: Scene | None = None,
+    tick: Callable[[], None] | None = None,
+) -> dict[str, Tensor]:
+    """Attack queries of a `scene` in all `attempts` at a `goal`, one after the other; return it by name.
+
+    A query that is lost costs nothing more. The queries have these `numbers` (Q,). The budget, the seed and
+    the batch are those of the `threat`; its search is not used. Attacks that transfer come from the
+    `surrogate`. `tick` is called after each pass of a batch. Call it inside `frozen(model)`.
+
+    "number" (Q,) are the queries, "before" (Q,) is the goal's column of the images as they were, "worst" (Q,)
+    the worst that any attack left of it, and "by" (Q,) the attempt that did so, `BEFORE` for none. "change"
+    (Q,) is the size of the change, "outside" (Q,) how far pixels leave [0, 1]. "forward" and "backward"
+    (1, W) count the images that went through the network, and back, for each of W attempts.
+    """
+    column, before = goal.columns[0], torch.zeros(len(numbers), dtype=torch.float64)
+    aimed = []
+    for rows in torch.arange(len(numbers)).split(threat.batch):
+        queries = scene.asking(numbers[rows])
+        with torch.no_grad():
+            target = scene.aim(goal, queries, Draws(threat.seed, goal.drawn_as, numbers[rows].tolist()))
+            before[rows] = scene.measure(goal, queries.z, target, queries)[column.name].cpu().double()
+            aimed.append(target.index)
+    index = torch.cat(aimed)
+    worst, by = before.clone(), torch.full((len(numbers),), BEFORE)
+    sizes = {name: torch.zeros(len(numbers), dtype=torch.float64) for name in ("change", "outside")}
+    forward, backward = torch.zeros(2, 1, len(attempts), dtype=torch.long)
+    for k, (each, search, purpose) in enumerate(attempts):
+        left = ~before.isnan()
+        if goal.can_win:
+            left &= ~goal.succeeded({column.name: worst})
+        for rows in left.nonzero()[:, 0].split(threat.batch) if left.any() else ():
+            result = run_attack(
+                scene,
+                each,
+                numbers[rows],
+                Threat(threat.budget, search, threat.seed, threat.batch),
+                surrogate=surrogate if search.network is not None else None,
+                tick=tick,
+                purpose=purpose,
+                index=index[rows.to(index.device)] if each.drawn_as == goal.drawn_as else None,
+                clean=False,
+            )
+            forward[0, k] += result.forward
+            backward[0, k] += result.backward
+            reached = result.after[each.columns[0].name].cpu().double()
+            worse = reached < worst[rows] if column.better == "higher" else reached > worst[rows]
+            worst[rows[worse]], by[rows[worse]] = reached[worse], k
+            for name, value in result.changes(threat.budget.norm).items():
+                sizes[name][rows[worse]] = value.cpu()[worse]
+    return {
+        "number": numbers,
+        "before": before,
+        "worst": worst,
+        "by": by,
+        **sizes,
+        "forward": forward.clone(),
+        "backward": backward.clone(),
+    }

@@ -11,14 +11,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.evaluation.document import Arrays, Format
+from robustmetric.evaluation.document import Document, Format, Number, Part
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.intervals import Interval, bootstrap_interval, exact_interval, resampled
-from robustmetric.evaluation.record import Data, Network, Score, described
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.store import VERIFICATION
-from robustmetric.evaluation.verify_pieces import VerifyMaterials
+from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
+from robustmetric.evaluation.verify_pairs import Split
 from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.verification import FARS, Roc, pairs_for, roc, weighted_roc
 
@@ -77,7 +74,7 @@ class Point(Part):
     why: str = Field("", description="why there is no TAR")
 
 
-class Verification(Part):
+class Verification(Document):
     """How well a network tells same pairs from different ones, and what is left of that under attack.
 
     `schema` names the format. `network` and `data` say what was verified, `settings` how. `pairs` counts the
@@ -92,8 +89,8 @@ class Verification(Part):
     """
 
     schema_: Literal["robustmetric/verification/1"] = Field(SCHEMA, alias="schema")
-    network: Network
-    data: Data
+    network: NetworkEntry
+    data: DataEntry
     settings: VerifyPlan
     pairs: PairCounts
     threshold: Threshold
@@ -104,8 +101,6 @@ class Verification(Part):
     points: list[Point]
     notes: list[str]
     versions: dict[str, str]
-    arrays: Arrays
-    sha256: str | None = None
 
     @property
     def conditions(self) -> dict[str, Rates]:
@@ -144,7 +139,16 @@ def _text(score: Score) -> str:
     return f"{score.value:.1f} % [{score.low:.1f}, {score.high:.1f}]"
 
 
-FORMAT = Format(Verification, "verification", SCHEMA, VERIFICATION, "verification")
+FORMAT = Format(
+    Verification,
+    "verification",
+    SCHEMA,
+    "verification.json",
+    "verification",
+    work="verification",
+    command="verify",
+    done="verified",
+)
 """How verifications are written and read."""
 
 
@@ -159,34 +163,34 @@ def load_verification(path: str | Path) -> Verification:
     return FORMAT.read(path)
 
 
-def build_verification(materials: VerifyMaterials) -> Verification:
-    """Put the document together from finished pieces, and in a folder write it and remove the pieces."""
-    entries, arrays = entries_of(materials)
-    made = {**described(materials.subject), **entries, "versions": versions()}
-    document = FORMAT.write(materials.store.folder, made, arrays)
-    materials.store.tidy()
-    return document
+def entries_of(
+    plan: VerifyPlan,
+    split: Split,
+    labels: Tensor,
+    clean: Tensor,
+    attacked: Tensor | None,
+    choosing: Tensor | None,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the entries of the document, and the distances by pair.
 
-
-def entries_of(materials: VerifyMaterials) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the entries of the document, and the distances by pair."""
-    plan, split, subject = materials.plan, materials.split, materials.subject
-    judged, same, clean = split.judged, split.judged.same, materials.clean.numpy()
-    threshold, chose = _threshold(materials)
+    `labels` (N,) are those of the images that the pairs of the `split` are of. `clean` and `attacked` (P,)
+    are the distances of the pairs that are judged, `choosing` (C,) those of the pairs that choose.
+    """
+    judged, same = split.judged, split.judged.same
+    threshold, chose = _threshold(plan, split, choosing)
     arrays = {
         "first": torch.from_numpy(judged.first),
         "second": torch.from_numpy(judged.second),
         "same": torch.from_numpy(same),
-        "distance": materials.clean,
+        "distance": clean,
         **chose,
     }
-    tables = {"clean": clean}
-    if plan.attack:
-        arrays["attacked"] = materials.attacked
-        moved = materials.attacked.numpy()
+    tables = {"clean": clean.numpy()}
+    if attacked is not None:
+        arrays["attacked"], moved = attacked, attacked.numpy()
         tables |= {
-            "evasion": np.where(same, moved, clean),
-            "impersonation": np.where(same, clean, moved),
+            "evasion": np.where(same, moved, tables["clean"]),
+            "impersonation": np.where(same, tables["clean"], moved),
             "both": moved,
         }
     curves = {name: weighted_roc(distances, same) for name, distances in tables.items()}
@@ -199,9 +203,6 @@ def entries_of(materials: VerifyMaterials) -> tuple[dict[str, Any], dict[str, Te
     tables = {name: np.array(rows).T for name, rows in drawn.items()}
     rates = _rates(whole, threshold["value"], tables)
     used = torch.from_numpy(np.union1d(judged.first, judged.second))
-    labels = subject.labels.cpu()
-    if subject.gallery is not None:
-        labels = torch.cat([labels, subject.gallery[1].cpu()])
     entries: dict[str, Any] = {
         "settings": plan,
         "pairs": {
@@ -216,17 +217,18 @@ def entries_of(materials: VerifyMaterials) -> tuple[dict[str, Any], dict[str, Te
         "threshold": threshold,
         **{name: rates.get(name) for name in CONDITIONS},
         "points": [_point(far, whole, values) for far, values in zip(FARS, tables["clean"][2:], strict=True)],
-        "notes": list(_notes(materials, threshold, rates["clean"])),
+        "notes": list(_notes(plan, split, clean, threshold, rates["clean"])),
     }
     return entries, arrays
 
 
-def _threshold(materials: VerifyMaterials) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Take the threshold that is given, or choose it; return with it the distances that chose."""
-    plan, choose = materials.plan, materials.split.choose
-    if plan.far is None or choose is None:
+def _threshold(
+    plan: VerifyPlan, split: Split, distance: Tensor | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Take the given threshold, or choose it by a `distance` (C,); return the distances that chose."""
+    choose = split.choose
+    if plan.far is None or choose is None or distance is None:
         return {"value": plan.threshold, "source": "given"}, {}
-    distance = materials.distances(choose.pairs, len(materials.sources) - 1)
     same = torch.from_numpy(choose.pairs.same)
     at = roc(distance, same).choose_threshold(plan.far)
     told = {
@@ -293,10 +295,9 @@ def _percent(share: float) -> float:
 
 
 def _notes(
-    materials: VerifyMaterials, threshold: Mapping[str, Any], clean: Mapping[str, Any]
+    plan: VerifyPlan, split: Split, clean: Tensor, threshold: Mapping[str, Any], rates: Mapping[str, Any]
 ) -> Iterator[str]:
     """Say what a reader has to mind."""
-    plan, split = materials.plan, materials.split
     same, different = int(split.judged.same.sum()), int((~split.judged.same).sum())
     if plan.far is not None:
         least, chose = pairs_for(plan.far), threshold["different"]
@@ -310,7 +311,7 @@ def _notes(
             yield "the threshold is the strictest: none of the different pairs that chose it is accepted"
         if threshold["tar"] == 0:
             yield "the threshold accepts none of the same pairs that chose it: different pairs are nearer"
-        if clean["far"]["low"] > 100 * plan.far:
+        if rates["far"]["low"] > 100 * plan.far:
             yield (
                 f"the FAR is above its target of {100 * plan.far:g} %: the pairs that chose the threshold "
                 "are easier than those judged; choose it on more classes, or on more like these"
@@ -330,6 +331,5 @@ def _notes(
         )
     if (classes := threshold.get("classes")) is not None and classes < FEW:
         yield f"the threshold was chosen on {classes} classes: another few may choose another one"
-    distances = materials.clean
-    if bool((distances == distances[0]).all()):
+    if bool((clean == clean[0]).all()):
         yield "all pairs are equally far apart: the network tells nothing apart, it has collapsed"

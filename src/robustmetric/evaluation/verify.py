@@ -3,53 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robustmetric.attacks import Draws, Problem
+from robustmetric.distance import embed, pair_distance, reference_shift
+from robustmetric.evaluation.data import Data, Subject, data_of
+from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.staged import Progress, Stage, Staged
-from robustmetric.evaluation.store import VERIFICATION
-from robustmetric.evaluation.subject import Subject
-from robustmetric.evaluation.verified import FORMAT, Verification, build_verification
-from robustmetric.evaluation.verify_pairs import Split, Validation, split_pairs
-from robustmetric.evaluation.verify_pieces import VerifyMaterials
+from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
+from robustmetric.evaluation.record import described
+from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation.verified import FORMAT, Verification, entries_of
+from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, split_pairs
 from robustmetric.evaluation.verify_plan import VerifyPlan
-from robustmetric.models.source import try_network
+from robustmetric.perturb import device_of, sizes
+from robustmetric.validate import UserError
 
-KIND = "verification"
-"""What the folder of a verification is told to hold."""
+_TOGETHER = 256  # images whose embeddings are kept together
+_ROUNDING = 1e-6  # of a pixel
 
 
 def verify(
     model: nn.Module,
-    images: Images,
-    labels: Tensor,
+    images: Images | Data,
+    labels: Tensor | None = None,
     *,
     pairs: Tensor | None = None,
     validation: Validation | None = None,
-    threshold: float | None = None,
-    far: float | None = None,
-    count: int = 2000,
-    attack: bool = True,
-    eps: float = 8 / 255,
-    alpha: float = 3 / 255,
-    steps: int = 32,
-    search: str = "pgd",
-    seed: int = 0,
-    batch: int = 128,
-    gallery: tuple[Images, Tensor] | None = None,
-    own: Tensor | None = None,
-    cameras: Tensor | None = None,
-    gallery_cameras: Tensor | None = None,
     name: str | None = None,
-    data: str = "images",
     out: str | Path | None = None,
     progress: Progress | None = None,
     report: Callable[[str], None] = print,
+    plan: VerifyPlan | None = None,
+    **settings: Any,
 ) -> Verification:
     """Judge whether pairs of images are of one class by a threshold of their distance, and attack them.
 
@@ -60,31 +54,21 @@ def verify(
 
     Args:
         model: Any module that maps images (N, C, H, W) in [0, 1] to vectors (N, D). It is held in evaluation
-            mode, frozen, and comes back as it was.
-        images: Images (N, C, H, W) in [0, 1]: a tensor, or anything that is indexed like one.
-        labels: Their classes (N,).
+            mode, frozen, and restored afterwards.
+        images: Images (N, C, H, W) in [0, 1], a tensor or anything that is indexed like one; or a `Data`: the
+            second image of each pair is then of its gallery, no image makes a pair with itself, and none of
+            one class and camera do.
+        labels: Their classes (N,), unless they are a `Data`.
         pairs: Pairs (P, 2) to judge, as positions of images; without them some are drawn.
         validation: Images and their labels, and cameras if you like, whose pairs choose the threshold.
-        threshold: The distance up to which a pair is same, in [0, 2]; nothing is chosen then.
-        far: The FAR that the threshold is chosen for, 0.01 by default; it takes 1/far different pairs.
-        count: Number of pairs that are drawn, half of them same. As many choose the threshold.
-        attack: Whether the pairs are attacked.
-        eps: ε, the largest change of a pixel.
-        alpha: α, the size of a step.
-        steps: η, the number of steps.
-        search: How perturbations are searched for, such as ``"pgd(restarts=5)"`` or ``"apgd"``.
-        seed: Starts every random draw.
-        batch: Pairs that are attacked together.
-        gallery: Images and labels that the second image of each pair is of, as a pair.
-        own: Each image's position (N,) in the gallery, −1 for none: it makes no pair with itself.
-        cameras: The cameras (N,) that took the images: images of one class and camera make no pair.
-        gallery_cameras: Those of the gallery's images.
-        name: What the document calls the network; by default the name of its class.
-        data: What the document calls the images.
-        out: A folder. The document is written there as `verification.json` with the distances, and whatever
-            is finished stays on disk: the same call goes on where an interrupted one stopped.
-        progress: Told the stage, how many of its pieces are done, and how many there are.
-        report: Told in a line what was found damaged in the folder.
+        name: Name of the network in the document; by default that of its class.
+        out: Folder for the document, `verification.json`, and the distances. Finished pieces stay there: the
+            same call resumes after an interruption.
+        progress: Called with a stage, how many of its pieces are done, and how many there are.
+        report: Called with a line about what was found damaged in the folder.
+        plan: How to verify; made of the `settings` unless it is given.
+        settings: Entries of `VerifyPlan`: count, threshold, far, attack, eps, alpha, steps, search, seed and
+            batch.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(40, 1, 8, 8), torch.arange(40) % 8
@@ -95,65 +79,27 @@ def verify(
     True
 
     """
-    plan = VerifyPlan.make(
-        count=count,
-        threshold=threshold,
-        far=far,
-        attack=attack,
-        eps=eps,
-        alpha=alpha,
-        steps=steps,
-        search=search,
-        seed=seed,
-        batch=batch,
-    )
-    subject = Subject(
-        model,
-        images,
-        labels,
-        gallery=gallery,
-        own=own,
-        cameras=cameras,
-        gallery_cameras=gallery_cameras,
-        name=name,
-        data=data,
-    )
-    return Verifying.of(subject, plan, pairs, validation, out, progress, report).run()
+    subject = Subject(model, data_of(images, labels), name=name)
+    plan = plan or VerifyPlan.make(**settings)
+    return Verifying(subject, plan, pairs, validation, out, progress, report).run()
 
 
-class Verifying(Staged[VerifyMaterials, Verification]):
-    """A verification in pieces, each kept as soon as it is made.
+class Verifying(Job[Verification]):
+    """A verification in pieces: pairs of the data of `subject`, verified as `plan` says.
 
-    The pairs of `split`, of the images of `subject`, are verified as `plan` says. Each finished piece is a
-    file in `out/parts`, or stays in memory if `out` is None; `run` does what is left and puts the document
-    together. `progress` is told the stage, how many of its pieces are done, and how many there are; `report`
-    is told in a line what was found damaged in the folder.
+    `pairs` (P, 2) are judged, or some that are drawn, and those of the `validation` images choose the
+    threshold, as `verify` has both. `out`, `progress` and `report` are those of every `Job`.
 
-    >>> subject = Subject(nn.Flatten(), torch.rand(20, 1, 8, 8), torch.arange(20) % 4)
-    >>> verifying = Verifying.of(subject, VerifyPlan.make(count=8, attack=False))
-    >>> [stage.name for stage in verifying.stages], len(verifying.split.judged)
+    >>> subject = Subject(nn.Flatten(), Data(torch.rand(20, 1, 8, 8), torch.arange(20) % 4))
+    >>> verifying = Verifying(subject, VerifyPlan.make(count=8, attack=False))
+    >>> list(verifying.stages), len(verifying.split.judged)
     (['embed'], 8)
     """
 
-    what = KIND
-    document = VERIFICATION
+    form = FORMAT
 
     def __init__(
         self,
-        subject: Subject,
-        plan: VerifyPlan,
-        split: Split,
-        out: str | Path | None = None,
-        progress: Progress | None = None,
-        report: Callable[[str], None] = print,
-    ) -> None:
-        super().__init__(out, progress, report)
-        self.subject, self.plan, self.split = subject, plan, split
-        self.materials = VerifyMaterials(subject, plan, split, self.store)
-
-    @classmethod
-    def of(
-        cls,
         subject: Subject,
         plan: VerifyPlan,
         pairs: Tensor | None = None,
@@ -161,30 +107,22 @@ class Verifying(Staged[VerifyMaterials, Verification]):
         out: str | Path | None = None,
         progress: Progress | None = None,
         report: Callable[[str], None] = print,
-    ) -> Verifying:
-        """Draw or take the pairs, as `verify` has `pairs` and `validation`, and set aside those that choose.
-
-        `subject`, `plan`, `out`, `progress` and `report` are those of the class.
-        """
-        split = split_pairs(
-            subject,
+    ) -> None:
+        super().__init__(out, progress, report)
+        subject.data.check()
+        self.subject, self.plan, self.data = subject, plan, subject.data
+        self.split = split_pairs(
+            subject.data,
             pairs=pairs,
             validation=validation,
             chosen=plan.threshold is None,
             count=plan.count,
             seed=plan.seed,
         )
-        return cls(subject, plan, split, out, progress, report)
-
-    @property
-    def stages(self) -> tuple[Stage[VerifyMaterials], ...]:
-        """All pieces by stage, in the order of their making."""
-        return self.materials.stages
 
     def describe(self) -> dict[str, Any]:
         """Return all that the document depends on, in JSON's types."""
         return {
-            "kind": KIND,
             **self.plan.describe(),
             **self.subject.identity(),
             "pairs": self.split.judged.digest,
@@ -193,15 +131,120 @@ class Verifying(Staged[VerifyMaterials, Verification]):
         }
 
     def probe(self) -> None:
-        """Try the network on a batch: one that fails leaves no trace."""
-        images = self.subject.images[torch.arange(min(self.plan.batch, len(self.subject.images)))]
-        gradient = self.plan.attack and self.plan.searching.differentiates(self.subject.model)
-        try_network(self.subject.model, images, gradient=gradient)
+        """Try the network on a batch, so that one that fails leaves no trace."""
+        plan = self.plan
+        self.subject.probe(
+            plan.batch, gradient=plan.attack and plan.threat.search.differentiates(self.subject.model)
+        )
 
-    def build(self) -> Verification:
-        """Put the document together."""
-        return build_verification(self.materials)
+    def frozen(self) -> AbstractContextManager[object]:
+        """Hold the network in evaluation mode, frozen."""
+        return self.subject.frozen()
 
-    def read(self, folder: Path) -> Verification:
-        """Read the finished document from its `folder`."""
-        return FORMAT.read_whole(folder)
+    @cached_property
+    def sources(self) -> tuple[tuple[Images, Numbers], ...]:
+        """The images of the pairs that are judged and of those that choose, with the places that are used."""
+        judged, choose = self.split.judged, self.split.choose
+        used = [judged.first, judged.second]
+        if choose is None:
+            return ((self.data.every, np.unique(np.concatenate(used))),)
+        theirs = [choose.pairs.first, choose.pairs.second]
+        if choose.source == "other classes":  # of the same images
+            return ((self.data.every, np.unique(np.concatenate(used + theirs))),)
+        return (
+            (self.data.every, np.unique(np.concatenate(used))),
+            (choose.images, np.unique(np.concatenate(theirs))),
+        )
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All pieces: parts of the images in pairs, and blocks of attacked pairs."""
+        threat, found = self.plan.threat, []
+        for source, (images, used) in enumerate(self.sources):
+            for k, part in enumerate(torch.from_numpy(used).split(_TOGETHER)):
+                file, make = f"embed-{source}-{k:05d}.safetensors", partial(self._embed, images, part)
+                found.append(Piece("embed", 0, file, make, len(part), len(part)))
+        each, evaluations = search_cost(threat) + 1, threat.search.num_evaluations(threat.budget)
+        for k, numbers in enumerate(torch.arange(len(self.split.judged)).split(threat.batch)):
+            file, make = f"attack-{k:05d}.safetensors", partial(self._attack, numbers.numpy())
+            found += (
+                [Piece("attack", 1, file, make, len(numbers) * each, evaluations)] if self.plan.attack else []
+            )
+        return tuple(found)
+
+    def build(self) -> tuple[dict[str, Any], Tensors]:
+        """Return the entries of the document and the distances."""
+        split, labels = self.split, self.data.labels.cpu()
+        if self.data.gallery is not None:
+            labels = torch.cat([labels, self.data.ranked.labels.cpu()])
+        choose, last = split.choose, len(self.sources) - 1
+        choosing = None if choose is None else self.distances(choose.pairs, last)
+        attacked = self.attacked if self.plan.attack else None
+        entries, arrays = entries_of(self.plan, split, labels, self.clean, attacked, choosing)
+        return {**described(self.subject), **entries, "versions": versions()}, arrays
+
+    @cached_property
+    def embedded(self) -> tuple[Tensor, ...]:
+        """The embeddings (U, D) of the images that are used, of each source."""
+        kept = [
+            [
+                self.get(piece)["z"]
+                for piece in self.stages["embed"]
+                if piece.file.startswith(f"embed-{source}-")
+            ]
+            for source in range(len(self.sources))
+        ]
+        return tuple(map(torch.cat, kept))
+
+    def rows(self, source: int, places: Numbers) -> Tensor:
+        """Return the embeddings (P, D) of images at these `places` of a `source`."""
+        return self.embedded[source][torch.from_numpy(np.searchsorted(self.sources[source][1], places))]
+
+    def distances(self, pairs: Pairs, source: int = 0) -> Tensor:
+        """Return the distances (P,) of `pairs` of a `source`, in double precision."""
+        return pair_distance(
+            self.rows(source, pairs.first).double(), self.rows(source, pairs.second).double()
+        )
+
+    @cached_property
+    def clean(self) -> Tensor:
+        """The distances (P,) of the pairs that are judged."""
+        return self.distances(self.split.judged)
+
+    @cached_property
+    def attacked(self) -> Tensor:
+        """The same with the first image of each pair perturbed: farther if it is same, nearer if not."""
+        same, found = torch.from_numpy(self.split.judged.same), self.joined("attack")["distance"]
+        # Whoever attacks keeps the image as it is where no perturbation is better.
+        return torch.where(same, torch.maximum(found, self.clean), torch.minimum(found, self.clean))
+
+    def _embed(self, images: Images, part: Tensor, tick: Tick) -> Tensors:
+        return {"z": embed_all(self.subject.model, images, part, self.plan.batch, tick).cpu()}
+
+    def _attack(self, numbers: Numbers, tick: Tick) -> Tensors:
+        """Drive same pairs apart and different ones together: distance (B,) to the second image."""
+        plan, model = self.plan, self.subject.model
+        pairs, device = self.split.judged.take(numbers), device_of(model)
+        images = self.data.every[torch.from_numpy(pairs.first)].detach().to(device)
+        aim = self.rows(0, pairs.second).to(device)
+        same = torch.from_numpy(pairs.same).to(device)
+
+        def objective(x: Tensor, rows: Tensor) -> Tensor:
+            z, other = embed(model, x), aim[rows]
+            tick()
+            # Copies are as near as can be, where a plain distance has no gradient.
+            return torch.where(same[rows], -reference_shift(z, other), pair_distance(z, other))
+
+        draws = Draws(plan.seed, "verify", numbers.tolist())
+        moved = plan.threat.search(Problem(images, objective, plan.threat.budget, draws))
+        far = float(sizes(moved - images, "linf").max())
+        low, high = (float(v) for v in moved.aminmax())
+        if far > plan.eps + _ROUNDING or low < 0 or high > 1:
+            raise UserError(
+                f"search {plan.search!r} changed a pixel by {far:.4g}, to within [{low:.4g}, {high:.4g}]; "
+                f"eps is {plan.eps:.4g}, and pixels are in [0, 1]: it must keep to both",
+                parameter="search",
+            )
+        with torch.no_grad():
+            z = embed(model, moved)
+        return {"distance": pair_distance(z.cpu().double(), aim.cpu().double())}

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robustmetric.evaluation.images import Fingerprint, Images
-from robustmetric.evaluation.subject import Subject
+from robustmetric.evaluation.data import Data, Fingerprint
+from robustmetric.evaluation.images import Images
 from robustmetric.labels import WHOLE, check_labels
 from robustmetric.validate import UserError, describe
 from robustmetric.verification import check_kinds
@@ -70,16 +70,16 @@ class Pool:
         return cls(_numbers(labels), every if cameras is None else _numbers(cameras), every, every)
 
     @classmethod
-    def of_subject(cls, subject: Subject) -> Pool:
+    def of_data(cls, data: Data) -> Pool:
         """Let queries make pairs with ranked images; one that is both counts as the query alone."""
-        labels, cameras = subject.labels.cpu(), subject.cameras
-        if subject.gallery is None:
+        labels, cameras = data.labels.cpu(), data.cameras
+        if data.gallery is None:
             return cls.of(labels, cameras)
-        if cameras is not None and subject.gallery_cameras is not None:
-            cameras = torch.cat([cameras.cpu(), subject.gallery_cameras.cpu()])
-        pool = cls.of(torch.cat([labels, subject.gallery[1].cpu()]), cameras)
+        if cameras is not None and data.ranked.cameras is not None:
+            cameras = torch.cat([cameras.cpu(), data.ranked.cameras.cpu()])
+        pool = cls.of(torch.cat([labels, data.ranked.labels.cpu()]), cameras)
         first, second = pool.first[: len(labels)], pool.second[len(labels) :].copy()
-        own = _numbers(subject.places)
+        own = _numbers(data.places)
         second[own[own >= 0]] = first[own >= 0]
         return replace(pool, first=first, second=second)
 
@@ -158,12 +158,12 @@ class Split:
     left_out: int = 0
 
 
-Validation = tuple[Images, Tensor] | tuple[Images, Tensor, Tensor | None]
-"""Images, their labels and, if they are known, their cameras."""
+Validation = Data | tuple[Images, Tensor]
+"""Images with their labels."""
 
 
 def split_pairs(
-    subject: Subject,
+    data: Data,
     *,
     pairs: Tensor | None,
     validation: Validation | None,
@@ -171,19 +171,19 @@ def split_pairs(
     count: int,
     seed: int,
 ) -> Split:
-    """Make the pairs of a `subject` that are judged and, if the threshold is `chosen`, those that choose it.
+    """Make the pairs of the `data` that are judged and, if the threshold is `chosen`, those that choose it.
 
     `pairs` (P, 2) are positions of images and of those that are ranked; without them `count` are drawn. The
     `validation` images choose if there are some. Else half of the classes do, drawn from the `seed`, and the
     other half is judged: no class is in both.
     """
-    pool = Pool.of_subject(subject)
+    pool = Pool.of_data(data)
     given = None if pairs is None else _given(pairs, pool)
     advice, choosing, left_out = "give images, or pairs, of which some are", None, 0
     if not chosen or validation is not None:
         judged = draw(pool, count, seed, JUDGED) if given is None else given
         if chosen and validation is not None:
-            choosing = _by_validation(validation, subject, count, seed)
+            choosing = _by_validation(validation, data, count, seed)
     else:
         classes = _draw_classes(pool, seed)
         apart = np.isin(pool.labels, classes)
@@ -195,8 +195,8 @@ def split_pairs(
             judged, choose = given.take(~first & ~second), given.take(first & second)
             left_out = len(given) - len(judged) - len(choose)
         advice += "; or validation images or the threshold, so that no classes are set apart to choose it"
-        mark = subject.fingerprint
-        choosing = _choosing(subject.every, choose, "other classes", len(classes), mark)
+        mark = data.fingerprint
+        choosing = _choosing(data.every, choose, "other classes", len(classes), mark)
     check_kinds(judged.same, "judged pairs", advice, "pairs")
     return Split(judged, choosing, given is not None, left_out)
 
@@ -248,22 +248,18 @@ def _choosing(images: Images, pairs: Pairs, source: Source, classes: int, mark: 
     return Choosing(images, pairs, source, classes, sha256)
 
 
-def _by_validation(validation: Validation, subject: Subject, count: int, seed: int) -> Choosing:
+def _by_validation(validation: Validation, data: Data, count: int, seed: int) -> Choosing:
     """Draw the pairs that choose of validation images."""
-    if not isinstance(validation, tuple | list) or len(validation) not in (2, 3):
-        raise UserError("validation is a pair of images and their labels, or both and their cameras")
-    images, labels, *cameras = validation
-    seen = cameras[0] if cameras else None
-    for numbers in (labels, *(() if seen is None else (seen,))):
-        check_labels(numbers, len(images))
-    mark = Fingerprint.of(images, labels, None, torch.full((len(images),), -1))
-    if mark.shape != subject.fingerprint.shape:
+    chosen = validation if isinstance(validation, Data) else Data(*validation)
+    check_labels(chosen.labels, len(chosen.images))
+    mark = chosen.fingerprint
+    if mark.shape != data.fingerprint.shape:
         raise UserError(
             f"validation images have shape {tuple(mark.shape)} and those that are judged "
-            f"{tuple(subject.fingerprint.shape)}: bring them to one size"
+            f"{tuple(data.fingerprint.shape)}: bring them to one size"
         )
-    pairs = draw(Pool.of(labels, seen), count, seed, CHOOSE)
-    return _choosing(images, pairs, "validation images", len(labels.unique()), mark)
+    pairs = draw(Pool.of_data(chosen), count, seed, CHOOSE)
+    return _choosing(chosen.images, pairs, "validation images", len(chosen.labels.unique()), mark)
 
 
 def _numbers(values: Tensor) -> Numbers:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 from pydantic import Field, PrivateAttr
 
-from robustmetric.attacks import Search
+from robustmetric.evaluation.document import Part, validated
 from robustmetric.evaluation.identity import options_of
-from robustmetric.evaluation.plan import Plan
-from robustmetric.evaluation.schema import Part
-from robustmetric.perturb import Budget
-from robustmetric.registry import unknown
-from robustmetric.validate import UserError, is_number
+from robustmetric.evaluation.plan import DEFAULTS, Plan
+from robustmetric.evaluation.threat import Threat
+from robustmetric.validate import UserError
 from robustmetric.verification import check_far
 
 FAR = 0.01
@@ -24,7 +21,7 @@ SHARED = ("eps", "alpha", "steps", "search", "seed", "batch")
 
 
 class VerifyPlan(Part):
-    """How a verification is done: all that it depends on besides the network, the images and given pairs.
+    """How a verification is done: all that it depends on besides the network, the data and given pairs.
 
     Make one with `VerifyPlan.make`, which checks all of it once.
 
@@ -32,22 +29,25 @@ class VerifyPlan(Part):
     (0.001, 0.01, None)
     """
 
-    count: int = Field(2000, ge=2, description="pairs to judge, half of them same, drawn from the seed")
+    count: int = Field(2000, ge=2, description="number of pairs to judge, half of them same")
     threshold: float | None = Field(
-        None, ge=0, le=2, description="distance up to which a pair is same; null to choose it on other pairs"
+        None,
+        ge=0,
+        le=2,
+        description="distance up to which a pair is same, √(2 − 2c) for a cosine c; null to choose it",
     )
     far: float | None = Field(
-        None, gt=0, lt=1, description="FAR that the threshold is chosen for; null if the threshold is given"
+        None, description="FAR that the threshold is chosen for; null if the threshold is given"
     )
     attack: bool = Field(True, description="whether the first image of each pair is attacked")
     eps: float = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel in [0, 1]")
     alpha: float = Field(3 / 255, gt=0, le=1, description="α, the size of a step")
     steps: int = Field(32, ge=1, description="η, the number of steps")
     search: str = Field("pgd", description="how perturbations are searched for: pgd, apgd, square")
-    seed: int = Field(0, ge=0, lt=2**32, description="starts every random draw")
-    batch: int = Field(128, ge=1, description="pairs that are attacked together")
+    seed: int = Field(0, ge=0, lt=2**32, description="random seed")
+    batch: int = Field(128, ge=1, description="number of pairs that are attacked together")
 
-    _shared: Plan | None = PrivateAttr(None)  # knows a search of the user's own
+    _threat: Threat | None = PrivateAttr(None)  # has the search if it is the user's own
 
     @classmethod
     def make(cls, **settings: Any) -> VerifyPlan:
@@ -56,43 +56,24 @@ class VerifyPlan(Part):
         >>> VerifyPlan.make(count=1)
         Traceback (most recent call last):
         ...
-        robustmetric.UserError: count must be a whole number of at least 2, not 1: half of the pairs are same
+        robustmetric.UserError: count is 1: input should be greater than or equal to 2 (number of pairs to ...
         """
-        for name in settings:
-            if name not in cls.model_fields:
-                raise UserError(unknown("setting", name, cls.model_fields))
-        given = {name: field.default for name, field in cls.model_fields.items()} | settings
-        if not is_number(given["count"], Integral) or given["count"] < 2:
+        shared = Plan.make(**{n: settings.get(n, DEFAULTS[n]) for n in SHARED}, attacks=["ES"], checks="none")
+        if shared.transfers:
             raise UserError(
-                f"count must be a whole number of at least 2, not {given['count']!r}: half of the pairs are "
-                "same",
-                parameter="count",
+                f"search {shared.settings.search!r} perturbs another network: give one of pgd, apgd, nes, "
+                "spsa and square",
+                parameter="search",
             )
-        threshold = given["threshold"]
-        if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 2):
-            raise UserError(
-                f"threshold must be in [0, 2], not {threshold!r}: it is a distance on the unit sphere, the "
-                "root of 2 − 2c for a cosine c",
-                parameter="threshold",
-            )
-        if threshold is None:
-            given["far"] = check_far(FAR if given["far"] is None else given["far"])
-        elif given["far"] is not None:
+        plan = validated(cls, "setting", settings | {name: getattr(shared.settings, name) for name in SHARED})
+        if plan.threshold is None:
+            plan = plan.model_copy(update={"far": check_far(FAR if plan.far is None else plan.far)})
+        elif plan.far is not None:
             raise UserError(
                 "a threshold that is given is not chosen for a FAR: give one of threshold and far",
                 parameter="far",
             )
-        if not isinstance(given["attack"], bool):
-            raise UserError(f"attack must be True or False, not {given['attack']!r}", parameter="attack")
-        shared = _shared_plan({name: given[name] for name in SHARED})
-        if shared.transfers:
-            raise UserError(
-                f"search {shared.search!r} perturbs another network: give one of pgd, apgd, nes, spsa and "
-                "square",
-                parameter="search",
-            )
-        plan = cls(**given | {name: getattr(shared, name) for name in SHARED})
-        plan._shared = shared
+        plan._threat = shared.threat
         return plan
 
     def __eq__(self, other: object) -> bool:
@@ -102,23 +83,11 @@ class VerifyPlan(Part):
         return hash(tuple(self.model_dump().values()))
 
     @property
-    def budget(self) -> Budget:
-        """What a perturbation may cost."""
-        return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
-
-    @property
-    def searching(self) -> Search:
-        """The search."""
-        if self._shared is None:  # read from a document
-            self._shared = _shared_plan({name: getattr(self, name) for name in SHARED})
-        return self._shared.search_on()
+    def threat(self) -> Threat:
+        """The budget of a perturbation, and how it is searched for."""
+        return self._threat or VerifyPlan.make(**self.model_dump()).threat
 
     def describe(self) -> dict[str, Any]:
-        """Return all that decides about the scores, in JSON's types."""
-        options = options_of(self.searching) if self.attack else None
+        """Return all that decides the scores, in JSON's types."""
+        options = options_of(self.threat.search) if self.attack else None
         return {"settings": self.model_dump(mode="json"), "options": options}
-
-
-def _shared_plan(settings: dict[str, Any]) -> Plan:
-    """Make the plan of an evaluation with these settings, which checks them."""
-    return Plan.make(**settings, attacks=["ES"], checks="none")

@@ -1,8 +1,9 @@
-"""What the suite found, as a part of the record: the worst that is left of each goal, and who did it."""
+"""The worst case in a record: what the suite left of each goal, and which attack did it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,18 +11,17 @@ from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import PERCENT, Column, RankingAttack
+from robustmetric.evaluation.document import Number, Part
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.hunt import BEFORE, Hunted, allowed
 from robustmetric.evaluation.intervals import Interval, intervals
-from robustmetric.evaluation.pieces import Materials
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.suite import says_the_same
+from robustmetric.evaluation.suite import BEFORE, Attempt, WorstCase
+from robustmetric.perturb import Budget
 
 
-class Broke(Part):
+class AttackShare(Part):
     """An attack of the suite, or one beside it, and the share of queries that it broke first.
 
-    >>> Broke(attack="LTM", broke=1.5).search is None
+    >>> AttackShare(attack="LTM", broke=1.5).search is None
     True
     """
 
@@ -54,7 +54,7 @@ class GoalScore(Part):
     better: Literal["higher", "lower"] = Field(description="which way is more robust")
     unit: str = Field(description="what it is measured in: %, or a distance")
     queries: int = Field(description="queries that the goal concerns")
-    attacks: list[Broke] = Field(description="who broke which share, in the order of the attempts")
+    attacks: list[AttackShare] = Field(description="who broke which share, in the order of the attempts")
     forward: int = Field(description="images that all attacks sent through the network")
     backward: int = Field(description="images that all attacks sent back through it")
     undropped: int = Field(description="images that would have gone through if no query dropped out")
@@ -80,68 +80,79 @@ class Suite(Part):
         return sum(goal.undropped for goal in self.goals.values())
 
 
-def build_suite(materials: Materials) -> tuple[Suite | None, dict[str, Tensor]]:
-    """Return what the suite found, None without one, and its values (Q,) of each query by name."""
-    suite = materials.plan.worst_case
-    if suite is None:
-        return None, {}
+def build_suite(
+    suite: WorstCase,
+    worst: Mapping[str, Mapping[str, Tensor]],
+    attempts: Mapping[str, Sequence[Attempt]],
+    budget: Budget,
+    after: Mapping[str, Values],
+    attacks: Sequence[RankingAttack],
+    seed: int,
+) -> tuple[Suite, dict[str, Tensor]]:
+    """Return the scores of a `suite`, and its values (Q,) of each query by name.
+
+    `worst` and `attempts` are its results and attacks by goal, within a `budget`. `after` has the values (Q,)
+    of the columns of other `attacks`, which count where they say the same of a query as a goal. The intervals
+    are drawn from a `seed`.
+    """
     goals: dict[str, GoalScore] = {}
     arrays: dict[str, Tensor] = {}
     for goal in suite.wanted:
-        hunted = materials.hunted[goal.name]
-        goals[goal.name] = _score(materials, goal, hunted)
-        kept = hunted.tensors().items()
-        arrays |= {f"suite/{goal.name}/{n}": v for n, v in kept if n not in ("number", "forward", "backward")}
+        found = worst[goal.name]
+        beside = {
+            column.name: after[column.name]
+            for attack in attacks
+            for column in attack.columns
+            if attack.drawn_as == goal.drawn_as or column.name in goal.same_columns
+        }
+        goals[goal.name] = _score(goal, found, attempts[goal.name], budget, beside, seed)
+        kept = {name: found[name] for name in ("before", "worst", "by", "change", "outside")}
+        arrays |= {f"suite/{goal.name}/{name}": value for name, value in kept.items()}
     return Suite(goals=goals), arrays
 
 
-def _score(materials: Materials, goal: RankingAttack, hunted: Hunted) -> GoalScore:
-    column, ways, plan = goal.columns[0], materials.ways[goal.name], materials.plan
-    counted = ~hunted.before.isnan().numpy()
-    alone, by = hunted.worst.numpy()[counted], hunted.by.numpy()[counted]
+def _score(
+    goal: RankingAttack,
+    found: Mapping[str, Tensor],
+    attempts: Sequence[Attempt],
+    budget: Budget,
+    beside: Mapping[str, Values],
+    seed: int,
+) -> GoalScore:
+    column = goal.columns[0]
+    counted = ~found["before"].isnan().numpy()
+    alone, by = found["worst"].numpy()[counted], found["by"].numpy()[counted]
     worst, who = alone.copy(), by.copy()
-    beside = _beside(materials, goal)
-    for k, values in enumerate(beside.values(), len(ways)):
+    for k, values in enumerate(beside.values(), len(attempts)):
         gain = values[counted] - worst
         ahead = gain < 0 if column.better == "higher" else gain > 0
         worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
-    forward, backward = hunted.forward.sum(0).tolist(), hunted.backward.sum(0).tolist()
+    forward, backward = found["forward"].sum(0).tolist(), found["backward"].sum(0).tolist()
     count = int(counted.sum())
-    done = np.full(count, True) if column.lost is None else worst == column.lost
+    done = np.full(count, True) if column.success_value is None else worst == column.success_value
 
     def share(number: int) -> float:
         return 100 * float(((who == number) & done).mean()) if count else math.nan
 
     attacks = [
-        Broke(attack=way.attack.name, search=way.search.name, broke=share(k), forward=f, backward=b)
-        for k, (way, f, b) in enumerate(zip(ways, forward, backward, strict=True))
+        AttackShare(attack=a.attack.name, search=a.search.name, broke=share(k), forward=f, backward=b)
+        for k, (a, f, b) in enumerate(zip(attempts, forward, backward, strict=True))
     ]
-    attacks += [Broke(attack=name, broke=share(k)) for k, name in enumerate(beside, len(ways))]
-    if column.lost is not None:
-        attacks.insert(0, Broke(attack="before", broke=share(BEFORE)))
-    cost = sum(allowed(ways, materials.suite_budget, plan.worst_case.passes if plan.worst_case else None))
+    attacks += [AttackShare(attack=name, broke=share(k)) for k, name in enumerate(beside, len(attempts))]
+    if column.success_value is not None:
+        attacks.insert(0, AttackShare(attack="before", broke=share(BEFORE)))
     return GoalScore(
-        **_mean(worst, column, plan.seed)._asdict(),
-        before=_mean(hunted.before.numpy()[counted], column, plan.seed, resamples=1).value,
-        alone=_mean(alone, column, plan.seed, resamples=1).value,
+        **_mean(worst, column, seed)._asdict(),
+        before=_mean(found["before"].numpy()[counted], column, seed, resamples=1).value,
+        alone=_mean(alone, column, seed, resamples=1).value,
         better=column.better or "higher",
         unit=column.unit.name,
         queries=count,
         attacks=attacks,
         forward=sum(forward),
         backward=sum(backward),
-        undropped=count * cost,
+        undropped=count * sum(attempt.passes(budget) for attempt in attempts),
     )
-
-
-def _beside(materials: Materials, goal: RankingAttack) -> dict[str, Values]:
-    """Return the values (Q,) of other attacks that say the same of a query as a goal, by column."""
-    plan = materials.plan
-    found: dict[str, Values] = {}
-    for attack in plan.goals if plan.protocol == "strict" else ():
-        for name in says_the_same(goal, attack):
-            found[name] = materials.found(attack).after[name].numpy()
-    return found
 
 
 def _mean(values: Values, column: Column, seed: int, resamples: int = 1000) -> Interval:

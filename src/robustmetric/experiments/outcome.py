@@ -10,8 +10,7 @@ from typing import Any
 
 from robustmetric import __version__
 from robustmetric.evaluation.identity import differences
-from robustmetric.evaluation.record import Record, load_record
-from robustmetric.evaluation.store import RECORD
+from robustmetric.evaluation.record import RECORD, Record, load_record
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
 from robustmetric.training.code import bare
@@ -179,7 +178,8 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 def _foreign(task: Cell, scale: Scale, run: RunFolder, record: Record, made: str) -> Iterator[str]:
     """Say in what a record is not that of a cell: its settings, the weights, the version, the run."""
-    yield from record.settings.differences(scale.plan(task))
+    wanted, found = scale.plan(task).settings, record.settings
+    yield from differences(wanted.model_dump(mode="json"), found.model_dump(mode="json"))
     if record.versions.get("robustmetric") != __version__:
         yield f"the version was {record.versions.get('robustmetric')}, is {__version__}"
     if record.network.weights != "last weights":

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from robustmetric.evaluation.store import PARTS
+from robustmetric.evaluation.job import PARTS
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.estimate import Cost
 from robustmetric.experiments.outcome import evaluation_of, run_of

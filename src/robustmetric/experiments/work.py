@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from robustmetric.data.inputs import load_pixels, relative_files
-from robustmetric.data.sides import by_marks
+from robustmetric.evaluation.data import Subject, data_by_marks
 from robustmetric.evaluation.evaluate import Evaluation
 from robustmetric.evaluation.record import Record
-from robustmetric.evaluation.subject import Subject
 from robustmetric.experiments.cells import Cell, Job, Samplers
 from robustmetric.experiments.outcome import (
     Outcome,
@@ -26,6 +26,7 @@ from robustmetric.training.run import Machines, train
 from robustmetric.training.stops import CollapsedError
 from robustmetric.training.trained import load_run
 from robustmetric.training.workers import is_first
+from robustmetric.validate import printable
 
 Report = Callable[[str], None]
 
@@ -102,13 +103,13 @@ def _evaluate(job: Job, task: Cell, report: Report) -> Record:
         skip_broken=scale.skip_broken,
         report=report,
     )
-    subject = Subject.of_sides(
+    data = data_by_marks(pixels, run.inputs.crop, relative_files(pixels, recipe.root))
+    trained = folder.train_classes()
+    subject = Subject(
         run.network.to(scale.device),
-        by_marks(pixels, run.inputs.crop, relative_files(pixels, recipe.root)),
-        train_classes=folder.train_classes(),
+        replace(data, name=task.data, skipped=[printable(str(file)) for file in pixels.skipped]),
+        train_classes=None if trained is None else [printable(name) for name in trained],
         name=folder.name,
-        data=task.data,
-        skipped=[str(file) for file in pixels.skipped],
         weights=run.chosen,
     )
     return Evaluation(subject, scale.plan(task), evaluation_of(job.folder, scale), report=report).run()

@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from robustmetric.attacks.search import inside_transfer
-from robustmetric.evaluation.evaluate import Evaluation
-from robustmetric.evaluation.plan import STAGES, Plan
-from robustmetric.evaluation.record import Record, load_record
-from robustmetric.evaluation.staged import Progress, search_cost
-from robustmetric.evaluation.store import RECORD, Store
-from robustmetric.evaluation.subject import Subject
+from robustmetric.evaluation.data import Subject
+from robustmetric.evaluation.evaluate import Evaluation, search_cost
+from robustmetric.evaluation.job import Progress
+from robustmetric.evaluation.plan import STAGES, Plan, Settings
+from robustmetric.evaluation.record import RECORD, Record, load_record
 from robustmetric.validate import UserError
 
 FOLDER = "curves"
@@ -43,19 +41,19 @@ def curve_plans(plan: Plan, images: int) -> dict[CurvePoint, Plan]:
     all steps together cross the ball with a quarter to spare.
 
     >>> plans = curve_plans(Plan.make(eps=8 / 255, steps=8, queries=256), 1000)
-    >>> [round(255 * plan.eps) for point, plan in plans.items() if point.axis == "eps"]
+    >>> [round(255 * plan.settings.eps) for point, plan in plans.items() if point.axis == "eps"]
     [2, 4, 8, 12, 16]
-    >>> [plan.steps for point, plan in plans.items() if point.axis == "steps"]
+    >>> [plan.settings.steps for point, plan in plans.items() if point.axis == "steps"]
     [1, 2, 4, 8, 16, 32, 64]
     """
-    fewer = min(QUERIES, images if plan.queries is None else plan.queries)
+    fewer = min(QUERIES, plan.settings.queries or images)
     return {
         point: plan.changed(**changes, queries=fewer, checks="none", suite="none")
-        for point, changes in _points(plan).items()
+        for point, changes in _points(plan.settings).items()
     }
 
 
-def _points(plan: Plan) -> dict[CurvePoint, dict[str, float]]:
+def _points(plan: Settings) -> dict[CurvePoint, dict[str, float]]:
     """Return the points around a plan, each value once, and what they change of it."""
     most = 1.0 if plan.norm == "linf" else math.inf
     shares: dict[float, float] = {}
@@ -115,7 +113,7 @@ def _read(place: Path, wanted: dict[str, Any], report: Callable[[str], None]) ->
 def _of(record: Record) -> dict[str, Any]:
     """Return what a record and the points of its curves have in common."""
     network, data, plan = record.network, record.data, record.settings
-    surrogate = None if inside_transfer(plan.search) is None else network.surrogate  # or it is the suite's
+    surrogate = network.surrogate if plan.search.startswith("transfer") else None  # or it is the suite's
     evaluated = {"of": (network.sha256, surrogate, data.sha256, data.cameras)}
     return {name: value for name, value in plan.model_dump().items() if name not in _LESS} | evaluated
 
@@ -133,15 +131,13 @@ def make_curves(
     the stage "curves", how many of its points are done, and how many there are; `report` is told in a line
     what was found damaged.
     """
-    if subject.surrogate is not None and plan.search_on(subject.surrogate).network is None:
-        subject = replace(subject, surrogate=None)  # which is the suite's
-    plans = curve_plans(plan, len(subject.images))
+    subject = _without_suite(subject, plan)
+    plans = curve_plans(plan, len(subject.data.images))
     shared: dict[str, Any] = {}  # embeddings and their ranking are those of all points
     for place, (point, each) in enumerate(plans.items()):
         evaluation = Evaluation(subject, each, out / FOLDER / point.folder, report=report)
         if progress is not None:
-            pieces = sum(len(stage.pieces) for stage in evaluation.stages)
-            evaluation.progress = _Part(progress, place, len(plans), pieces)
+            evaluation.progress = _Part(progress, place, len(plans), len(evaluation.pieces))
         evaluation.run(partial(_share, evaluation, shared))
         if progress is not None:
             progress("curves", place + 1, len(plans))
@@ -150,25 +146,32 @@ def make_curves(
 def curve_costs(subject: Subject, plan: Plan, out: Path) -> list[int]:
     """Return what each point of the curves that `make_curves` makes costs, 0 if it is there."""
     found: list[int] = []
-    for point, each in curve_plans(plan, len(subject.images)).items():
-        attacks = len(each.goals) * (search_cost(each.search_on(subject.surrogate), each.budget) + 2)
-        embedded = 0 if found else len(subject.every)  # for all points
-        there = Store(out / FOLDER / point.folder).finished
-        found.append(0 if there else embedded + len(each.draw(len(subject.images))) * attacks)
+    subject = _without_suite(subject, plan)
+    for point, each in curve_plans(plan, len(subject.data.images)).items():
+        attacks = len(each.attacks) * (search_cost(each.threat) + 2)
+        embedded = 0 if found else len(subject.data.every)  # for all points
+        there = (out / FOLDER / point.folder / RECORD).exists()
+        found.append(0 if there else embedded + len(each.draw(len(subject.data.images))) * attacks)
     return found
+
+
+def _without_suite(subject: Subject, plan: Plan) -> Subject:
+    """Return the subject without a surrogate that is the suite's alone."""
+    if subject.surrogate is not None and plan.search_on(subject.surrogate).network is None:
+        return replace(subject, surrogate=None)
+    return subject
 
 
 def _share(evaluation: Evaluation, shared: dict[str, Any]) -> None:
     """Give an evaluation the pieces that are the same at all points, made at the first that needs them."""
-    first = [piece for stage in evaluation.stages if stage.name in STAGES[:2] for piece in stage.pieces]
-    with evaluation.subject.frozen():
-        for piece in first:
-            if evaluation.store.has(piece):
-                shared[piece.file] = evaluation.materials.get(piece)
+    with evaluation.frozen():
+        for piece in [piece for stage in STAGES[:2] for piece in evaluation.stages[stage]]:
+            if evaluation.has(piece):
+                shared[piece.file] = evaluation.get(piece)
                 continue
             if piece.file not in shared:
-                shared[piece.file] = piece.make(evaluation.materials)
-            evaluation.store.keep(piece, shared[piece.file])
+                shared[piece.file] = piece.make(lambda count=1: None)
+            evaluation.keep(piece, shared[piece.file])
     evaluation.tell()
 
 

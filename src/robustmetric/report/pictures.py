@@ -14,14 +14,13 @@ from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from robustmetric.attacks import Column, RankingAttack
-from robustmetric.evaluation.document import read_json, seal, write_json
-from robustmetric.evaluation.evaluate import Evaluation
+from robustmetric.evaluation.data import Data
+from robustmetric.evaluation.document import Number, Part, Sealed, read_json, write_json
+from robustmetric.evaluation.evaluate import Evaluation, search_cost
 from robustmetric.evaluation.images import Images
+from robustmetric.evaluation.job import Progress
 from robustmetric.evaluation.record import Record
 from robustmetric.evaluation.scene import Scene, run_attack
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.staged import Progress, search_cost
-from robustmetric.evaluation.subject import Subject
 from robustmetric.files import is_draft, write_atomically, writing
 from robustmetric.locks import locked
 from robustmetric.report.plane import Map, draw_map
@@ -79,7 +78,7 @@ class Picture(Part):
     harm: Number = Field(description="how much the attack changed for the worse, in points of 100")
 
 
-class Pictures(Part):
+class Pictures(Sealed):
     """All pictures of a record, whose digest is `record`."""
 
     schema_: Literal["robustmetric/pictures/1"] = Field(SCHEMA, alias="schema")
@@ -87,7 +86,6 @@ class Pictures(Part):
     k: int
     pictures: list[Picture]
     map: Map
-    sha256: str = ""
 
 
 def harm_of(columns: Sequence[Column], values: Mapping[str, tuple[Any, Any]]) -> Any:
@@ -164,41 +162,39 @@ def make_pictures(
 
     def tell(done: int) -> None:
         if progress is not None:
-            progress("pictures", done, len(plan.goals))
+            progress("pictures", done, len(plan.attacks))
 
     tell(0)
-    with locked(folder, "pictures", report), evaluation.subject.frozen():
+    with locked(folder, "pictures", report), evaluation.frozen():
         with writing(folder, _AGAIN):
             _clear(folder)
         evaluation.embed()
-        scene = evaluation.materials.scene
-        album = _Album(folder, scene, evaluation.subject)
-        for place, goal in enumerate(plan.goals):
-            chosen = choose(goal, arrays, seed=plan.seed)
+        scene = evaluation.scene
+        album = _Album(folder, scene, evaluation.subject.data)
+        for place, goal in enumerate(plan.attacks):
+            chosen = choose(goal, arrays, seed=plan.threat.seed)
             if chosen:
                 shots, moves[goal.name] = _attacked(evaluation, goal, torch.tensor([*chosen]))
                 shown += [album.paste(shot, place, chosen[shot.number], goal.columns) for shot in shots]
             tell(place + 1)
         gallery, classes = scene.gallery, album.classes
-        found = seal(
-            Pictures(
-                schema=SCHEMA,
-                record=record.sha256,
-                k=K,
-                pictures=sorted(shown, key=lambda picture: get_args(Why).index(picture.why)),
-                map=draw_map(gallery.z, gallery.labels, classes, moves, seed=plan.seed),
-            )
-        )
+        found = Pictures(
+            schema=SCHEMA,
+            record=record.sha256,
+            k=K,
+            pictures=sorted(shown, key=lambda picture: get_args(Why).index(picture.why)),
+            map=draw_map(gallery.z, gallery.labels, classes, moves, seed=plan.threat.seed),
+        ).sealed()
         write_json(folder / LIST, found, _AGAIN)
     return found
 
 
 def picture_costs(evaluation: Evaluation) -> list[int]:
     """Return what the pictures of each attack of an `evaluation` cost: see `Piece.cost`."""
-    plan, embedded = evaluation.plan, len(evaluation.subject.every)
-    shown = min(len(get_args(Why)) * EACH, len(evaluation.materials.numbers))
-    each = shown * (search_cost(evaluation.materials.search, plan.budget) + 1)
-    return [each + (0 if place else embedded) for place in range(len(plan.goals))]
+    plan, embedded = evaluation.plan, len(evaluation.subject.data.every)
+    shown = min(len(get_args(Why)) * EACH, len(evaluation.numbers))
+    each = shown * (search_cost(evaluation.threat) + 1)
+    return [each + (0 if place else embedded) for place in range(len(plan.attacks))]
 
 
 def _clear(folder: Path) -> None:
@@ -212,14 +208,11 @@ def _attacked(
     evaluation: Evaluation, goal: RankingAttack, numbers: Tensor
 ) -> tuple[list[Shot], tuple[Tensor, Tensor]]:
     """Attack queries of these numbers (Q,): return shots, and their embeddings (Q, D) before and after."""
-    plan, materials = evaluation.plan, evaluation.materials
-    scene = materials.scene
+    scene = evaluation.scene
     shots: list[Shot] = []
     ends = []
-    for part in numbers.split(plan.batch):
-        outcome = run_attack(
-            scene, goal, part, plan.budget, materials.search, seed=plan.seed, surrogate=materials.surrogate
-        )
+    for part in numbers.split(evaluation.threat.batch):
+        outcome = run_attack(scene, goal, part, evaluation.threat, surrogate=evaluation.surrogate)
         shots += take_shots(scene, goal, part, outcome, K)
         ends.append(outcome.z)
     return shots, (scene.queries.z[numbers.to(scene.device)], torch.cat(ends))
@@ -248,17 +241,17 @@ def load_pictures(folder: Path, record: Record) -> Pictures:
 class _Album:
     """Writes the pictures of shots into a folder, each image once."""
 
-    def __init__(self, folder: Path, scene: Scene, subject: Subject) -> None:
-        self.folder, self.subject = folder, subject
+    def __init__(self, folder: Path, scene: Scene, data: Data) -> None:
+        self.folder, self.data = folder, data
         self.ranked: Images = scene.images if scene.ranked is None else scene.ranked
         self.apart = scene.ranked is not None
-        self.classes = None if subject.classes is None else [printable(name) for name in subject.classes]
+        self.classes = None if data.classes is None else [printable(name) for name in data.classes]
 
     def paste(self, shot: Shot, place: int, why: Why, columns: Sequence[Column]) -> Picture:
         """Write the pictures of a shot of the `place`-th attack, which has these `columns`."""
         stem = f"attack-{place:02d}-{shot.number:06d}"
         factor = nice_factor(shot.change)
-        query = self._item(shot.number, self.subject.labels, shot.image)
+        query = self._item(shot.number, self.data.labels, shot.image)
         perturbed = self._keep(f"{stem}-perturbed", shot.perturbed)
         difference = amplified(shot.image, shot.perturbed, factor)
 
@@ -290,14 +283,14 @@ class _Album:
 
     def _candidate(self, position: int) -> Item:
         image = self.ranked[torch.tensor([position])][0].detach()
-        return self._item(position, self.subject.ranked_labels, image, ranked=True)
+        return self._item(position, self.data.ranked.labels, image, ranked=True)
 
     def _item(self, number: int, labels: Tensor, image: Tensor, *, ranked: bool = False) -> Item:
         """Return an image of the queries or, if `ranked`, of the gallery, which may be the same ones."""
         kind = ("gallery" if ranked else "query") if self.apart else "image"
         label = int(labels[number])
         return Item(
-            name=printable(self.subject.origin.called(number, gallery=ranked and self.apart)),
+            name=printable(self.data.called(number, gallery=ranked and self.apart)),
             label=str(label) if self.classes is None else self.classes[label],
             image=self._keep(f"{kind}-{number:06d}", image),
         )

@@ -8,7 +8,7 @@ import torch
 from pydantic import FiniteFloat
 from torch import Tensor, nn
 
-from robustmetric.evaluation.schema import Part
+from robustmetric.evaluation.document import Part
 
 _POINTS = 400  # of a map, at most
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from robustmetric.evaluation import Certificate, Plan, Record, Verification, load_record
+from robustmetric.evaluation import Certificate, Record, Settings, Verification, load_record
 from robustmetric.validate import UserError
 
 
@@ -52,10 +52,10 @@ def eps_of(record: Record) -> str:
     return eps_of_plan(record.settings)
 
 
-def eps_of_plan(plan: Plan) -> str:
+def eps_of_plan(plan: Settings) -> str:
     """Return the ε of a `plan`, in levels of 255, or as a length of the norm L2.
 
-    >>> eps_of_plan(Plan.make(eps=0.2)), eps_of_plan(Plan.make(eps=1.5, norm="l2", search="apgd"))
+    >>> eps_of_plan(Settings(eps=0.2)), eps_of_plan(Settings(eps=1.5, norm="l2", search="apgd"))
     ('51/255', '1.5 (L2)')
     """
     return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
@@ -66,10 +66,10 @@ def alpha_of(record: Record) -> str:
     return alpha_of_plan(record.settings)
 
 
-def alpha_of_plan(plan: Plan) -> str:
+def alpha_of_plan(plan: Settings) -> str:
     """Return the α of a `plan` as `eps_of_plan` returns its ε.
 
-    >>> alpha_of_plan(Plan.make(alpha=3 / 255))
+    >>> alpha_of_plan(Settings(alpha=3 / 255))
     '3/255'
     """
     return f"{255 * plan.alpha:.4g}/255" if plan.norm == "linf" else f"{plan.alpha:.4g}"

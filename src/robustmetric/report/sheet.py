@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from robustmetric.attacks import Column
+from robustmetric.evaluation.data import Data
 from robustmetric.evaluation.scene import Scene
-from robustmetric.evaluation.subject import Origin
 from robustmetric.report.pictures import amplified, nice_factor, rendered
 from robustmetric.report.shots import Ranked, Shot
 from robustmetric.report.style import COLOURS, GREY
@@ -65,21 +65,20 @@ class Album:
     >>> z, labels = torch.eye(6), torch.arange(6) % 2
     >>> scene = Scene(torch.nn.Flatten(), torch.rand(6, 1, 2, 3), Queries(z, labels, torch.arange(6)),
     ...     Gallery(z, labels))
-    >>> album = Album(scene, ("cat", "dog"))
+    >>> album = Album(scene, Data(scene.images, labels, classes=("cat", "dog")))
     >>> album.class_of(3), album.ranked_class(4), album.ranked_name(4), album.ranked_file(4)
     ('dog', 'cat', 'image 4', None)
     """
 
     scene: Scene
-    classes: Sequence[str] | None = None
-    origin: Origin = field(default_factory=Origin)
+    data: Data
 
     @cached_property
     def _labels(self) -> tuple[list[int], list[int]]:
         return self.scene.queries.labels.tolist(), self.scene.gallery.labels.tolist()
 
     def _class(self, label: int) -> str:
-        return str(label) if self.classes is None else self.classes[label]
+        return str(label) if self.data.classes is None else self.data.classes[label]
 
     def class_of(self, number: int) -> str:
         """Return the class of the query `number`."""
@@ -91,11 +90,11 @@ class Album:
 
     def ranked_name(self, position: int) -> str:
         """Return what the image at a `position` in the gallery is called: its file, or its number."""
-        return self.origin.called(position, gallery=self.scene.ranked is not None)
+        return self.data.called(position, gallery=self.scene.ranked is not None)
 
     def ranked_file(self, position: int) -> str | None:
         """Return the file of the image at a `position` in the gallery, if it has one."""
-        files = self.origin.files if self.scene.ranked is None else self.origin.gallery_files
+        files = self.data.ranked.files
         return None if files is None else files[position]
 
     def ranked_images(self, positions: Sequence[int]) -> dict[int, Tensor]:
@@ -244,7 +243,7 @@ class _Sheet:
         found = [*shot.before, *shot.after]
         images = album.ranked_images([*shown, *(one.position for one in found if not one.itself)])
         change = thumbnail(amplified(shot.image, shot.perturbed, self.factor), smooth=False)
-        named = (album.origin.files[shot.number],) if album.origin.files else ()
+        named = (album.data.files[shot.number],) if album.data.files else ()
         query = [
             _Cell(thumbnail(shot.image), album.class_of(shot.number), named),
             _Cell(thumbnail(shot.perturbed)),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, RankingAttack
-from robustmetric.attacks.gallery import count_mates, nearest, put
-from robustmetric.evaluation.scene import Outcome, Scene
+from robustmetric.evaluation.scene import AttackResult, Scene
+from robustmetric.gallery import count_mates, exclude, excluded, nearest
 from robustmetric.squares import distances, keys_of, square_distance
 
 
@@ -64,7 +64,9 @@ class Shot:
 
 
 @torch.no_grad()
-def take_shots(scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: Outcome, k: int) -> list[Shot]:
+def take_shots(
+    scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: AttackResult, k: int
+) -> list[Shot]:
     """Return what an `attack` did to the queries with these `numbers` (B,), with the first `k` of rankings.
 
     `outcome` is what `run_attack` returned for them in this `scene`.
@@ -105,14 +107,11 @@ _Ranking = tuple[tuple[Ranked, ...], int | None]
 def _as_query(scene: Scene, z: Tensor, queries: Queries, k: int) -> list[_Ranking]:
     """Return the first k images for each query at z (B, D), and the place of the first of its class."""
     gallery = scene.judged
-    found = nearest(z, gallery, min(k, len(gallery)), without=queries.own, queries=queries)
+    found = nearest(z, gallery, min(k, len(gallery)), queries)
     # What does not count for a query comes last.
-    hidden = found == queries.own[:, None]
-    if queries.cameras is not None and gallery.cameras is not None:
-        same = gallery.labels[found] == queries.labels[:, None]
-        hidden |= same & (gallery.cameras[found] == queries.cameras[:, None])
+    hidden = excluded(queries, gallery, slice(0, len(gallery))).gather(1, found)
     places: dict[int, int] = {}
-    if (count_mates(queries, gallery, queries.own) > 0).any():
+    if (count_mates(queries, gallery) > 0).any():
         here = scene.gallery.z.device
         ranking = scene.rank(z.to(here), queries.to(here))
         places = dict(zip(ranking.query.tolist(), ranking.first.tolist(), strict=True))
@@ -126,17 +125,17 @@ def _as_candidate(z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery, 
     It stands instead of its original, and where it is tied as that would; one that is none of the gallery's
     images comes behind them.
     """
-    seat, labels, rows = gallery.z[asker], gallery.labels[asker], torch.arange(len(z), device=z.device)
+    seat, labels = gallery.z[asker], gallery.labels[asker]
+    asking = Queries(seat, labels, asker)  # all images count, whatever their camera
     level = square_distance(seat, z)
     own = keys_of(level, torch.where(queries.own < 0, len(gallery), queries.own))[:, None]
     place = torch.ones_like(asker)
     for block in gallery.blocks():
         square = distances(seat, gallery.z[block])
-        for absent in (asker, queries.own):
-            put(square, rows, absent, block, torch.inf)
+        exclude(square, torch.inf, asking, gallery, block, queries.own)
         place += (keys_of(square, torch.arange(block.start, block.stop, device=z.device)) < own).sum(1)
-    found = nearest(seat, gallery, min(k, len(gallery)), without=asker)
-    hidden = (found == asker[:, None]) | (found == queries.own[:, None])
+    found = nearest(seat, gallery, min(k, len(gallery)), asking)
+    hidden = excluded(asking, gallery, slice(0, len(gallery)), queries.own).gather(1, found)
     lists = _listed(seat, found, hidden, labels, gallery)
     itself = map(Ranked, [-1] * len(z), level.sqrt().tolist(), (queries.labels == labels).tolist())
     rankings = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from robustmetric.data import DATA
-from robustmetric.evaluation import Plan, Record
+from robustmetric.evaluation import Record, Settings
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.report.records import alpha_of, data_of, eps_of
 from robustmetric.report.verdict import with_interval
@@ -153,7 +153,7 @@ def command(record: Record, run: str | None = None, data: str | None = None) -> 
     >>> command.__name__
     'command'
     """
-    how, usual = record.settings, Plan.model_fields
+    how, usual = record.settings, Settings.model_fields
     words = ["robustmetric", "evaluate", run or "RUN"]
     name = record.data.name.removesuffix(" (all)")
     if run is None or (data is not None and without_folder(data) != name):

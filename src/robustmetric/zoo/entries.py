@@ -11,7 +11,7 @@ from typing import Any
 
 from robustmetric.defenses import defense
 from robustmetric.evaluation import Record, load_record
-from robustmetric.evaluation.store import RECORD
+from robustmetric.evaluation.record import RECORD
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.entries import read_file
 from robustmetric.training.parts import perturbs

@@ -8,7 +8,6 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.document import seal
 from robustmetric.training.code import bare
 from robustmetric.training.recipe import Recipe, make_recipe
 from robustmetric.usercode import without_folder
@@ -109,4 +108,4 @@ def bare_record(record: Record) -> Record:
     The digest is made anew in any case: a record of before has fewer entries than will be written.
     """
     names = [file_name(file) for file in record.data.skipped]
-    return seal(record.model_copy(update={"data": record.data.model_copy(update={"skipped": names})}))
+    return record.model_copy(update={"data": record.data.model_copy(update={"skipped": names})}).sealed()

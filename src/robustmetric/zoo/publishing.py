@@ -19,8 +19,7 @@ from torch import Tensor
 from robustmetric import __version__
 from robustmetric.evaluation import Record, load_record
 from robustmetric.evaluation.document import write_json
-from robustmetric.evaluation.record import FORMAT
-from robustmetric.evaluation.store import RECORD
+from robustmetric.evaluation.record import FORMAT, RECORD
 from robustmetric.experiments.cells import slug
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.files import publish as put_in_place

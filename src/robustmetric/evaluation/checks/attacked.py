@@ -9,17 +9,16 @@ import torch
 from robustmetric.attacks import Draws
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks.base import Findings, Verdict, beats, check, moved, point
-from robustmetric.evaluation.found import Found
-from robustmetric.evaluation.hunt import Hunted
 from robustmetric.perturb import directions
 
 
 @check("budget", 1)
 def _budget(findings: Findings) -> Verdict:
-    found: list[Found | Hunted] = [*findings.found.values(), *findings.hunted.values()]
-    over = max(float((f.change - findings.budget.eps).max()) for f in found)
-    outside = max(float(f.outside.max()) for f in found)
-    broken = any(bool(values.isnan().any()) for f in findings.found.values() for values in (f.change, f.last))
+    found = [*findings.found.values(), *findings.worst.values()]
+    over = max(float((f["change"] - findings.budget.eps).max()) for f in found)
+    outside = max(float(f["outside"].max()) for f in found)
+    told = ("change", "objective/last")
+    broken = any(bool(f[name].isnan().any()) for f in findings.found.values() for name in told)
     # Images of half precision cannot keep ε to a millionth; lengths of norm l2 round in proportion.
     images, _ = findings.scene.batch(findings.numbers[:1])
     room = max(1e-6, torch.finfo(images.dtype).eps) * max(1.0, findings.budget.eps)
@@ -34,9 +33,9 @@ def _zero_eps(findings: Findings) -> Verdict:
     some, none = findings.some, replace(findings.budget, eps=0.0, steps=1)
     worst, which = 0.0, ""
     for a in findings.attacks:
-        still, before = findings.again(a, some, none).values, findings.found[a.name].before
+        still, before = findings.again(a, some, none).values, findings.found[a.name]
         for column in a.columns:
-            change = abs(moved(column, before[column.name][some], still[column.name]))
+            change = abs(moved(column, before[f"before/{column.name}"][some], still[column.name]))
             worst, which = max((worst, which), (change, column.name))
     says = "ε = 0 gives the clean scores" if worst <= 0.01 else f"ε = 0 moves {which} by {worst:.2f} points"
     return Verdict("pass" if worst <= 0.01 else "fail", worst, "clean scores within 0.01 points", says)
@@ -68,7 +67,8 @@ def _last(findings: Findings) -> Verdict:
     shares = {}
     for name, f in findings.found.items():
         # By more than a hundredth of the way: rounding and the last wiggle of a sign step do not count.
-        worse = f.last - f.best > 0.01 * (f.first - f.best).abs() + 1e-6
+        first, last, best = (f[f"objective/{when}"] for when in ("first", "last", "best"))
+        worse = last - best > 0.01 * (first - best).abs() + 1e-6
         shares[name] = float(worse.double().mean())
     which = max(shares, key=lambda n: shares[n])
     share = shares[which]
@@ -86,9 +86,11 @@ def _noise(findings: Findings) -> Verdict:
     shares, stronger = {}, []
     for a in findings.attacks:
         reached, noise = findings.measured(a, some).objective, []
-        for numbers in findings.numbers[some].split(findings.plan.batch):
+        for numbers in findings.numbers[some].split(findings.plan.threat.batch):
             images, queries, target = findings.aimed(a, numbers)
-            signs = Draws(findings.plan.seed, f"{a.name}/noise", numbers.tolist()).signs(*images.shape[1:])
+            signs = Draws(findings.plan.threat.seed, f"{a.name}/noise", numbers.tolist()).signs(
+                *images.shape[1:]
+            )
             way = directions(signs, findings.budget.norm).to(images)
             noisy = (images + findings.budget.eps * way).clamp(0, 1)
             with torch.no_grad():
@@ -116,7 +118,7 @@ def _eight_bit(findings: Findings) -> Verdict:
         found = findings.found[a.name]
         for column in a.columns:
             if column.name not in a.read_early:
-                change = abs(moved(column, found.after[column.name], found.rounded[column.name]))
+                change = abs(moved(column, found[f"after/{column.name}"], found[f"8-bit/{column.name}"]))
                 worst, which = max((worst, which), (change, column.name))
     says = f"rounding to 8 bits moves no score by more than {worst:.2f} points"
     if worst > limit:
@@ -128,13 +130,13 @@ def _eight_bit(findings: Findings) -> Verdict:
 def _masked(findings: Findings) -> Verdict:
     limit = "at most 1 % of a goal's queries beyond the reach of gradients"
     shares = {}
-    for name, hunted in findings.hunted.items():
-        ways = findings.ways[name]
-        blind = [k for k, way in enumerate(ways) if not way.search.follows_gradient]
-        column = findings.goal_column(name)
-        counted = ~hunted.before.isnan()
-        if len(blind) < len(ways) and column.lost is not None and counted.any():
-            broken = torch.isin(hunted.by, torch.tensor(blind)) & (hunted.worst == column.lost)
+    for name, found in findings.worst.items():
+        attempts = findings.attempts[name]
+        blind = [k for k, attempt in enumerate(attempts) if not attempt.search.follows_gradient]
+        end = findings.goal_column(name).success_value
+        counted = ~found["before"].isnan()
+        if len(blind) < len(attempts) and end is not None and counted.any():
+            broken = torch.isin(found["by"], torch.tensor(blind)) & (found["worst"] == end)
             shares[name] = float(broken[counted].double().mean())
     if not shares:
         return Verdict("not run", 0.0, limit, "no suite with attacks of both kinds was run")

@@ -11,14 +11,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from robustmetric.attacks import Column, Draws, Queries, RankingAttack, Search, Target
-from robustmetric.evaluation.found import Found, Values
-from robustmetric.evaluation.hunt import Hunted
-from robustmetric.evaluation.images import Fingerprint
+from robustmetric.evaluation.data import Fingerprint, Subject
+from robustmetric.evaluation.document import Number, Part
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.scene import Scene, run_attack
-from robustmetric.evaluation.schema import Number, Part
-from robustmetric.evaluation.subject import Subject
-from robustmetric.evaluation.suite import Way
+from robustmetric.evaluation.suite import Attempt
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
 from robustmetric.registry import Registry, registry
 from robustmetric.validate import UserError
@@ -62,7 +60,7 @@ class Check(Part):
 class Measured(NamedTuple):
     """What attacked queries reached: (S,) values by column, and the objective (S,)."""
 
-    values: Values
+    values: dict[str, Tensor]
     objective: Tensor
 
 
@@ -72,11 +70,12 @@ class Findings:
 
     `subject` is the network with its images, `plan` and `search` are how it was attacked. `scene` is the
     network with its embeddings, `surrogate` the one that perturbations come from, if it is another. `found`
-    holds what each attack found, by its name, in the order of the queries' `numbers` (Q,), and `recall` is
-    R@1 in percent. `hunted` is what the suite made of the queries and `ways` are its attacks, by goal.
+    has tensors of each attack, such as ``found["ES"]["after/ES:R"]`` (Q,), in the order of the queries'
+    `numbers` (Q,): see `attack_block`. `recall` is R@1 in percent. `worst` has those of the suite by goal,
+    see `run_ensemble`, and `attempts` are its attacks.
 
     >>> def drop(findings: Findings) -> Verdict:
-    ...     lost = findings.recall - float(findings.found["ES"].after["ES:R"].nanmean())
+    ...     lost = findings.recall - float(findings.found["ES"]["after/ES:R"].nanmean())
     ...     return Verdict("pass" if lost < 50 else "warn", lost, "50 points", f"ES costs {lost:.0f} points")
     """
 
@@ -86,35 +85,35 @@ class Findings:
     scene: Scene
     surrogate: Scene | None
     numbers: Tensor
-    found: dict[str, Found]
+    found: Mapping[str, Mapping[str, Tensor]]
     recall: float
-    hunted: Mapping[str, Hunted] = field(default_factory=dict)
-    ways: Mapping[str, Sequence[Way]] = field(default_factory=dict)
+    worst: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
 
     @property
     def attacks(self) -> tuple[RankingAttack, ...]:
         """The attacks that were run."""
-        return self.plan.goals
+        return self.plan.attacks
 
     def goal_column(self, name: str) -> Column:
         """Return the column of the suite's goal `name`."""
-        suite = self.plan.worst_case
+        suite = self.plan.suite
         assert suite is not None  # noqa: S101
         return next(goal.columns[0] for goal in suite.wanted if goal.name == name)
 
     @property
     def budget(self) -> Budget:
         """What a perturbation may cost."""
-        return self.plan.budget
+        return self.plan.threat.budget
 
     @property
     def fingerprint(self) -> Fingerprint:
         """What a first pass over the images found."""
-        return self.subject.fingerprint
+        return self.subject.data.fingerprint
 
     def sample(self, most: int) -> Tensor:
         """Return positions (S,) of at most `most` queries, drawn from the seed, ascending."""
-        generator = torch.Generator().manual_seed(self.plan.seed + 1)
+        generator = torch.Generator().manual_seed(self.plan.threat.seed + 1)
         return torch.randperm(len(self.numbers), generator=generator)[:most].sort().values
 
     @property
@@ -136,17 +135,12 @@ class Findings:
 
         A `budget`, `search`, `batch` or `surrogate` replaces that of the plan.
         """
+        usual = self.plan.threat
+        surrogate = surrogate or (self.surrogate if search is None else None)
+        threat = Threat(budget or usual.budget, search or self.search, usual.seed, batch or usual.batch)
         parts = [
-            run_attack(
-                self.scene,
-                attack,
-                numbers,
-                budget or self.budget,
-                search or self.search,
-                seed=self.plan.seed,
-                surrogate=surrogate or (self.surrogate if search is None else None),
-            )
-            for numbers in self.numbers[positions].split(batch or self.plan.batch)
+            run_attack(self.scene, attack, numbers, threat, surrogate=surrogate)
+            for numbers in self.numbers[positions].split(threat.batch)
         ]
         values = {n: torch.cat([p.after[n] for p in parts]).cpu().double() for n in parts[0].after}
         return Measured(values, torch.cat([p.last for p in parts]).cpu().double())
@@ -154,12 +148,13 @@ class Findings:
     def measured(self, attack: RankingAttack, positions: Tensor) -> Measured:
         """Return what an `attack` of the plan found for queries at `positions` (S,), as `again` does."""
         found = self.found[attack.name]
-        return Measured({n: v[positions] for n, v in found.after.items()}, found.last[positions])
+        values = {column.name: found[f"after/{column.name}"][positions] for column in attack.columns}
+        return Measured(values, found["objective/last"][positions])
 
     def aimed(self, attack: RankingAttack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
         """Return the images of these `numbers` (B,), as queries too, and what an `attack` aims at."""
         images, queries = self.scene.batch(numbers)
-        draws = Draws(self.plan.seed, attack.drawn_as, numbers.tolist())
+        draws = Draws(self.plan.threat.seed, attack.drawn_as, numbers.tolist())
         with torch.no_grad():
             return images, queries, self.scene.aim(attack, queries, draws)
 

@@ -8,7 +8,7 @@ from robustmetric.validate import shorten
 
 @check("copies", 1)
 def _copies(findings: Findings) -> Verdict:
-    labels, called = findings.scene.gallery.labels, findings.subject.origin.called
+    labels, called = findings.scene.gallery.labels, findings.subject.data.called
     copies, shared = findings.fingerprint.copies, findings.fingerprint.shared
     limit = "no copies in the gallery"
     if shared:
@@ -30,7 +30,7 @@ def _copies(findings: Findings) -> Verdict:
 
 @check("classes", 1)
 def _classes(findings: Findings) -> Verdict:
-    classes, trained = findings.subject.classes, findings.subject.train_classes
+    classes, trained = findings.subject.data.classes, findings.subject.train_classes
     limit = "no class both trained on and tested"
     if classes is None or trained is None:
         return Verdict("not run", 0.0, limit, "what the network was trained on is not known")

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws
-from robustmetric.attacks.gallery import count_mates
 from robustmetric.distance import embed
 from robustmetric.evaluation.checks.base import Findings, Verdict, check, moved, shorter
 from robustmetric.evaluation.scene import embed_all
+from robustmetric.gallery import count_mates
 from robustmetric.perturb import differentiate
 
 
@@ -19,7 +19,7 @@ def _collapse(findings: Findings) -> Verdict:
     count = len(z)
     # The mean over all pairs, from the length of the sum.
     cosine = float((z.sum(0).square().sum() - z.square().sum()) / (count * (count - 1)))
-    mates = count_mates(queries, findings.scene.gallery, queries.own)
+    mates = count_mates(queries, findings.scene.gallery)
     # Of the queries that have an answer, as R@1 is.
     chance = 100 * float((mates.float() / (count - (queries.own >= 0).long()))[mates > 0].mean())
     # With few classes five times chance is out of reach.
@@ -99,7 +99,7 @@ def _batch_of_one(findings: Findings) -> Verdict:
 
 @check("gradient", 1, steps=3)
 def _gradient(findings: Findings) -> Verdict:
-    parts = findings.numbers[findings.some].split(findings.plan.batch)
+    parts = findings.numbers[findings.some].split(findings.plan.threat.batch)
     limit = "no query without a gradient"
     try:
         least = [_slopes_of_network(findings, part) for part in parts]
@@ -118,7 +118,7 @@ def _gradient(findings: Findings) -> Verdict:
 def _slopes_of_network(findings: Findings, numbers: Tensor) -> Tensor:
     """Find how steep the network is at each query, along a random direction: (B,)."""
     model, z = findings.scene.model, findings.scene.gallery.z
-    generator = torch.Generator().manual_seed(findings.plan.seed)
+    generator = torch.Generator().manual_seed(findings.plan.threat.seed)
     way = torch.randn(z.shape[1], generator=generator, dtype=torch.float32).to(z)
     images, _ = findings.scene.batch(numbers)
     rows = torch.arange(len(images), device=images.device)
@@ -131,7 +131,7 @@ def _slopes(findings: Findings, numbers: Tensor, least: Tensor) -> Tensor:
     rows = torch.arange(len(numbers), device=least.device)
     for a in findings.attacks:
         images, queries, target = findings.aimed(a, numbers)
-        start = a.start(images, draws=Draws(findings.plan.seed, f"{a.name}/search", numbers.tolist()))
+        start = a.start(images, draws=Draws(findings.plan.threat.seed, f"{a.name}/search", numbers.tolist()))
         images = images if start is None else start
         reached = []
 

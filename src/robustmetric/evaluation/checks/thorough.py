@@ -106,13 +106,15 @@ def _transfer(findings: Findings) -> Verdict:
         sibling = copy.deepcopy(findings.scene.model)
     except Exception as error:  # whatever a network holds
         return Verdict("not run", 0.0, "", f"the network cannot be copied ({type(error).__name__})")
-    generator = torch.Generator().manual_seed(findings.plan.seed)
+    generator = torch.Generator().manual_seed(findings.plan.threat.seed)
     with torch.no_grad():
         for p in sibling.parameters():
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p)
             p.add_(noise * 0.05 * (p.std() if p.numel() > 1 else p.abs().mean()))
     search = PGD() if findings.budget.norm == "linf" else APGD()
-    return _against(findings, [(search, findings.scene.seen_by(sibling, findings.plan.batch))], "transfer")
+    return _against(
+        findings, [(search, findings.scene.seen_by(sibling, findings.plan.threat.batch))], "transfer"
+    )
 
 
 def _against(findings: Findings, others: list[tuple[Search, Scene | None]], what: str) -> Verdict:

@@ -1,11 +1,12 @@
-"""The images that are ranked, the queries, and who is nearest: one distance, one tolerance, one tie rule.
+"""Queries, the gallery that they rank, who counts for a query, and who is nearest.
 
-Distances to rank by are those of `robustmetric.squares`, and so is the order of images that are equally far.
+`exclude` is the one rule of who counts. Distances, and the order of images that are equally far, are those of
+`robustmetric.squares`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
@@ -42,7 +43,8 @@ class Gallery:
                 f"the gallery has {len(self.z)} images; give at least 5, for a top 4 besides the query"
             )
         check_labels(self.labels, len(self.z))
-        check_count("chunk", self.chunk)
+        if not (is_number(self.chunk, Integral) and self.chunk >= 1):
+            raise UserError(f"chunk must be a whole number of at least 1, not {self.chunk!r}")
 
     def __len__(self) -> int:
         return len(self.z)
@@ -104,18 +106,14 @@ class Queries:
         cameras = None if self.cameras is None else self.cameras[rows]
         return Queries(self.z[rows], self.labels[rows], self.own[rows], cameras)
 
+    @property
+    def any_camera(self) -> Queries:
+        """The same, for rankings in which images of every camera count."""
+        return self if self.cameras is None else replace(self, cameras=None)
+
     def to(self, device: torch.device) -> Queries:
         """Return the same on a `device`."""
         return move(self, device)
-
-
-def nothing(queries: Queries) -> Tensor:
-    """Return the targets of B `queries` that aim at no image: (B, 0).
-
-    >>> nothing(Queries(torch.eye(3), torch.arange(3), torch.arange(3))).shape
-    torch.Size([3, 0])
-    """
-    return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
 
 Held = TypeVar("Held", "Gallery", "Queries")
@@ -152,33 +150,69 @@ def away_from(z: Tensor, place: Tensor) -> Tensor:
     return torch.where(at(z, place)[..., None], z.detach(), z)
 
 
+def exclude(
+    values: Tensor,
+    value: float,
+    queries: Queries | None,
+    gallery: Gallery,
+    block: slice,
+    *extra: Tensor,
+) -> None:
+    """Set a `value` in `values` (B, n) for images of a `block` that do not count for B `queries`, in place.
+
+    Those are the query itself, images of its class from its camera, and the positions (B,) of `extra`, −1 for
+    none. Without `queries` it is `extra` alone.
+
+    >>> z, zero = torch.eye(5), torch.zeros(5, dtype=torch.long)
+    >>> gallery = Gallery(z, zero, cameras=torch.tensor([0, 0, 1, 1, 1]))
+    >>> queries = Queries(z[:1], zero[:1], zero[:1], cameras=zero[:1])
+    >>> values = torch.ones(1, 5)
+    >>> exclude(values, 7, queries, gallery, slice(0, 5), torch.tensor([4]))
+    >>> values
+    tensor([[7., 7., 1., 1., 7.]])
+    """
+    if queries is not None:
+        extra = (queries.own, *extra)
+        if queries.cameras is not None and gallery.cameras is not None:
+            mates = gallery.labels[block] == queries.labels[:, None]
+            values.masked_fill_(mates & (gallery.cameras[block] == queries.cameras[:, None]), value)
+    rows = torch.arange(len(values), device=values.device)
+    for position in extra:
+        inside = (position >= block.start) & (position < block.stop)
+        values[rows[inside], position[inside] - block.start] = value
+
+
+def excluded(queries: Queries, gallery: Gallery, block: slice, *extra: Tensor) -> Tensor:
+    """Return which n images of a `block` do not count for B `queries`: (B, n) bools. See `exclude`."""
+    size = (len(queries), block.stop - block.start)
+    found = torch.zeros(size, dtype=torch.bool, device=gallery.labels.device)
+    exclude(found, True, queries, gallery, block, *extra)
+    return found
+
+
 def nearest(
     z: Tensor,
     gallery: Gallery,
     count: int,
-    *,
-    without: Tensor | None = None,
-    other_than: Tensor | None = None,
     queries: Queries | None = None,
+    *,
+    other_than: Tensor | None = None,
 ) -> Tensor:
     """Return the `count` images of the `gallery` nearest to each of `z` (B, D), nearest first: (B, count).
 
-    They are positions; ties go to the lower one. `without` (B,) is left out, and so is the class `other_than`
-    (B,), and what does not count for the `queries` that the embeddings are of.
+    They are positions; ties go to the lower one. What does not count for the `queries`, which the embeddings
+    are of, comes last, and so does the class `other_than` (B,).
 
-    >>> nearest(torch.eye(5)[:1], Gallery(torch.eye(5), torch.arange(5)), 2, without=torch.tensor([0]))
+    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
+    >>> nearest(gallery.z[:1], gallery, 2, Queries(gallery.z[:1], torch.tensor([0]), torch.tensor([0])))
     tensor([[1, 2]])
     """
     best = torch.empty(len(z), 0, dtype=torch.long, device=z.device)
-    rows = torch.arange(len(z), device=z.device)
     for block in gallery.blocks():
         square = distances(z, gallery.z[block])
         if other_than is not None:
             square.masked_fill_(gallery.labels[block] == other_than[:, None], torch.inf)
-        if without is not None:
-            put(square, rows, without, block, torch.inf)
-        if queries is not None and (seen := same_camera(queries, gallery, block)) is not None:
-            square.masked_fill_(seen, torch.inf)
+        exclude(square, torch.inf, queries, gallery, block)
         keys = keys_of(square, torch.arange(block.start, block.stop, device=z.device))
         if count == 1:
             lowest = keys.amin(1, keepdim=True)
@@ -190,17 +224,11 @@ def nearest(
 
 
 def count_nearer(
-    z: Tensor,
-    level: Tensor,
-    gallery: Gallery,
-    without: Sequence[Tensor] = (),
-    *,
-    queries: Queries | None = None,
+    z: Tensor, level: Tensor, gallery: Gallery, queries: Queries | None = None, *extra: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return how many of the `gallery` are nearer to `z` (B, D) than the square `level` (B,), and as near.
 
-    Each of `without` is a (B,) tensor of positions to leave out; −1 is none. What does not count for the
-    `queries` that the embeddings are of is left out as well.
+    What does not count for the `queries` is left out, and the positions (B,) of `extra`: see `exclude`.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> count_nearer(torch.eye(5)[:1], torch.tensor([2.0]), gallery)
@@ -208,118 +236,39 @@ def count_nearer(
     """
     nearer = torch.zeros(len(z), dtype=torch.long, device=z.device)
     tied = torch.zeros_like(nearer)
-    rows = torch.arange(len(z), device=z.device)
     for block in gallery.blocks():
         square = distances(z, gallery.z[block])
-        for position in without:
-            put(square, rows, position, block, torch.inf)
-        if queries is not None and (seen := same_camera(queries, gallery, block)) is not None:
-            square.masked_fill_(seen, torch.inf)
+        exclude(square, torch.inf, queries, gallery, block, *extra)
         nearer += (square < level[:, None]).sum(1)
         tied += (square == level[:, None]).sum(1)
     return nearer, tied
 
 
-def normalised_rank(z: Tensor, level: Tensor, gallery: Gallery, without: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the rank, in % from first to last, of what is at the square `level` (B,) from `z` (B, D).
-
-    Tied images of the `gallery` share the middle rank. The two positions (B,) of `without` are not ranked, −1
-    is none.
-
-    >>> gallery, one = Gallery(torch.eye(5), torch.arange(5)), torch.tensor([0])
-    >>> normalised_rank(torch.eye(5)[:1], torch.tensor([2.0]), gallery, (one, one + 1))
-    tensor([50.])
-    """
-    nearer, tied = count_nearer(z, level, gallery, without)
-    own, other = without
-    left = len(gallery) - (own >= 0).long() - ((other >= 0) & (other != own)).long()
-    return 100 * (nearer + tied.float() / 2) / left
-
-
-def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, own: Tensor, *, strict: bool) -> Tensor:
-    """Return whether the image nearest to `z` (B, D), but for `own` (B,), is of the class: 100 or 0, (B,).
+def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, *, strict: bool = True) -> Tensor:
+    """Return whether the image nearest to `z` (B, D) is of the query's class: 100 or 0, (B,).
 
     The embeddings are of the `queries`, the image is one of the `gallery` that counts for them. NaN where no
     other image is of that class and `strict` says to leave such queries out.
 
-    >>> z, labels, own = torch.eye(5), torch.tensor([0, 0, 1, 2, 2]), torch.arange(5)
-    >>> hit_at_1(z, Queries(z, labels, own), Gallery(z, labels), own, strict=True)
+    >>> z, labels = torch.eye(5), torch.tensor([0, 0, 1, 2, 2])
+    >>> hit_at_1(z, Queries(z, labels, torch.arange(5)), Gallery(z, labels))
     tensor([100., 100., nan,   0.,   0.])
     """
-    found = nearest(z, gallery, 1, without=own, queries=queries)[:, 0]
+    found = nearest(z, gallery, 1, queries)[:, 0]
     hit = 100.0 * (gallery.labels[found] == queries.labels)
-    if not strict:
-        return hit
-    return hit.where(count_mates(queries, gallery, own) > 0, torch.nan)
+    return hit.where(count_mates(queries, gallery) > 0, torch.nan) if strict else hit
 
 
-def count_mates(queries: Queries, gallery: Gallery, own: Tensor) -> Tensor:
+def count_mates(queries: Queries, gallery: Gallery) -> Tensor:
     """Return how many images each of the `queries` can find: those of its class that count, (B,).
 
-    In the `gallery`, but for `own` (B,), −1 for none.
-
-    >>> z, labels, own = torch.eye(5), torch.tensor([0, 0, 1, 2, 2]), torch.arange(5)
-    >>> count_mates(Queries(z, labels, own), Gallery(z, labels), own)
+    >>> z, labels = torch.eye(5), torch.tensor([0, 0, 1, 2, 2])
+    >>> count_mates(Queries(z, labels, torch.arange(5)), Gallery(z, labels))
     tensor([1, 1, 0, 1, 1])
     """
-    classes, sizes = gallery.labels.unique(return_counts=True)
-    place = torch.searchsorted(classes, queries.labels.contiguous()).clamp_max(len(classes) - 1)
-    inside = (own >= 0) & (gallery.labels[own] == queries.labels)
-    mates = torch.where(classes[place] == queries.labels, sizes[place], 0) - inside.long()
-    if queries.cameras is None or gallery.cameras is None:
-        return mates
+    mates = torch.zeros_like(queries.own)
     for block in gallery.blocks():
-        seen = same_camera(queries, gallery, block)
-        assert seen is not None  # noqa: S101
-        put(seen, torch.arange(len(own), device=own.device), own, block, False)
-        mates -= seen.sum(1)
+        same = gallery.labels[block] == queries.labels[:, None]
+        exclude(same, False, queries, gallery, block)
+        mates += same.sum(1)
     return mates
-
-
-def same_camera(queries: Queries, gallery: Gallery, block: slice) -> Tensor | None:
-    """Return which of n images do not count for the `queries`: those of their class and camera, (B, n).
-
-    The images are a `block` of the `gallery`. None where no cameras are known.
-
-    >>> z, zero = torch.eye(5), torch.zeros(5, dtype=torch.long)
-    >>> gallery = Gallery(z, zero, cameras=torch.tensor([0, 0, 1, 1, 1]))
-    >>> same_camera(Queries(z[:1], zero[:1], zero[:1], cameras=zero[:1]), gallery, slice(0, 5))
-    tensor([[ True,  True, False, False, False]])
-    """
-    if queries.cameras is None or gallery.cameras is None:
-        return None
-    mates = gallery.labels[block] == queries.labels[:, None]
-    return mates & (gallery.cameras[block] == queries.cameras[:, None])
-
-
-def put(values: Tensor, rows: Tensor, position: Tensor, block: slice, value: float) -> None:
-    """Set a `value` in each of `rows` (B,) at its `position` (B,), where that lies in the `block`.
-
-    `values` (B, n) are those of the block's n images, and changed in place.
-
-    >>> values = torch.zeros(2, 3)
-    >>> put(values, torch.arange(2), torch.tensor([4, 9]), slice(3, 6), 7.0)
-    >>> values
-    tensor([[0., 7., 0.],
-            [0., 0., 0.]])
-    """
-    inside = (position >= block.start) & (position < block.stop)
-    values[rows[inside], position[inside] - block.start] = value
-
-
-def check_count(letter: str, count: int, gallery: int | None = None) -> None:
-    """Refuse a `count` of targets that cannot be, or that is more than a gallery has images.
-
-    `letter` is the name of the option that it was given as, `gallery` the number of images.
-
-    >>> check_count("W", 0)
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: W must be a whole number of at least 1, not 0
-    """
-    if not (is_number(count, Integral) and count >= 1):
-        raise UserError(f"{letter} must be a whole number of at least 1, not {count!r}")
-    if gallery is not None and count > gallery - 2:
-        raise UserError(
-            f"{letter} is {count}, too many for a gallery of {gallery} images; give at most {gallery - 2}"
-        )

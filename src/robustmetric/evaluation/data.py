@@ -1,0 +1,363 @@
+"""What is evaluated: a network, the images that query, and those that are ranked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import Gallery, Queries
+from robustmetric.data.cache import Pixels
+from robustmetric.data.pairs import ImageArray
+from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
+from robustmetric.evaluation.images import Images, Joined
+from robustmetric.evaluation.scene import Scene
+from robustmetric.gallery import count_mates
+from robustmetric.labels import check_labels
+from robustmetric.models.source import try_network
+from robustmetric.perturb import check_images, device_of, frozen
+from robustmetric.retrieval import check_cameras, check_own
+from robustmetric.validate import UserError, printable
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a first pass over all images finds: their shape (C, H, W), a digest, and exact copies.
+
+    `copies` are pairs of positions in the gallery; `shared` are queries and their copies in a separate
+    gallery.
+    """
+
+    shape: list[int]
+    sha256: str
+    copies: list[tuple[int, int]]
+    shared: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Images with their classes: who queries, and who is ranked.
+
+    Each of the `images` (N, C, H, W) with `labels` (N,) queries all others, or the images of the `gallery`,
+    another `Data` or a pair of images and labels, but for its `own` (N,) position there, −1 for none. An
+    image from a query's class and one of its `cameras` (N,) does not count for it, which is the rule of
+    re-identification. `classes` and `files` name the labels and the images, `skipped` are files that could
+    not be read, and `name` is what a record calls the data.
+
+    >>> gallery = torch.rand(5, 1, 2, 2), torch.arange(5)
+    >>> data = Data(torch.rand(6, 1, 2, 2), torch.arange(6) % 2, gallery=gallery)
+    >>> len(data.every), len(data.ranked.labels), data.called(1)
+    (11, 5, 'image 1')
+    """
+
+    images: Images
+    labels: Tensor
+    _: KW_ONLY
+    gallery: Data | tuple[Images, Tensor] | None = None
+    own: Tensor | None = None
+    cameras: Tensor | None = None
+    classes: Sequence[str] | None = None
+    files: Sequence[str] | None = None
+    skipped: Sequence[str] = ()
+    name: str = "images"
+
+    @property
+    def ranked(self) -> Data:
+        """The images that are ranked."""
+        if self.gallery is None:
+            return self
+        return self.gallery if isinstance(self.gallery, Data) else Data(*self.gallery)
+
+    @property
+    def every(self) -> Images:
+        """All images to embed: queries first, then those of a separate gallery."""
+        return self.images if self.gallery is None else Joined(self.images, self.ranked.images)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Each query's position (N,) in the gallery, −1 for none."""
+        if self.gallery is None:
+            return torch.arange(len(self.images))
+        return check_own(self.own, len(self.images), len(self.ranked.labels))
+
+    def as_queries(self, z: Tensor) -> Queries:
+        """Return embeddings `z` (N, D) of the images that query, with who they are."""
+        cameras = None if self.cameras is None else self.cameras.to(z.device)
+        return Queries(z, self.labels.to(z.device), self.places.to(z.device), cameras)
+
+    def as_gallery(self, z: Tensor) -> Gallery:
+        """Return embeddings `z` (M, D) of the images that are ranked, with who they are."""
+        cameras = None if self.ranked.cameras is None else self.ranked.cameras.to(z.device)
+        return Gallery(z, self.ranked.labels.to(z.device), cameras=cameras)
+
+    def called(self, number: int, *, gallery: bool = False) -> str:
+        """Return the name of image `number`, of the separate `gallery` if so: its file or its number."""
+        files = self.ranked.files if gallery else self.files
+        if files is not None:
+            return files[number]
+        return f"{'gallery image' if gallery else 'image'} {number}"
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What a first pass over all images finds; pixels outside [0, 1] are refused."""
+        whole = hashlib.sha256()
+        shape: list[int] = []
+        keys: list[list[bytes]] = []
+        for side in [self] if self.gallery is None else [self, self.ranked]:
+            keys.append([])
+            whole.update(side.labels.cpu().to(torch.int64).numpy().tobytes())
+            for part in torch.arange(len(side.images)).split(256):
+                batch = side.images[part]
+                check_images(batch)
+                shape = shape or list(batch.shape[1:])
+                whole.update(f"{tuple(batch.shape)} {batch.dtype}".encode())
+                content = batch.detach().cpu().to(torch.float32).contiguous().numpy()
+                whole.update(content.tobytes())
+                keys[-1] += [hashlib.blake2b(image, digest_size=16).digest() for image in content]
+        first: dict[bytes, int] = {}
+        copies = [
+            (first[key], place) for place, key in enumerate(keys[-1]) if first.setdefault(key, place) != place
+        ]
+        # A query that is known to be in the gallery does not find itself; its copies are the gallery's.
+        shared = [
+            (n, first[key])
+            for n, (key, place) in enumerate(zip(keys[0], self.places.tolist(), strict=True))
+            if place < 0 and key in first
+        ]
+        return Fingerprint(shape, whole.hexdigest(), copies, shared)
+
+    def identity(self) -> dict[str, Any]:
+        """Return all of the data that a document depends on, in JSON's types."""
+        cameras = (self.cameras, None if self.gallery is None else self.ranked.cameras)
+        return {
+            "data": self.fingerprint.sha256,
+            "rules": [digest_of_numbers(numbers) for numbers in (self.own, *cameras)],
+        }
+
+    def check(self, queries: int | None = None) -> None:
+        """Refuse data for which no ranking can be scored, and more `queries` than there are images."""
+        self._check_images()
+        self._check_answers()
+        if queries is not None and queries > len(self.images):
+            raise UserError(
+                f"queries must be from 1 to the number of images, {len(self.images)}, not {queries!r}",
+                parameter="queries",
+            )
+
+    def _check_images(self) -> None:
+        if self.gallery is None and self.own is not None:
+            raise UserError("own describes a gallery, and none is given: pass gallery too")
+        given = self.gallery
+        if given is not None and not (
+            isinstance(given, Data) or (isinstance(given, tuple | list) and len(given) == 2)
+        ):
+            raise UserError(
+                f"the gallery is a {type(given).__name__}; give a Data, or a pair of its images and labels"
+            )
+        shapes = []
+        for side in (self, self.ranked):
+            images = side.images
+            if isinstance(images, list | tuple):
+                raise UserError(
+                    f"the images are a {type(images).__name__}; give one tensor (N, C, H, W), for example by "
+                    "torch.stack(images)"
+                )
+            one = images[torch.arange(min(1, len(images)))]
+            check_images(images if isinstance(images, Tensor) and images.ndim != 4 else one)
+            shapes.append(tuple(one.shape[1:]))
+            check_labels(side.labels, len(images))
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"queries have shape {shapes[0]} and the images of the gallery {shapes[1]}: resize them to "
+                "one size"
+            )
+        if len(self.ranked.images) < 5:
+            raise UserError(
+                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the "
+                "query"
+            )
+
+    def _check_answers(self) -> None:
+        """Reject labels for which every ranking is right, or none can be."""
+        labels, ranked = self.ranked.labels, self.ranked.cameras
+        if len(labels.unique()) < 2:
+            raise UserError(
+                f"all {len(labels)} images are of class {int(labels[0])}; no ranking can be wrong: give at "
+                "least two classes"
+            )
+        check_cameras(ranked, self.cameras, len(labels), len(self.images))
+        asked = self.as_queries(torch.empty(len(self.images), 0))
+        gallery = self.as_gallery(torch.empty(len(labels), 0))
+        some = torch.arange(len(self.images)).split(256)  # the first ones tell, as a rule
+        if not any((count_mates(asked[rows], gallery) > 0).any() for rows in some):
+            rule = "" if self.cameras is None else " by another camera"
+            raise UserError(
+                f"none of the {len(self.images)} queries has another image of its class{rule} in the gallery "
+                f"of {len(labels)}, so none has an answer to find: look at the labels of both"
+                + (", or leave the cameras out" if rule else "")
+            )
+
+
+def data_of(images: Images | Data, labels: Tensor | None) -> Data:
+    """Return the data as they are, or of `images` (N, C, H, W) with `labels` (N,).
+
+    >>> data_of(torch.rand(2, 1, 2, 2), None)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: labels are missing: give a class for each of the images, or a Data
+    """
+    if isinstance(images, Data):
+        if labels is not None:
+            raise UserError("labels are given beside a Data, which has its own: leave them out")
+        return images
+    if labels is None:
+        raise UserError("labels are missing: give a class for each of the images, or a Data")
+    return Data(images, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A network, `model`, and the `data` that it is judged on.
+
+    A `surrogate` is the network that perturbations are searched on, if it is another one. `name` is what a
+    record calls the network, `weights` says how its weights were chosen, and `train_classes` are the names of
+    the classes that it was trained on.
+    """
+
+    model: nn.Module
+    data: Data
+    _: KW_ONLY
+    surrogate: nn.Module | None = None
+    name: str | None = None
+    weights: str | None = None
+    train_classes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for what, model in (("network", self.model), ("surrogate", self.surrogate)):
+            if not isinstance(model, nn.Module) and (model is not None or what == "network"):
+                raise UserError(f"the {what} must be a torch.nn.Module, not a {type(model).__name__}")
+
+    @property
+    def title(self) -> str:
+        """The name of the network in a record."""
+        return self.name or type(self.model).__name__
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides the scores, and what else a document says, in JSON's types."""
+        return {
+            "class": type(self.model).__qualname__,
+            "network": digest_of(self.model),
+            "surrogate": None if self.surrogate is None else digest_of(self.surrogate),
+            **self.data.identity(),
+            "names": [self.name, self.data.name],
+            "classes": [digest_of_names(self.data.classes), digest_of_names(self.train_classes)],
+        }
+
+    def frozen(self) -> ExitStack:
+        """Hold all networks in evaluation mode, frozen, until the stack is closed."""
+        stack = ExitStack()
+        for model in (self.model, self.surrogate):
+            if model is not None:
+                stack.enter_context(frozen(model))
+        return stack
+
+    def batch(self, size: int) -> Tensor:
+        """Return the first images (B, C, H, W), at most `size`."""
+        return self.data.images[torch.arange(min(size, len(self.data.images)))]
+
+    def probe(self, size: int, *, gradient: bool, of_surrogate: bool = False) -> int:
+        """Embed a batch of `size` images, with a `gradient` and that of the surrogate if they will be needed.
+
+        A network that fails is an error that names the images. Returns the length of the embeddings.
+        """
+        images = self.batch(size)
+        dim = try_network(self.model, images, gradient=gradient)
+        if self.surrogate is not None:
+            try_network(self.surrogate, images, gradient=of_surrogate, what="surrogate")
+        return dim
+
+    def scene(self, model: nn.Module, z: Tensor, ranked: Tensor | None = None) -> Scene:
+        """Return the scene of a network `model` with its embeddings `z` (N, D), and `ranked` (M, D).
+
+        Without `ranked` all are in `z` (N + M, D).
+        """
+        data, z = self.data, z.to(device_of(model))
+        if ranked is None:
+            count = len(data.images)
+            z, ranked = (z, z) if data.gallery is None else (z[:count], z[count:])
+        images = None if data.gallery is None else data.ranked.images
+        return Scene(model, data.images, data.as_queries(z), data.as_gallery(ranked), images)
+
+
+def data_by_marks(images: Pixels, crop: int | None = None, files: Sequence[str] | None = None) -> Data:
+    """Return decoded images as data: queries and gallery as marked; without marks each image is both.
+
+    `files` names the images.
+    """
+    every = torch.ones(len(images), dtype=torch.bool)
+    asks = every if images.is_query is None else images.is_query
+    ranked = every if images.is_gallery is None else images.is_gallery
+    if not asks.any() or not ranked.any():
+        raise UserError(
+            f"of {len(images)} images {int(asks.sum())} are queries and {int(ranked.sum())} are in the "
+            "gallery; mark some as each (is_query, is_gallery), or leave the marks out"
+        )
+    queries = _marked(images, asks, crop, files)
+    if asks.all() and ranked.all():
+        return queries
+    place = torch.where(ranked, ranked.cumsum(0) - 1, -1)
+    return replace(queries, gallery=_marked(images, ranked, crop, files), own=place[asks])
+
+
+def data_of_two(
+    queries: Pixels,
+    gallery: Pixels,
+    crop: int | None = None,
+    files: Sequence[str] | None = None,
+    gallery_files: Sequence[str] | None = None,
+) -> Data:
+    """Return decoded images as `queries` of others: classes and cameras are the same if their names are.
+
+    Where the data marks queries and gallery, those alone query and are ranked. `files` and `gallery_files`
+    name the images.
+    """
+    if (queries.cameras is None) != (gallery.cameras is None):
+        known, missing = ("queries", "gallery") if gallery.cameras is None else ("gallery", "queries")
+        raise UserError(
+            f"the cameras of the {known} are known and those of the {missing} are not: give both, or neither"
+        )
+    classes = tuple(sorted({*queries.classes, *gallery.classes}))
+    # A table numbers its cameras by their names, each table by itself.
+    cameras = sorted({*queries.columns.get("camera", ()), *gallery.columns.get("camera", ())})
+    place, number = ({name: k for k, name in enumerate(names)} for names in (classes, cameras))
+
+    def side(images: Pixels, marked: Tensor | None, files: Sequence[str] | None) -> Data:
+        numbers = images.cameras
+        if numbers is not None and (texts := images.columns.get("camera")):
+            numbers = torch.tensor([number[text] for text in texts])
+        labels = torch.tensor([place[name] for name in images.classes])[images.labels]
+        marked = torch.ones(len(images), dtype=torch.bool) if marked is None else marked
+        if not marked.any():
+            raise UserError(f"none of {len(images)} images is marked (is_query, is_gallery): mark some")
+        return _marked(replace(images, labels=labels, cameras=numbers, classes=classes), marked, crop, files)
+
+    asks, ranked = side(queries, queries.is_query, files), side(gallery, gallery.is_gallery, gallery_files)
+    return replace(asks, gallery=ranked)
+
+
+def _marked(images: Pixels, marked: Tensor, crop: int | None, files: Sequence[str] | None) -> Data:
+    """Return the `marked` (N,) images; names that a document can hold are text without control characters."""
+    rows = marked.nonzero()[:, 0]
+    return Data(
+        ImageArray(images.pixels, crop, rows.numpy()),
+        images.labels[rows],
+        cameras=None if images.cameras is None else images.cameras[rows],
+        classes=[printable(name) for name in images.classes],
+        files=None if files is None else [printable(files[row]) for row in rows.tolist()],
+    )
