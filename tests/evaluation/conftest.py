@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.evaluation import Evaluation, Images, Plan, Record, Subject
-from robustmetric.evaluation.staged import Progress
+from robustmetric.evaluation import Evaluation, Images, Plan, Record
+from robustmetric.evaluation.data import Data, Subject
+from robustmetric.evaluation.job import Progress
+from robustmetric.evaluation.plan import Settings
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +55,10 @@ def evaluation_of(
     **given: Any,
 ) -> Evaluation:
     """Set up an evaluation from what belongs to its subject and to its plan together."""
-    settings = {name: given.pop(name) for name in [*given] if name in Plan.model_fields}
-    return Evaluation(Subject(model, images, labels, **given), Plan.make(**settings), out, progress, report)
+    settings = {name: given.pop(name) for name in [*given] if name in Settings.model_fields}
+    network = {name: given.pop(name) for name in [*given] if name in ("surrogate", "name", "train_classes")}
+    data = Data(images, labels, name=given.pop("data", "images"), **given)
+    return Evaluation(Subject(model, data, **network), Plan.make(**settings), out, progress, report)
 
 
 @pytest.fixture(scope="session")
