@@ -111,8 +111,9 @@ class Jump(Search):
 
     follows_gradient = False
 
-    def __call__(self, images, objective, budget, *, draws, start=None):
-        noise = self.share * budget.eps * draws.signs(*images.shape[1:])
+    def minimise(self, problem):
+        images = problem.images
+        noise = self.share * problem.budget.eps * problem.draws.signs(*images.shape[1:])
         return (images + noise.to(images)).clamp(0, 1)
 
 
@@ -335,8 +336,8 @@ class Bare(Mine):
 
 
 class Flat(Jump):
-    def __call__(self, images, objective, budget, *, draws, start=None):
-        return images.flatten(1)
+    def minimise(self, problem):
+        return problem.images.flatten(1)
 
 
 def mute(findings):

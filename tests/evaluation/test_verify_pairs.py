@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from robustmetric.evaluation import Subject
+from robustmetric.evaluation.data import Data
 from robustmetric.evaluation.verify_pairs import CHOOSE, JUDGED, Pairs, Pool, Split, draw, split_pairs
 from robustmetric.validate import UserError
 
@@ -87,14 +87,14 @@ def test_draws_depend_on_the_seed_and_the_purpose_alone() -> None:
     assert (int(odd.same.sum()), len(odd)) == (15, 31)
 
 
-def subject_of(labels: Tensor, **more: Any) -> Subject:
+def data_of(labels: Tensor, **more: Any) -> Data:
     images = torch.rand(len(labels), 1, 2, 2, generator=torch.Generator().manual_seed(0))
-    return Subject(nn.Flatten(), images, labels, **more)
+    return Data(images, labels, **more)
 
 
-def split(subject: Subject, **changes: Any) -> Split:
+def split(data: Data, **changes: Any) -> Split:
     usual: dict[str, Any] = {"pairs": None, "validation": None, "chosen": True, "count": 60, "seed": 0}
-    return split_pairs(subject, **{**usual, **changes})
+    return split_pairs(data, **{**usual, **changes})
 
 
 def classes_of(pairs: Pairs, labels: Tensor) -> set[int]:
@@ -105,7 +105,7 @@ def classes_of(pairs: Pairs, labels: Tensor) -> set[int]:
 @pytest.mark.parametrize("seed", range(5))
 def test_no_class_chooses_and_is_judged(seed: int) -> None:
     labels = torch.arange(60) % 12
-    found = split(subject_of(labels), seed=seed)
+    found = split(data_of(labels), seed=seed)
     assert found.choose is not None
     judged, choose = classes_of(found.judged, labels), classes_of(found.choose.pairs, labels)
     assert not judged & choose
@@ -117,7 +117,7 @@ def test_classes_that_make_no_same_pairs_are_shared_out_as_well() -> None:
     """Ten classes of one image and four of three: each half has two of those."""
     labels = torch.cat([torch.arange(10), torch.arange(10, 14).repeat(3)])
     for seed in range(5):
-        found = split(subject_of(labels), seed=seed, count=10)
+        found = split(data_of(labels), seed=seed, count=10)
         assert found.choose is not None
         assert found.choose.pairs.same.sum() > 0
         assert found.judged.same.sum() > 0
@@ -127,8 +127,8 @@ def test_with_a_gallery_pairs_are_of_a_query_and_an_image_that_is_ranked() -> No
     labels, ranked = torch.arange(8) % 4, torch.arange(12) % 4
     gallery = (torch.rand(12, 1, 2, 2), ranked)
     own = torch.tensor([0, 1, 2, 3, -1, -1, -1, -1])
-    subject = subject_of(labels, gallery=gallery, own=own)
-    found = split(subject, count=1000)
+    data = data_of(labels, gallery=gallery, own=own)
+    found = split(data, count=1000)
     both = [found.judged, found.choose.pairs] if found.choose else []
     assert len(both) == 2
     for pairs in both:
@@ -143,7 +143,7 @@ def test_with_a_gallery_pairs_are_of_a_query_and_an_image_that_is_ranked() -> No
 
 def test_images_of_one_class_and_camera_make_no_pair() -> None:
     labels, cameras = torch.arange(24) % 4, torch.arange(24) // 12
-    found = split(subject_of(labels, cameras=cameras), count=1000, chosen=False)
+    found = split(data_of(labels, cameras=cameras), count=1000, chosen=False)
     same = found.judged.same
     first, second = found.judged.first, found.judged.second
     assert same.sum() == 4 * 3 * 3
@@ -153,13 +153,13 @@ def test_images_of_one_class_and_camera_make_no_pair() -> None:
 
 def test_given_pairs_keep_their_order_and_are_parted_by_class() -> None:
     labels = torch.arange(12) % 4
-    subject = subject_of(labels)
+    data = data_of(labels)
     pairs = torch.tensor([[i, j] for i in range(12) for j in range(12) if i != j])
-    whole = split(subject, pairs=pairs, chosen=False)
+    whole = split(data, pairs=pairs, chosen=False)
     assert np.stack([whole.judged.first, whole.judged.second], 1).tolist() == pairs.tolist()
     assert (whole.judged.same == (labels[pairs[:, 0]] == labels[pairs[:, 1]]).numpy()).all()
     assert (whole.given, whole.left_out, whole.choose) == (True, 0, None)
-    parted = split(subject, pairs=pairs)
+    parted = split(data, pairs=pairs)
     assert parted.choose is not None
     judged, choose = classes_of(parted.judged, labels), classes_of(parted.choose.pairs, labels)
     assert len(judged) == len(choose) == 2
@@ -171,15 +171,15 @@ def test_given_pairs_keep_their_order_and_are_parted_by_class() -> None:
 def test_validation_images_choose_and_all_classes_are_judged() -> None:
     labels = torch.arange(24) % 4
     images = torch.rand(9, 1, 2, 2)
-    found = split(subject_of(labels), validation=(images, torch.arange(9) % 3), count=1000)
+    found = split(data_of(labels), validation=(images, torch.arange(9) % 3), count=1000)
     assert found.choose is not None
     assert found.choose.images is images
     assert (found.choose.source, found.choose.classes) == ("validation images", 3)
     assert (int(found.choose.pairs.same.sum()), len(found.choose.pairs)) == (9, 36)
     assert classes_of(found.judged, labels) == {0, 1, 2, 3}
     # By their cameras as well: of each class, one of three is from another camera than the others.
-    seen = (images, torch.arange(9) % 3, (torch.arange(9) < 3).long())
-    by_camera = split(subject_of(labels), validation=seen, count=1000)
+    seen = Data(images, torch.arange(9) % 3, cameras=(torch.arange(9) < 3).long())
+    by_camera = split(data_of(labels), validation=seen, count=1000)
     assert by_camera.choose is not None
     assert by_camera.choose.pairs.same.sum() == 6
 
@@ -199,7 +199,7 @@ TWO = torch.arange(8) % 2
         (TWO, {"pairs": torch.tensor([[0, 8]])}, "hold the position 8, and there are 8 images, counted"),
         (TWO, {"pairs": torch.tensor([[-1, 3]])}, "pairs hold the position -1, and there are 8 images"),
         (TWO, {"pairs": torch.tensor([[0, 1], [3, 3]])}, "pair 1 is an image with itself, which tells"),
-        (TWO, {"validation": torch.rand(3, 1, 2, 2)}, "validation is a pair of images and their labels"),
+        (TWO, {"validation": torch.rand(3, 1, 2, 2)}, "validation must be a Data, or images and"),
         (TWO, {"validation": (torch.rand(3, 1, 2, 2), TWO)}, r"labels have shape \(8,\) for 3 images"),
         (TWO, {"validation": (torch.rand(8, 1, 3, 3), TWO)}, r"\(1, 3, 3\) and those .* \(1, 2, 2\): bring"),
         (
@@ -211,4 +211,4 @@ TWO = torch.arange(8) % 2
 )  # fmt: skip
 def test_pairs_that_are_none(labels: Tensor, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        split(subject_of(labels), **changes)
+        split(data_of(labels), **changes)

@@ -250,6 +250,11 @@ def _choosing(images: Images, pairs: Pairs, source: Source, classes: int, mark: 
 
 def _by_validation(validation: Validation, data: Data, count: int, seed: int) -> Choosing:
     """Draw the pairs that choose of validation images."""
+    if not isinstance(validation, Data | tuple | list):
+        raise UserError(
+            f"validation must be a Data, or images and their labels, not {describe(validation)}",
+            parameter="validation",
+        )
     chosen = validation if isinstance(validation, Data) else Data(*validation)
     check_labels(chosen.labels, len(chosen.images))
     mark = chosen.fingerprint
