@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 _SHOWN = 5  # of many items
@@ -109,13 +109,93 @@ _FRACTION = re.compile(rf"\s*{_NUMBER}\s*(?:/\s*{_NUMBER}\s*)?")
 def is_number(value: Any, kind: type = Real) -> bool:
     """Return whether `value` is a finite number of this `kind` (numpy's included) and not a bool.
 
-    >>> from numbers import Integral
     >>> is_number(0.5), is_number(2.0, kind=Integral), is_number(True), is_number("8"), is_number(math.nan)
     (True, False, False, False, False)
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not isinstance(value, kind):
         return False
-    return math.isfinite(value)
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return kind is not Real
+
+
+def whole(name: str, value: Any, least: int = 0, most: int | None = None, *, why: str = "") -> int:
+    """Return `value` as an int; reject all but whole numbers from `least` to `most`.
+
+    `name` is the argument and `why` the reason or advice that ends the message.
+
+    >>> whole("samples", 0, least=1)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: samples must be a whole number of at least 1, not 0
+    """
+    if is_number(value, Integral) and least <= value and (most is None or value <= most):
+        return int(value)
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise _wrong(name, value, f"a whole number {allowed}", why)
+
+
+def number(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    why: str = "",
+) -> float:
+    """Return `value` as a float; reject all but finite numbers from `low` to `high`.
+
+    With `open_low` or `open_high`, that end is excluded. `name` is the argument and `why` the reason or
+    advice that ends the message.
+
+    >>> number("alpha", 2, 0, 1, open_low=True, why="pixels are in [0, 1]")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: alpha must be in (0, 1], not 2: pixels are in [0, 1]
+    """
+    above = is_number(value) and (low < value or (low == value and not open_low))
+    if above and (value < high or (value == high and not open_high)):
+        return float(value)
+    if math.isfinite(high):
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        allowed = f"in {left}{low}, {high}{right}"
+    elif math.isfinite(low):
+        allowed = f"a number above {low}" if open_low else f"a number of at least {low}"
+    else:
+        allowed = "a finite number"
+    raise _wrong(name, value, allowed, why)
+
+
+def _wrong(name: str, value: object, allowed: str, why: str) -> UserError:
+    return UserError(
+        f"{name} must be {allowed}, not {brief(value)}{why and f': {why}'}", parameter=name.split()[0]
+    )
+
+
+def describe(value: object) -> str:
+    """Return what a wrong `value` is called in an error.
+
+    >>> describe(None), describe([1, 2]), describe("LGA"), describe(0.5), describe(dict)
+    ('None', 'a list', "'LGA'", '0.5', 'the class dict')
+    >>> import numpy as np
+    >>> describe(np.zeros((3, 2)))
+    'an array, float64 of shape (3, 2)'
+
+    A tensor is told alike: float32 of shape (3, 2).
+    """
+    if value is None or isinstance(value, str | Real):
+        return brief(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    shape, dtype = getattr(value, "shape", None), str(getattr(value, "dtype", ""))
+    if shape is not None and dtype:
+        kind = "" if dtype.startswith("torch.") else "an array, "
+        return f"{kind}{dtype.removeprefix('torch.')} of shape {tuple(shape)}"
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiouAEIO' else 'a'} {kind}"
 
 
 def shorten(items: Sequence[object]) -> str:
