@@ -104,7 +104,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
                 f"{self.kind} {text!r} is the class {factory.__name__}; it must be derived from "
                 f"{self.expects.__name__}"
             )
-        whole = {**{k: v for k, v in (offered or {}).items() if _accepts(factory, k)}, **options, **given}
+        whole = {**{k: v for k, v in (offered or {}).items() if accepts(factory, k)}, **options, **given}
         _check_options(self.kind, text, factory, whole, {*self.passed, *fixed})
         if (source := file_of(text)) is None:
             made = factory(**whole)
@@ -122,7 +122,7 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
         factory, given = self.find(text)
         parameters = inspect.signature(factory).parameters.values()
         # What has no default is passed by those who call the function.
-        known = [p.name for p in parameters if p.default is not p.empty and _accepts(factory, p.name)]
+        known = [p.name for p in parameters if p.default is not p.empty and accepts(factory, p.name)]
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
         for name in given:
             if name not in known and not open_ended:
@@ -265,16 +265,20 @@ def _defined_in(value: object, module: ModuleType) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
-def _accepts(factory: Callable[..., Any], option: str) -> bool:
-    """Return whether a part has an option of this name."""
+def accepts(factory: Callable[..., Any], option: str, *, by_name: bool = False) -> bool:
+    """Return whether a `factory` takes an `option`; with `by_name`, whether it lists one of this name.
+
+    >>> accepts(dict, "side"), accepts(sorted, "side")
+    (True, False)
+    """
     try:
         known = inspect.signature(factory).parameters
     except ValueError:  # builtins have no signature
-        return True
+        return not by_name
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if option in known:
         return known[option].kind in kinds
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    return not by_name and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
 def _check_options(

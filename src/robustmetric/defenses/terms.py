@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Network, Step
-from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, check_term, term_loss
+from robustmetric.defenses.notation import name_of
+from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term
 from robustmetric.perturb import Budget
 from robustmetric.triplets import Mined, Sampler, Triplets
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, instance
 
 
 class TermDefense(Defense):
@@ -25,6 +26,7 @@ class TermDefense(Defense):
     ['L(a,p,n)']
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("source", "terms")
     roles: ClassVar[tuple[str, ...]] = SEXTUPLET
     """The roles that its triplets have."""
     lacks: ClassVar[str] = ""
@@ -49,26 +51,20 @@ class TermDefense(Defense):
 
     @classmethod
     def check_roles(cls, term: Term) -> None:
-        """Refuse a `term` that is none, or that takes a role that the defense does not have."""
-        check_term(term)
-        if set(term.roles) <= set(cls.roles):
-            return
-        known = [
-            SextupletTerm(kind).name for kind, (*roles, _) in ROLES.items() if set(roles) <= {*cls.roles}
-        ]
-        name = getattr(term, "name", type(term).__name__)
-        raise UserError(
-            f"{cls.lacks}, which {name} takes; possible are {', '.join(known)}, and terms of your own with "
-            f"roles among {', '.join(cls.roles)}"
-        )
-
-    def describe(self) -> str:
-        """Return the name from the names of the parts, with the terms."""
-        return "&".join([self.before_terms(), *(getattr(t, "name", type(t).__name__) for t in self.terms)])
-
-    def before_terms(self) -> str:
-        """Return the name without the terms."""
-        return super().describe()
+        """Reject a `term` that is none, or that takes a role that the defense does not have."""
+        name, roles = type(term).__name__, instance("a term", term, Term).roles
+        listed = isinstance(roles, Collection) and not isinstance(roles, str)
+        if not listed or not roles or not set(roles) <= set(SEXTUPLET):
+            raise UserError(
+                f"{name}.roles is {roles!r}; it must list some of {', '.join(SEXTUPLET)}, such as ('a', 'a~')"
+            )
+        if not set(roles) <= set(cls.roles):
+            fit = (kind for kind, taken in ROLES.items() if set(taken) <= set(cls.roles))
+            known = [name_of(SextupletTerm(kind)) for kind in fit]
+            raise UserError(
+                f"{cls.lacks}, which {name_of(term)} takes; possible are {', '.join(known)}, "
+                f"and terms of your own with roles among {', '.join(cls.roles)}"
+            )
 
     def embed_roles(self, network: Network, images: Tensor, mined: Mined, x: Tensor) -> dict[str, Tensor]:
         """Embed what the loss is taken on: (T, D) for each of a~, p~, n~ and for the benign roles of terms.
@@ -97,7 +93,7 @@ class TermDefense(Defense):
         loss, losses = triplet, {"loss/triplet": triplet.item()}
         seen = {role: z for role, z in found.items() if role in self.roles}
         for kind, term in zip(self.term_kinds, self.terms, strict=True):
-            part = term_loss(term, seen, margin=self.margin)
+            part = term(seen, margin=self.margin)
             losses[f"loss/{kind}"] = losses.get(f"loss/{kind}", 0.0) + part.item()
             loss = loss + part
         return loss, losses
