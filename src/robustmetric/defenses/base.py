@@ -74,6 +74,11 @@ class Network:
             model = model.get_submodule("module")
         return embed(model, images)
 
+    @torch.no_grad()
+    def look(self, images: Tensor) -> Tensor:
+        """Return the embeddings (N, D) of `images` without gradients."""
+        return self(images)
+
 
 class Defense(nn.Module):
     """A way to train: from a network, images and labels to a loss.
@@ -282,10 +287,10 @@ def spread(dist: Tensor) -> float:
 def triplet_logs(
     mined: Mined,
     losses: Mapping[str, float],
-    *,
     source: Tensor,
-    destination: Tensor | None = None,
+    destination: Tensor | None,
     reached: Tensor,
+    *,
     perturbed: float,
 ) -> dict[str, float]:
     """Return the logs that all defenses on triplets have: the `losses`, means of hardness and the spread.
@@ -303,13 +308,13 @@ def triplet_logs(
     }
 
 
-def share_changed(images: Tensor, before: Tensor) -> float:
-    """Return the share of the rows of `images` (T, …) that are not as `before` (T, …).
+def changed(images: Tensor, before: Tensor) -> Tensor:
+    """Return which rows of `images` (T, …) are not as `before` (T, …): (T,).
 
-    >>> share_changed(torch.tensor([[0.5], [0.1]]), torch.tensor([[0.5], [0.0]]))
-    0.5
+    >>> changed(torch.tensor([[0.5], [0.1]]), torch.tensor([[0.5], [0.0]]))
+    tensor([False,  True])
     """
-    return (images != before).flatten(1).any(1).float().mean().item()
+    return (images != before).flatten(1).any(1)
 
 
 def mean_over_workers(value: Tensor) -> Tensor:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers, triplet_logs
-from robustmetric.defenses.terms import TermDefense, step_on_triplets
+from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers
+from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import Destination
 from robustmetric.distance import hardness
-from robustmetric.losses import Term, hinge
+from robustmetric.losses import Term
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.triplets import Mined, Sampler
 from robustmetric.validate import instance
@@ -45,26 +44,15 @@ class HardnessManipulation(TermDefense):
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, perturb the triplets that are too easy, take the loss."""
         with frozen(network.model):
-            with torch.no_grad():
-                z = network(images)
-            mined = self.mine(z, labels)
+            mined = self.mine(network.look(images), labels)
             wanted = self.destination(mined, generator=self.generator)
             x = manipulate(network, images, mined, wanted, self.budget)
-        found = self.embed_roles(network, images, mined, x)
-        reached = hardness(found["a~"], found["p~"], found["n~"])
-        triplet = hinge(reached, self.margin)
-        loss, losses = self.add_terms(triplet, found)
+        easier = mined.hardness < wanted
+        step = self.learn(network, images, mined, x, destination=wanted, perturbed=easier)
         if self.training:
-            self.destination.update(mean_over_workers(triplet.detach()))
-        logs = triplet_logs(
-            mined,
-            losses,
-            source=mined.hardness,
-            destination=wanted,
-            reached=reached,
-            perturbed=(mined.hardness < wanted).float().mean().item(),
-        )
-        return step_on_triplets(loss, logs, mined, x, found)
+            triplet = step.loss.new_tensor(step.logs["loss/triplet"])
+            self.destination.update(mean_over_workers(triplet))
+        return step
 
 
 def manipulate(network: Network, images: Tensor, mined: Mined, wanted: Tensor, budget: Budget) -> Tensor:
