@@ -251,7 +251,7 @@ def test_an_object_of_a_file_is_made_with_its_options(own: Path) -> None:
         ("Mein", "unknown name 'Mein' .did you mean 'Mine'"),
         ("count", "'count' of .*own.py is a int; the part must be a class or a function"),
         ("Mine(sise=2)", "unexpected keyword argument 'sise'; its options: size"),
-        ("made(size=2)", "is made already and takes no options"),
+        ("made(size=2)", "is an instance and takes no options"),
         ("Mine(size=2", "no closing bracket"),
     ],
 )

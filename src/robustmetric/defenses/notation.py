@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
 from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term
-from robustmetric.registry import Registry, accepts, registry, take_apart, unknown
+from robustmetric.registry import Registry, registry, signature_of, take_apart, unknown
 from robustmetric.triplets import SAMPLERS, Sampler
 from robustmetric.usercode import UserCodeError, file_of, split_options
 from robustmetric.validate import UserError, describe
@@ -122,7 +122,7 @@ def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) 
         parts["terms"] = [reader.term(part, kind) for part in after]
     head = "HM" if head == "min-max" else head
     written = write_name(head, parts, reader.texts)
-    if reference and accepts(DEFENSES.find(head)[0], "reference", by_name=True):
+    if reference and "reference" in signature_of(DEFENSES.find(head)[0]).parameters:
         parts["reference"] = True
     with nullcontext() if head in FAMILIES else family.blamed():
         made = DEFENSES.make(head, **parts, margin=margin, **settings)
@@ -161,7 +161,7 @@ class _Reader:
         """Make a part; γ is its margin and, with `reference`, True its `itself`, unless they are given."""
         text = _written(part, parts)
         with part.blamed():
-            itself = self.reference and accepts(parts.find(text)[0], "itself", by_name=True)
+            itself = self.reference and "itself" in signature_of(parts.find(text)[0]).parameters
             made = parts.make(text, {"margin": self.margin, **({"itself": True} if itself else {})})
         self.texts[id(made)] = text
         return made

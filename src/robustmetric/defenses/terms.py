@@ -79,10 +79,10 @@ class TermDefense(Defense):
     ) -> Step:
         """Return the step on perturbed images `x`: those of the `mined` triplets, (T, 3, C, H, W), in turn.
 
-        Or `x` is the whole batch (N, C, H, W), perturbed, with its embeddings `z` (N, D). The `network` embeds
-        the perturbed images as one batch and the benign `images` (N, C, H, W), where a term needs them, as
-        another. `source` and `destination` are the hardness (T,) before the perturbation, by default as mined,
-        and as wanted; `perturbed` says which triplets or images were changed.
+        Or `x` is the whole batch (N, C, H, W), perturbed, with its embeddings `z` (N, D). The `network`
+        embeds the perturbed images as one batch and the benign `images` (N, C, H, W), where a term needs
+        them, as another. `source` and `destination` are the hardness (T,) before the perturbation, by default
+        as mined, and as wanted; `perturbed` says which triplets or images were changed.
         """
         labels, triplets = mined.batch.labels, mined.triplets
         if z is None:
