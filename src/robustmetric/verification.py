@@ -9,7 +9,7 @@ together.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.validate import UserError, is_number
+from robustmetric.validate import UserError, describe, number
 
 FARS = (1e-1, 1e-2, 1e-3, 1e-4)
 """The FAR at which TAR is usually given."""
 
 
-class Rates(NamedTuple):
-    """What a `threshold` does: the shares of same (`tar`) and of different pairs (`far`) that it accepts."""
+class OperatingPoint(NamedTuple):
+    """A `threshold` and the shares of same (`tar`) and of different pairs (`far`) that it accepts."""
 
     threshold: float
     tar: float
@@ -45,7 +45,7 @@ class Roc:
     >>> curve.tar.tolist(), curve.far.tolist()
     ([0.5, 1.0, 1.0], [0.0, 0.5, 1.0])
     >>> curve.auc, curve.eer, curve.at_far(0.5)
-    (0.875, 0.25, Rates(threshold=0.5, tar=1.0, far=0.5))
+    (0.875, 0.25, OperatingPoint(threshold=0.5, tar=1.0, far=0.5))
     """
 
     distance: NDArray[np.float64]
@@ -95,26 +95,24 @@ class Roc:
         gap, rise = refused[k - 1] - far[k - 1], far[k] - far[k - 1]
         return float(far[k - 1] + gap / (rise + refused[k - 1] - refused[k]) * rise)
 
-    def at(self, threshold: float) -> Rates:
+    def at(self, threshold: float) -> OperatingPoint:
         """Return what a `threshold` accepts."""
         k = int(np.searchsorted(self.distance, threshold, side="right"))
-        return (
-            Rates(threshold, float(self.tar[k - 1]), float(self.far[k - 1]))
-            if k
-            else Rates(threshold, 0.0, 0.0)
-        )
+        if k == 0:
+            return OperatingPoint(threshold, 0.0, 0.0)
+        return OperatingPoint(threshold, float(self.tar[k - 1]), float(self.far[k - 1]))
 
-    def at_far(self, far: float) -> Rates | None:
+    def at_far(self, far: float) -> OperatingPoint | None:
         """Return the largest distance as a threshold whose FAR is at most `far`.
 
-        If it is higher at every distance, nothing is accepted. If the pairs do not resolve it, as
-        `unresolved` says, it is None.
+        If it is higher at every distance, nothing is accepted. It is None if there are fewer different pairs
+        than `pairs_for` says.
         """
-        if unresolved(far, int(self.mistaken[-1])) is not None:
+        if self.mistaken[-1] < pairs_for(far):
             return None
         return self._first(int((self.far <= far).sum()))
 
-    def choose(self, far: float) -> Rates:
+    def choose_threshold(self, far: float) -> OperatingPoint:
         """Return the largest distance as a threshold that accepts another different pair with at most `far`.
 
         A new pair falls on each of the n + 1 ranks among the n different ones here with one probability, so a
@@ -124,7 +122,7 @@ class Roc:
         likely = (self.mistaken + 1) / (int(self.mistaken[-1]) + 1)
         return self._first(int(((likely <= far) | (self.mistaken == 0)).sum()))
 
-    def _first(self, k: int) -> Rates:
+    def _first(self, k: int) -> OperatingPoint:
         """Return what a threshold accepts that accepts the first `k` distances."""
         return self.at(float(self.distance[k - 1] if k else np.nextafter(self.distance[0], -1)))
 
@@ -136,10 +134,21 @@ def roc(distances: Tensor, same: Tensor) -> Roc:
     >>> curve.at(0.35).tar, curve.at(0.35).far, curve.auc
     (1.0, 0.0, 1.0)
     """
-    values, flags = check_pairs(distances, same)
-    levels, place = np.unique(values, return_inverse=True)
-    counts = (np.bincount(place[kind], minlength=len(levels)) for kind in (flags, ~flags))
-    return Roc(levels, *counts)
+    values, flags = _checked(distances, same)
+    return weighted_roc(values, flags)(np.ones(len(values)))
+
+
+def weighted_roc(
+    distances: NDArray[np.float64], same: NDArray[np.bool_]
+) -> Callable[[NDArray[np.float64]], Roc]:
+    """Return the ROC of pairs with `distances` (P,) as a function of how often (P,) each one counts."""
+    levels, place = np.unique(distances, return_inverse=True)
+
+    def curve(often: NDArray[np.float64]) -> Roc:
+        counts = (np.bincount(place[kind], often[kind], len(levels)) for kind in (same, ~same))
+        return Roc(levels, *(count.astype(np.int64) for count in counts))
+
+    return curve
 
 
 def verification_scores(
@@ -161,62 +170,40 @@ def verification_scores(
     return scores
 
 
-def unresolved(far: float, different: int) -> str | None:
-    """Return why so many `different` pairs do not tell a `far` from 0; None if they do.
-
-    >>> unresolved(1e-3, 200)
-    'a FAR of 0.001 takes at least 1,000 different pairs, and there are 200'
-    >>> unresolved(1e-2, 200) is None
-    True
-    """
-    least = pairs_for(far)
-    if different >= least:
-        return None
-    return f"a FAR of {far:g} takes at least {least:,} different pairs, and there are {different:,}"
-
-
 def pairs_for(far: float) -> int:
     """Return how many different pairs there must be for one of them to be a share of at most `far`."""
     return math.ceil(1 / far - 1e-9)
 
 
 def check_far(far: object) -> float:
-    """Return a `far` that is a share; refuse any other.
+    """Return a `far` that is a share; reject any other.
 
     >>> check_far(10)
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: a FAR must be in (0, 1), not 10: it is the share of different pairs that are ...
+    robustmetric.UserError: far must be in (0, 1), not 10: it is the share of different pairs that are ...
     """
-    if not is_number(far) or not 0 < far < 1:  # type: ignore[operator]
-        raise UserError(
-            f"a FAR must be in (0, 1), not {far!r}: it is the share of different pairs that are accepted, "
-            "0.01 for 1 %",
-            parameter="far",
-        )
-    return float(far)  # type: ignore[arg-type]
+    why = "it is the share of different pairs that are accepted, 0.01 for 1 %"
+    return number("far", far, 0, 1, open_low=True, open_high=True, why=why)
 
 
-def check_pairs(distances: Tensor, same: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return `distances` (P,) in double precision and `same` (P,); refuse what is no pairs of both kinds.
+def check_kinds(
+    same: NDArray[np.bool_], what: str, advice: str = "give some", parameter: str | None = None
+) -> None:
+    """Reject pairs of which none is `same` (P,), or all; `what` they are, and what to do, say the message."""
+    for kind, flags in (("same", same), ("different", ~same)):
+        if not flags.any():
+            raise UserError(f"none of the {len(same)} {what} is {kind}: {advice}", parameter=parameter)
 
-    >>> check_pairs(torch.tensor([0.5]), torch.tensor([True]))
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: all 1 pairs are same: there is nothing to tell them from; give different pairs too
-    """
+
+def _checked(distances: Tensor, same: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return `distances` (P,) in double precision and `same` (P,); reject what is no pairs of both kinds."""
     if not isinstance(distances, Tensor) or not distances.is_floating_point() or distances.ndim != 1:
-        found = (
-            f"{distances.dtype} of shape {tuple(distances.shape)}"
-            if isinstance(distances, Tensor)
-            else distances
-        )
-        raise UserError(f"distances must be a tensor (P,) of floats, not {found!s:.80}")
+        raise UserError(f"distances must be a tensor (P,) of floats, not {describe(distances)}")
     if not isinstance(same, Tensor) or same.dtype != torch.bool or same.shape != distances.shape:
-        found = f"{same.dtype} of shape {tuple(same.shape)}" if isinstance(same, Tensor) else same
         raise UserError(
             f"same must be a tensor ({len(distances)},) of True and False, one for each distance, not "
-            f"{found!s:.80}: compare labels with =="
+            f"{describe(same)}: compare labels with =="
         )
     values, flags = distances.detach().cpu().double().numpy(), same.cpu().numpy()
     if bad := int((~np.isfinite(values)).sum()):
@@ -224,11 +211,5 @@ def check_pairs(distances: Tensor, same: Tensor) -> tuple[NDArray[np.float64], N
             f"{bad} of {len(values)} distances are NaN or infinite: the network has diverged or its weights "
             "are damaged; go back to its last good weights"
         )
-    if len(values) == 0:
-        raise UserError("there are no pairs: give some that are same and some that are different")
-    if flags.all() or not flags.any():
-        kind, other = ("same", "different") if flags.all() else ("different", "same")
-        raise UserError(
-            f"all {len(values)} pairs are {kind}: there is nothing to tell them from; give {other} pairs too"
-        )
+    check_kinds(flags, "pairs")
     return values, flags

@@ -309,7 +309,7 @@ def test_a_network_without_a_run(tmp_path: Path, weights: Path) -> None:
         (("--count", "1"), "not 1: half of the pairs are same (--count)"),
         (("--threshold", "3"), "threshold must be in [0, 2], not 3.0: it is a distance"),
         (("--threshold", "much"), "threshold must be in [0, 2], not 'much'"),
-        (("--far", "10"), "a FAR must be in (0, 1), not 10.0"),
+        (("--far", "10"), "far must be in (0, 1), not 10.0"),
         (("--far", "0.1", "--threshold", "1"), "give one of threshold and far (--far)"),
         (("--eps", "8"), "eps must be in [0, 1], not 8.0"),
         (("--search", "transfer"), "transfer needs a network to come from"),

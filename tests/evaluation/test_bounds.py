@@ -400,20 +400,3 @@ def test_samples_are_kept_in_single_precision_whatever_the_parts() -> None:
     )
 
 
-def test_pairs_are_left_out_by_what_is_known_of_them_and_not_by_their_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A skewed margin comes first, by its deviation, and has the larger radius: the second one decides."""
-    generator = torch.Generator().manual_seed(0)
-    rare = torch.where(torch.rand(3000, generator=generator) < 0.1, 0.9, 0.0)
-    usual = 0.08 * torch.randn(3000, generator=generator)
-    z = torch.stack([(1 - rare**2 - usual**2).clamp_min(0).sqrt(), rare, usual], dim=1)
-    anchor = torch.tensor([1.0, 0.0, 0.0]).double()
-    ways = torch.nn.functional.normalize(torch.tensor([[0.15, 1.0, 0.0], [0.2, 0.0, 1.0]]).double())
-    rivals = anchor - 2 * (ways @ anchor)[:, None] * ways
-    seen, band = Samples.of([z], 3000), Band.of(3000, 2, 0.005)
-    mean, variance = seen.moments.margins(anchor, rivals)
-    known, found = band.at_least(mean, variance), band.radius(seen.sorted(ways))
-    assert known[0] < known[1] < found[1] < 0.9 * found[0]
-    monkeypatch.setattr(bounds, "_PAIRS", 1)
-    assert sure_radius(seen, anchor, rivals, **HOW) == pytest.approx(0.5 * float(found[1]), abs=1e-9)

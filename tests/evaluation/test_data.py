@@ -250,8 +250,8 @@ LABELLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "gallery": lambda y, x: ranked(Data(x, torch.arange(20) % 4, gallery=(x, y))),
     "defense": loss_of,
     "rank": lambda y, x: rank(x.flatten(1), y).first.tolist(),
-    "PairLoader": lambda y, x: [b.labels.tolist() for b in PairLoader(pixels(x), y, pairs=4, seed=0)],
-    "ImageLoader": lambda y, x: [b.labels.tolist() for b in ImageLoader(pixels(x), y, batch=8)],
+    "PairLoader": lambda y, x: [y.tolist() for _, y in PairLoader(pixels(x), y, pairs=4, seed=0)],
+    "ImageLoader": lambda y, x: [y.tolist() for _, y in ImageLoader(pixels(x), y, batch=8)],
     "cameras": lambda y, x: check_cameras(y, y, len(x), len(x)),
     "own": lambda y, x: check_own(y, len(x), len(x)).tolist(),
 }

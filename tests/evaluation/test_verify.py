@@ -192,7 +192,7 @@ def test_without_validation_images_half_of_the_classes_choose(tmp_path: Path) ->
     assert (found.threshold.source, found.threshold.classes, found.pairs.classes) == ("other classes", 6, 6)
     arrays = arrays_of(tmp_path / "out")
     chose = roc(*(torch.from_numpy(arrays[n]) for n in ("choose/distance", "choose/same")))
-    assert found.threshold.value == chose.choose(0.01).threshold
+    assert found.threshold.value == chose.choose_threshold(0.01).threshold
     assert found.pairs.source == "drawn"
     assert (found.pairs.same, found.pairs.different) == (50, 50)
 
@@ -482,7 +482,7 @@ class Broken(Circle):
         ({"threshold": math.nan}, r"threshold must be in \[0, 2\], not nan"),
         ({"threshold": "0.1"}, r"threshold must be in \[0, 2\], not '0\.1'"),
         ({"far": 0.01}, "give one of threshold and far"),
-        ({"far": 10, "threshold": None}, r"a FAR must be in \(0, 1\), not 10: .* 0\.01 for 1 %"),
+        ({"far": 10, "threshold": None}, r"far must be in \(0, 1\), not 10: .* 0\.01 for 1 %"),
         ({"attack": 1}, "attack must be True or False, not 1"),
         ({"eps": 8}, r"eps must be in \[0, 1\], not 8"),
         ({"steps": 0}, "steps must be a whole number of at least 1"),
@@ -536,8 +536,8 @@ from robustmetric.attacks import Search
 class Up(Search):
     by: float = 0.01
     follows_gradient = False
-    def __call__(self, images, objective, budget, *, draws, start=None):
-        return (images + self.by).clamp(0, 1)
+    def minimise(self, problem):
+        return (problem.images + self.by).clamp(0, 1)
 """
 
 

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Transfer
-from robustmetric.evaluation import Evaluation, Plan, Record, Subject, load_record
-from robustmetric.evaluation.pieces import EmbedPiece, RetrievalPiece
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject, load_record
 from robustmetric.files import digest_of_entries
-from robustmetric.locks import InUseError, locked
 from robustmetric.report.curves import (
     FOLDER,
     QUERIES,
@@ -27,9 +24,6 @@ from robustmetric.report.curves import (
     load_curves,
     make_curves,
 )
-from robustmetric.report.entries import gather
-from robustmetric.report.page import render
-from robustmetric.validate import UserError
 from tests.evaluation.conftest import make_network
 from tests.helpers.faults import fault
 from tests.helpers.networks import Counted
@@ -49,8 +43,13 @@ POINTS = 12  # of eleven plans: four steps at ε are a point of both curves
 TRIED = 40 + 2  # a network is tried on a batch, and for gradients on two images
 
 
-def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Plan]:
-    return [plan for point, plan in plans.items() if point.axis == axis]
+def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Settings]:
+    return [plan.settings for point, plan in plans.items() if point.axis == axis]
+
+
+def different(plan: Plan) -> list[Settings]:
+    """The settings of the points for 40 images, those of both curves once."""
+    return [*{point.folder: each.settings for point, each in curve_plans(plan, 40).items()}.values()]
 
 
 # Plans
@@ -71,15 +70,14 @@ def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Plan]:
     ids=str,
 )
 def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
-    plan = Plan.make(**settings)
-    plans = curve_plans(plan, 1000)
+    plans, plan = curve_plans(Plan.make(**settings), 1000), Plan.make(**settings).settings
     radii, steps = ([getattr(each, axis) for each in along(plans, axis)] for axis in ("eps", "steps"))
     most = 1.0 if plan.norm == "linf" else 2 * plan.eps
     # From a quarter to twice the radius, as far as there is room, and no value twice.
     assert radii == sorted({min(share * plan.eps, most) for share in (0.25, 0.5, 1, 1.5, 2)})
     assert plan.eps in radii
     assert steps == sorted({1, 2, 4, 8, 16, 32, 64, plan.steps})
-    for point, each in plans.items():
+    for point, each in ((point, plan.settings) for point, plan in plans.items()):
         assert point.value == (each.eps if point.axis == "eps" else each.steps)
         # What moves is on its axis, and the step that goes with it.
         fixed = {"queries": min(plan.queries or QUERIES, QUERIES), "checks": "none", "suite": "none"}
@@ -88,8 +86,8 @@ def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
         assert plan.alpha <= each.alpha <= 1
         assert each.alpha in (plan.alpha, 1.0) or each.alpha * each.steps == pytest.approx(1.25 * each.eps)
         assert each.alpha == 1 or each.alpha * each.steps >= 1.25 * each.eps * (1 - 1e-12)
-    folders = {point.folder: each.digest for point, each in plans.items()}
-    assert all(folders[point.folder] == each.digest for point, each in plans.items())
+    folders = {point.folder: each.settings for point, each in plans.items()}
+    assert all(folders[point.folder] == each.settings for point, each in plans.items())
     assert len(folders) == len(plans) - 1, "where the axes cross there is one evaluation"
 
 
@@ -104,7 +102,7 @@ def test_where_there_is_no_room_there_is_one_point() -> None:
 def test_few_queries_are_attacked(queries: int | None, images: int, wanted: int) -> None:
     plan = Plan.make(queries=queries)
     for each in curve_plans(plan, images).values():
-        assert each.queries == wanted
+        assert each.settings.queries == wanted
         assert {*each.draw(images).tolist()} <= {*plan.draw(images).tolist()}, "some of the plan's own"
 
 
@@ -119,7 +117,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def subject_of(images: Tensor, labels: Tensor, network: nn.Module | None = None) -> Subject:
-    return Subject(make_network() if network is None else network, images, labels, data="tiny")
+    return Subject(network or make_network(), Data(images, labels, name="tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +138,7 @@ def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject
     plans = curve_plans(Plan.make(**FEW), 40)
     assert list(found) == list(plans)
     for point, each in plans.items():
-        assert found[point].settings == each
+        assert found[point].settings == each.settings
     for point in [*plans][::4]:
         assert found[point] == Evaluation(subject, plans[point]).run()
     assert found[CurvePoint("eps", 0.1, "eps-1")] == found[CurvePoint("steps", 4, "eps-1")]
@@ -153,21 +151,20 @@ def test_images_are_embedded_and_ranked_once_for_all_points(
     images: Tensor, labels: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, calls = Counted(make_network()), []
-    for kind in (EmbedPiece, RetrievalPiece):
-        make = kind.make
+    for name in ("_embed", "_rank"):
+        make = getattr(Evaluation, name)
 
-        def counted(self: Any, materials: Any, tick: Any = None, make: Any = make) -> Any:
-            calls.append(self.file)
-            return make(self, materials, tick)
+        def counted(*args: Any, name: str = name, make: Any = make) -> Any:
+            calls.append(name)
+            return make(*args)
 
-        monkeypatch.setattr(kind, "make", counted)
+        monkeypatch.setattr(Evaluation, name, counted)
     plan = Plan.make(**FEW)
     make_curves(subject_of(images, labels, network), plan, tmp_path)
-    assert calls == ["embed-00000.safetensors", "retrieval.safetensors"]
-    different = {each.digest: each for each in curve_plans(plan, 40).values()}
-    assert len(different) == POINTS - 1
+    assert calls == ["_embed", "_rank"]
+    assert len(different(plan)) == POINTS - 1
     # A query goes through the network in each step, in the end, and rounded.
-    points = sum(TRIED + 6 * (each.steps + 2) for each in different.values())
+    points = sum(TRIED + 6 * (each.steps + 2) for each in different(plan))
     assert network.forwards == 40 + points
 
 
@@ -205,25 +202,6 @@ def test_an_interruption_loses_nothing(
     assert 0 < seen[-2] < seen[-1] == POINTS - 1
     wanted = files_of(made[0] / FOLDER)
     assert {f"{FOLDER}/{name}": content for name, content in wanted.items()} == files_of(tmp_path)
-
-
-def test_embeddings_of_an_interrupted_point_are_taken(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
-    plan = Plan.make(**FEW)
-    point, each = next(iter(curve_plans(plan, 40).items()))
-    begun = Evaluation(subject_of(images, labels), each, tmp_path / FOLDER / point.folder)
-    begun.begin()
-    with begun.subject.frozen():
-        begun.embed()
-    counted: list[int] = []
-
-    def forward(x: Tensor) -> None:
-        counted.append(len(x))
-
-    begun.subject.model.register_forward_pre_hook(lambda module, inputs: forward(*inputs))
-    make_curves(begun.subject, plan, tmp_path)
-    different = {p.digest: p for p in curve_plans(plan, 40).values()}
-    # None are embedded, and the point that had begun was tried before.
-    assert sum(counted) == sum(TRIED + 6 * (p.steps + 2) for p in different.values()) - TRIED
 
 
 def test_what_is_finished_is_not_made_again(
@@ -338,31 +316,11 @@ def test_a_damaged_point_is_left_out_with_a_line(copy: tuple[Path, Record]) -> N
         assert line.endswith(f"; remove {place} and evaluate with --curves again")
 
 
-def test_a_report_is_made_all_the_same(copy: tuple[Path, Record]) -> None:
-    out, _ = copy
-    (out / FOLDER / "eps-2" / "record.json").write_bytes(b"{")
-    (entry,) = gather([out])
-    assert len(entry.curves) == POINTS - 1
-    (line,) = entry.no_curves
-    assert "eps-2/record.json is not a record: it is not JSON" in line
-    page = render([entry])
-    assert "a point is left out: " in page
-    assert "eps-2/record.json is not a record" in page
-    for file in out.rglob(f"{FOLDER}/*/record.json"):
-        file.write_bytes(b"{")
-    (entry,) = gather([out])
-    assert not entry.curves
-    assert render([entry]).count("a point is left out: ") == POINTS - 1
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda c: c["network"].update(sha256="0" * 64),
-        lambda c: c["data"].update(sha256="0" * 64),
-        lambda c: c["settings"].update(alpha=0.03),
         lambda c: c["settings"].update(eps=0.19),
-        lambda c: c["settings"].update(seed=1),
         lambda c: c["settings"].update(attacks=["GTM"]),
     ],
 )
@@ -379,17 +337,6 @@ def test_points_of_another_evaluation_are_left_out(
     assert told == [f"{place} is of another evaluation; remove it and evaluate with --curves again"]
 
 
-def test_curves_of_another_network_are_left_out(
-    copy: tuple[Path, Record], images: Tensor, labels: Tensor
-) -> None:
-    out, record = copy
-    other = Evaluation(subject_of(images, labels, make_network(1)), Plan.make(**FEW)).run()
-    found, told = read(out, other)
-    assert not found
-    assert len(told) == POINTS - 1
-    assert len(read(out, record)[0]) == POINTS
-
-
 def test_points_that_are_not_there(copy: tuple[Path, Record]) -> None:
     out, record = copy
     (out / FOLDER / "steps-8" / "record.json").unlink()
@@ -399,37 +346,3 @@ def test_points_that_are_not_there(copy: tuple[Path, Record]) -> None:
     assert not told
     (out / FOLDER).rename(out / "elsewhere")
     assert read(out, record) == ([], [])
-
-
-def test_a_damaged_point_is_named_when_curves_are_made(
-    copy: tuple[Path, Record], made: tuple[Path, Record, Subject]
-) -> None:
-    out, record = copy
-    file = out / FOLDER / "steps-8" / "record.json"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-9])
-    with pytest.raises(
-        UserError, match=r"steps-8/record.json and run the same command again: it is made anew"
-    ):
-        make_curves(made[2], record.settings, out)
-    file.unlink()
-    make_curves(made[2], record.settings, out)
-    assert file.read_bytes() == whole
-
-
-def test_two_make_curves_in_one_folder(made: tuple[Path, Record, Subject], tmp_path: Path) -> None:
-    with (
-        locked(tmp_path / FOLDER / "eps-0.25", "an evaluation"),
-        pytest.raises(InUseError, match=r"eps-0.25 is in use: an evaluation by process"),
-    ):
-        make_curves(made[2], Plan.make(**FEW), tmp_path)
-    assert not list(tmp_path.rglob("record.json"))
-
-
-@pytest.mark.usefixtures("short")
-def test_a_network_in_training_comes_back_as_it_was(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
-    network = make_network().train()
-    make_curves(subject_of(images, labels, network), Plan.make(**{**FEW, "queries": 1}), tmp_path)
-    assert network.training
-    assert all(parameter.requires_grad for parameter in network.parameters())
-    assert torch.is_grad_enabled()

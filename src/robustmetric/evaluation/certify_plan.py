@@ -68,8 +68,8 @@ class CertifyPlan(Part):
         plan = validated(cls, "setting", settings)
         if plan.samples < (least := least_samples(plan.alpha)):
             raise UserError(
-                f"samples is {plan.samples}, and nothing can be certified with fewer than {least} where alpha "
-                f"is {plan.alpha:g}: give at least {least}, better 1,000",
+                f"samples is {plan.samples}, and nothing can be certified with fewer than {least} where "
+                f"alpha is {plan.alpha:g}: give at least {least}, better 1,000",
                 parameter="samples",
             )
         if plan.attack and "l2" not in plan.searching.norms:

@@ -39,7 +39,7 @@ Tensors = dict[str, Tensor]
 Tick = Callable[..., None]
 """Called with the number of parts of a piece that are done, 1 by default."""
 Progress = Callable[[str, float, int], None]
-"""Called with a stage, how many of its pieces are done, started ones by their share, and how many there are."""
+"""Called with a stage, its pieces that are done, with shares of those that are not, and all its pieces."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.evaluation.data import Data
 from robustmetric.evaluation.document import Document, Format, Number, Part
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.intervals import exact_interval
+from robustmetric.evaluation.intervals import Interval, bootstrap_interval, exact_interval, resampled
 from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
-from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Split
+from robustmetric.evaluation.verify_pairs import Split
 from robustmetric.evaluation.verify_plan import VerifyPlan
-from robustmetric.verification import FARS, Roc, pairs_for, roc, unresolved
+from robustmetric.verification import FARS, Roc, pairs_for, roc, weighted_roc
 
 SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
 CONDITIONS = ("clean", "evasion", "impersonation", "both")
@@ -29,31 +26,7 @@ CONDITIONS = ("clean", "evasion", "impersonation", "both")
 FEW = 10
 """Classes that a threshold should be chosen on at least."""
 
-_RESAMPLES = 1000
 _BETTER = {"tar": "higher", "far": "lower", "auc": "higher", "eer": "lower"}
-
-
-class Judged(Protocol):
-    """The pairs of a verification and their distances."""
-
-    plan: VerifyPlan
-    data: Data
-    split: Split
-
-    @property
-    def clean(self) -> Tensor:
-        """The distances (P,) of the pairs that are judged."""
-
-    @property
-    def attacked(self) -> Tensor:
-        """The same under attack."""
-
-    @property
-    def sources(self) -> tuple[tuple[Images, Numbers], ...]:
-        """The images of the pairs that are judged and of those that choose."""
-
-    def distances(self, pairs: Pairs, source: int = 0) -> Tensor:
-        """Return the distances (P,) of `pairs` of a `source`."""
 
 
 class PairCounts(Part):
@@ -167,9 +140,15 @@ def _text(score: Score) -> str:
 
 
 FORMAT = Format(
-    Verification, "verification", SCHEMA, "verification.json", "verification",
-    work="verification", command="verify", done="verified",
-)  # fmt: skip
+    Verification,
+    "verification",
+    SCHEMA,
+    "verification.json",
+    "verification",
+    work="verification",
+    command="verify",
+    done="verified",
+)
 """How verifications are written and read."""
 
 
@@ -184,175 +163,141 @@ def load_verification(path: str | Path) -> Verification:
     return FORMAT.read(path)
 
 
-def entries_of(materials: Judged) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the entries of the document, and the distances by pair."""
-    plan, split, data = materials.plan, materials.split, materials.data
+def entries_of(
+    plan: VerifyPlan,
+    split: Split,
+    labels: Tensor,
+    clean: Tensor,
+    attacked: Tensor | None,
+    choosing: Tensor | None,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the entries of the document, and the distances by pair.
+
+    `labels` (N,) are those of the images that the pairs of the `split` are of. `clean` and `attacked` (P,)
+    are the distances of the pairs that are judged, `choosing` (C,) those of the pairs that choose.
+    """
     judged, same = split.judged, split.judged.same
+    threshold, chose = _threshold(plan, split, choosing)
     arrays = {
         "first": torch.from_numpy(judged.first),
         "second": torch.from_numpy(judged.second),
         "same": torch.from_numpy(same),
-        "distance": materials.clean,
+        "distance": clean,
+        **chose,
     }
-    threshold, chose = _threshold(materials)
-    arrays |= chose
-    clean = materials.clean.numpy()
-    tables = {"clean": clean}
-    if plan.attack:
-        arrays["attacked"] = materials.attacked
-        moved = materials.attacked.numpy()
+    tables = {"clean": clean.numpy()}
+    if attacked is not None:
+        arrays["attacked"], moved = attacked, attacked.numpy()
         tables |= {
-            "evasion": np.where(same, moved, clean),
-            "impersonation": np.where(same, clean, moved),
+            "evasion": np.where(same, moved, tables["clean"]),
+            "impersonation": np.where(same, tables["clean"], moved),
             "both": moved,
         }
-    counts = {name: Counts(distances, same) for name, distances in tables.items()}
-    drawn, tars = _drawn(counts, plan.seed)
-    found = _rates(counts, threshold["value"], drawn)
-    used = np.unique(np.concatenate([judged.first, judged.second]))
-    labels = data.labels.cpu()
-    if data.gallery is not None:
-        labels = torch.cat([labels, data.ranked.labels.cpu()])
-    made: dict[str, Any] = {
+    curves = {name: weighted_roc(distances, same) for name, distances in tables.items()}
+    whole = {name: curve(np.ones(len(same))) for name, curve in curves.items()}
+    # The same resamples of pairs for all conditions.
+    drawn: dict[str, list[list[float]]] = {name: [] for name in curves}
+    for often in resampled([same, ~same], plan.seed):
+        for name, curve in curves.items():
+            drawn[name].append(_resampled(curve(often), name))
+    tables = {name: np.array(rows).T for name, rows in drawn.items()}
+    rates = _rates(whole, threshold["value"], tables)
+    used = torch.from_numpy(np.union1d(judged.first, judged.second))
+    entries: dict[str, Any] = {
         "settings": plan,
         "pairs": {
             "same": int(same.sum()),
             "different": int((~same).sum()),
             "images": len(used),
-            "classes": len(labels[torch.from_numpy(used)].unique()),
+            "classes": len(labels[used].unique()),
             "source": "given" if split.given else "drawn",
             "left_out": split.left_out,
             "sha256": judged.digest,
         },
         "threshold": threshold,
-        **{name: found.get(name) for name in CONDITIONS},
-        "points": _points(counts, tars),
-        "notes": list(_notes(materials, threshold, found["clean"])),
+        **{name: rates.get(name) for name in CONDITIONS},
+        "points": [_point(far, whole, values) for far, values in zip(FARS, tables["clean"][2:], strict=True)],
+        "notes": list(_notes(plan, split, clean, threshold, rates["clean"])),
     }
-    return made, arrays
+    return entries, arrays
 
 
-def _threshold(materials: Judged) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Take the threshold that is given, or choose it; return with it the distances that chose."""
-    plan, choose = materials.plan, materials.split.choose
-    if plan.far is None or choose is None:
+def _threshold(
+    plan: VerifyPlan, split: Split, distance: Tensor | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Take the given threshold, or choose it by a `distance` (C,); return the distances that chose."""
+    choose = split.choose
+    if plan.far is None or choose is None or distance is None:
         return {"value": plan.threshold, "source": "given"}, {}
-    distance = materials.distances(choose.pairs, len(materials.sources) - 1)
     same = torch.from_numpy(choose.pairs.same)
-    at = roc(distance, same).choose(plan.far)
+    at = roc(distance, same).choose_threshold(plan.far)
     told = {
         "value": at.threshold,
         "source": choose.source,
         "same": int(same.sum()),
         "different": int((~same).sum()),
         "classes": choose.classes,
-        "tar": round(100 * at.tar, 9),
-        "far": round(100 * at.far, 9),
+        "tar": _percent(at.tar),
+        "far": _percent(at.far),
         "sha256": choose.sha256,
     }
     return told, {"choose/distance": distance, "choose/same": same}
 
 
-class Counts:
-    """Pairs with `distances` (P,), counted by distance, each as often as is asked.
-
-    `same` (P,) says what they are.
-    """
-
-    def __init__(self, distances: Values, same: NDArray[np.bool_]) -> None:
-        self.levels, self.place = np.unique(distances, return_inverse=True)
-        self.same = same
-
-    def roc(self, often: Values | None = None) -> Roc:
-        """Return the ROC of the pairs, each `often` (P,) so many times; once by default."""
-        counts = []
-        for kind in (self.same, ~self.same):
-            times = None if often is None else often[kind]
-            counts.append(np.bincount(self.place[kind], times, len(self.levels)).astype(np.int64))
-        return Roc(self.levels, *counts)
-
-
-def _drawn(counts: Mapping[str, Counts], seed: int) -> tuple[dict[str, Values], Values]:
-    """Draw pairs with replacement, as many of each kind as there are, the same ones for all conditions.
-
-    Return AUC and EER of each condition (R, 2), and TAR at each FAR (R, F), NaN where it is unresolved.
-    """
-    generator = np.random.default_rng(seed)
-    same = counts["clean"].same
-    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in counts}
-    points = []
-    for _ in range(_RESAMPLES):
-        often = np.zeros(len(same))
-        for kind in (same, ~same):
-            count = int(kind.sum())
-            often[kind] = np.bincount(generator.integers(0, count, count), minlength=count)
-        curves = {name: counted.roc(often) for name, counted in counts.items()}
-        for name, curve in curves.items():
-            measured[name].append((curve.auc, curve.eer))
-        found = (curves["clean"].at_far(far) for far in FARS)
-        points.append([np.nan if at is None else at.tar for at in found])
-    return {name: np.array(rows) for name, rows in measured.items()}, np.array(points)
+def _resampled(curve: Roc, condition: str) -> list[float]:
+    """Return what is measured of a resample: AUC, EER and, of clean pairs, TAR at each FAR."""
+    found = [curve.at_far(far) for far in FARS] if condition == "clean" else []
+    return [curve.auc, curve.eer, *(np.nan if at is None else at.tar for at in found)]
 
 
 def _rates(
-    counts: Mapping[str, Counts], threshold: float, drawn: Mapping[str, Values]
+    curves: Mapping[str, Roc], threshold: float, drawn: Mapping[str, Values]
 ) -> dict[str, dict[str, Any]]:
     """Return the rates of each condition: exact intervals of what is counted, else by what was `drawn`."""
     found: dict[str, dict[str, Any]] = {}
-    for name, counted in counts.items():
-        curve, (aucs, eers) = counted.roc(), drawn[name].T
+    for name, curve in curves.items():
         at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
-        ends = {
-            "tar": (at.tar, exact_interval(round(at.tar * same), same)),
-            "far": (at.far, exact_interval(round(at.far * different), different)),
-            "auc": (curve.auc, _ends(aucs)),
-            "eer": (curve.eer, _ends(eers)),
+        rates = {
+            "tar": Interval(at.tar, *exact_interval(round(at.tar * same), same)),
+            "far": Interval(at.far, *exact_interval(round(at.far * different), different)),
+            "auc": bootstrap_interval(curve.auc, drawn[name][0]),
+            "eer": bootstrap_interval(curve.eer, drawn[name][1]),
         }
-        found[name] = {key: _score(value, interval, key) for key, (value, interval) in ends.items()}
+        found[name] = {key: _score(interval, key) for key, interval in rates.items()}
         if name != "clean":
             for key, score in found[name].items():
                 score["before"] = found["clean"][key]["value"]
     return found
 
 
-def _ends(drawn: Values) -> tuple[float, float]:
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)
+def _point(far: float, curves: Mapping[str, Roc], drawn: Values) -> dict[str, Any]:
+    """Return TAR at a FAR, with an interval by what was `drawn` (R,), and what an attack leaves there."""
+    at = curves["clean"].at_far(far)
+    if at is None:
+        least, different = pairs_for(far), int(curves["clean"].mistaken[-1])
+        why = f"a FAR of {far:g} takes at least {least:,} different pairs, and there are {different:,}"
+        return {"far": far, "why": why}
+    point = {"far": far, "threshold": at.threshold, "tar": _score(bootstrap_interval(at.tar, drawn), "tar")}
+    if "both" in curves:
+        moved = curves["both"].at(at.threshold)
+        point |= {"evaded": _percent(moved.tar), "impersonated": _percent(moved.far)}
+    return point
 
 
-def _score(value: float, ends: tuple[float, float], key: str) -> dict[str, Any]:
-    """Describe a share as a score in %; an interval holds its value."""
-    shown = {"value": value, "low": min(ends[0], value), "high": max(ends[1], value)}
-    return {
-        **{name: round(100 * share, 9) for name, share in shown.items()},
-        "better": _BETTER[key],
-        "unit": "%",
-    }
+def _score(share: Interval, key: str) -> dict[str, Any]:
+    """Describe a share as a score in %."""
+    ends = {name: _percent(value) for name, value in share._asdict().items()}
+    return {**ends, "better": _BETTER[key], "unit": "%"}
 
 
-def _points(counts: Mapping[str, Counts], drawn: Values) -> list[dict[str, Any]]:
-    """Return TAR at each FAR, with intervals by what was `drawn`, and what an attack leaves there."""
-    clean, points = counts["clean"].roc(), []
-    for k, far in enumerate(FARS):
-        at = clean.at_far(far)
-        if at is None:
-            points.append({"far": far, "why": unresolved(far, int(clean.mistaken[-1]))})
-            continue
-        point: dict[str, Any] = {
-            "far": far,
-            "threshold": at.threshold,
-            "tar": _score(at.tar, _ends(drawn[:, k]), "tar"),
-        }
-        if "both" in counts:
-            moved = counts["both"].roc().at(at.threshold)
-            point |= {"evaded": round(100 * moved.tar, 9), "impersonated": round(100 * moved.far, 9)}
-        points.append(point)
-    return points
+def _percent(share: float) -> float:
+    return round(100 * share, 9)
 
 
-def _notes(materials: Judged, threshold: Mapping[str, Any], clean: Mapping[str, Any]) -> Iterator[str]:
+def _notes(
+    plan: VerifyPlan, split: Split, clean: Tensor, threshold: Mapping[str, Any], rates: Mapping[str, Any]
+) -> Iterator[str]:
     """Say what a reader has to mind."""
-    plan, split = materials.plan, materials.split
     same, different = int(split.judged.same.sum()), int((~split.judged.same).sum())
     if plan.far is not None:
         least, chose = pairs_for(plan.far), threshold["different"]
@@ -366,7 +311,7 @@ def _notes(materials: Judged, threshold: Mapping[str, Any], clean: Mapping[str, 
             yield "the threshold is the strictest: none of the different pairs that chose it is accepted"
         if threshold["tar"] == 0:
             yield "the threshold accepts none of the same pairs that chose it: different pairs are nearer"
-        if clean["far"]["low"] > 100 * plan.far:
+        if rates["far"]["low"] > 100 * plan.far:
             yield (
                 f"the FAR is above its target of {100 * plan.far:g} %: the pairs that chose the threshold "
                 "are easier than those judged; choose it on more classes, or on more like these"
@@ -386,6 +331,5 @@ def _notes(materials: Judged, threshold: Mapping[str, Any], clean: Mapping[str, 
         )
     if (classes := threshold.get("classes")) is not None and classes < FEW:
         yield f"the threshold was chosen on {classes} classes: another few may choose another one"
-    distances = materials.clean
-    if bool((distances == distances[0]).all()):
+    if bool((clean == clean[0]).all()):
         yield "all pairs are equally far apart: the network tells nothing apart, it has collapsed"

@@ -174,7 +174,13 @@ class Verifying(Job[Verification]):
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
         """Return the entries of the document and the distances."""
-        entries, arrays = entries_of(self)
+        split, labels = self.split, self.data.labels.cpu()
+        if self.data.gallery is not None:
+            labels = torch.cat([labels, self.data.ranked.labels.cpu()])
+        choose, last = split.choose, len(self.sources) - 1
+        choosing = None if choose is None else self.distances(choose.pairs, last)
+        attacked = self.attacked if self.plan.attack else None
+        entries, arrays = entries_of(self.plan, split, labels, self.clean, attacked, choosing)
         return {**described(self.subject), **entries, "versions": versions()}, arrays
 
     @cached_property

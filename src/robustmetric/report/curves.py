@@ -79,13 +79,8 @@ def load_curves(
 ) -> Iterator[tuple[CurvePoint, Record]]:
     """Yield the points of the curves in the `folder` of a `record` that are there, and what was found.
 
-    One that is damaged, or of another evaluation, is left out: `report` is told so in a line.
-
-    >>> list(load_curves(Path("nowhere"), None))
-    []
+    One that is damaged, or of another evaluation, is left out, and `report` is called with a line about it.
     """
-    if not (folder / FOLDER).is_dir():
-        return
     known: dict[str, Record | None] = {}  # by folder, which points of two curves may share
     for point, changes in _points(record.settings).items():
         if point.folder not in known:
@@ -127,9 +122,9 @@ def make_curves(
 ) -> None:
     """Evaluate a `subject` at the points of the curves around a `plan`, each in a folder in `out`/curves.
 
-    What is finished stays there: the same call goes on where an interrupted one stopped. `progress` is told
-    the stage "curves", how many of its points are done, and how many there are; `report` is told in a line
-    what was found damaged.
+    Finished points and pieces stay there: after an interruption the same call resumes. `progress` is called
+    with the stage "curves", how many of its points are done, and how many there are, `report` with a line
+    about what was found damaged.
     """
     subject = _without_suite(subject, plan)
     plans = curve_plans(plan, len(subject.data.images))
@@ -137,7 +132,7 @@ def make_curves(
     for place, (point, each) in enumerate(plans.items()):
         evaluation = Evaluation(subject, each, out / FOLDER / point.folder, report=report)
         if progress is not None:
-            evaluation.progress = _Part(progress, place, len(plans), len(evaluation.pieces))
+            evaluation.progress = _as_part(progress, place, len(plans), len(evaluation.pieces))
         evaluation.run(partial(_share, evaluation, shared))
         if progress is not None:
             progress("curves", place + 1, len(plans))
@@ -175,14 +170,12 @@ def _share(evaluation: Evaluation, shared: dict[str, Any]) -> None:
     evaluation.tell()
 
 
-class _Part:
-    """Tells of an evaluation of so many pieces, the `place`-th of `count`, as a part of all of them."""
+def _as_part(progress: Progress, place: int, count: int, pieces: int) -> Progress:
+    """Report an evaluation of so many pieces as the `place`-th of `count` parts."""
+    finished: dict[str, float] = {}
 
-    def __init__(self, progress: Progress, place: int, count: int, pieces: int) -> None:
-        self.progress, self.place, self.count, self.pieces = progress, place, count, pieces
-        self.done: dict[str, float] = {}
+    def tell(stage: str, done: float, total: int) -> None:
+        finished[stage] = done
+        progress("curves", place + min(sum(finished.values()) / pieces, 0.99), count)
 
-    def __call__(self, stage: str, done: float, total: int) -> None:
-        self.done[stage] = done
-        share = sum(self.done.values()) / self.pieces
-        self.progress("curves", self.place + min(share, 0.99), self.count)
+    return tell

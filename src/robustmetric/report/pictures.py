@@ -152,9 +152,9 @@ def make_pictures(
     """Attack some queries of a finished evaluation again, and write pictures of them into `out`/pictures.
 
     `record` and `arrays` are what it found, `evaluation` is the same one, made without a folder. The draws
-    of an attack depend on the query alone, so that it does what it did, but for rounding. Pictures that are
-    there are replaced; the list of them is written last. `progress` is told the stage, how many of its
-    attacks are done, and how many there are; `report` is told in a line of a lock that was left.
+    of an attack depend on the query alone, so it does the same again, but for rounding. Pictures that are
+    there are replaced; the list of them is written last. `progress` is called with the stage, how many of its
+    attacks are done, and how many there are, `report` with a line about a lock that was left.
     """
     plan, folder = evaluation.plan, out / FOLDER
     shown: list[Picture] = []

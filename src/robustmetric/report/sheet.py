@@ -121,7 +121,8 @@ def draw_sheet(shots: Sequence[Shot], album: Album, columns: Sequence[Column], *
     >>> found = (Ranked(1, 0.5, False), Ranked(2, 0.6, True))
     >>> image, values = scene.images[0], {"GTM": (0.0, 0.0)}
     >>> shot = Shot("GTM", 0, image, image + 0.1, (1,), values, found, found, (2, 2))
-    >>> sheet = draw_sheet([shot], Album(scene), [Column("GTM", "higher")], title="GTM")
+    >>> album = Album(scene, Data(scene.images, labels))
+    >>> sheet = draw_sheet([shot], album, [Column("GTM", "higher")], title="GTM")
     >>> sheet.mode, sheet.width > 8 * 112
     ('RGB', True)
     """

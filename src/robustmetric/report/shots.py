@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,17 +70,6 @@ def take_shots(
     """Return what an `attack` did to the queries with these `numbers` (B,), with the first `k` of rankings.
 
     `outcome` is what `run_attack` returned for them in this `scene`.
-
-    >>> import robustmetric as rm
-    >>> from robustmetric.evaluation.scene import embed_all, run_attack
-    >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
-    >>> z = embed_all(torch.nn.Flatten(), images, torch.arange(6), batch=6)
-    >>> scene = Scene(torch.nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
-    >>> threat = rm.evaluation.Threat(rm.Budget(eps=0.1, alpha=0.05, steps=4), rm.attacks.PGD())
-    >>> found = run_attack(scene, rm.attack("ES"), torch.tensor([3]), threat)
-    >>> (shot,) = take_shots(scene, rm.attack("ES"), torch.tensor([3]), found, k=2)
-    >>> shot.attack, shot.number, len(shot.before), sorted(shot.values)
-    ('ES', 3, 2, ['ES:D', 'ES:R'])
     """
     images, queries = outcome.originals, scene.asking(numbers)
     gallery = scene.judged
@@ -103,20 +91,17 @@ def take_shots(
                 c.name: (float(outcome.before[c.name][row]), float(outcome.after[c.name][row]))
                 for c in attack.columns
             },
-            before[row].first,
-            after[row].first,
-            (before[row].place, after[row].place),
+            before[row][0],
+            after[row][0],
+            (before[row][1], after[row][1]),
             int(index[row, 0]) if ranked else None,
         )
         for row, number in enumerate(numbers.tolist())
     ]
 
 
-class _Ranking(NamedTuple):
-    """The first images of a ranking, and the place that counts."""
-
-    first: tuple[Ranked, ...]
-    place: int | None
+_Ranking = tuple[tuple[Ranked, ...], int | None]
+"""The first images of a ranking, and the place that counts."""
 
 
 def _as_query(scene: Scene, z: Tensor, queries: Queries, k: int) -> list[_Ranking]:
@@ -131,7 +116,7 @@ def _as_query(scene: Scene, z: Tensor, queries: Queries, k: int) -> list[_Rankin
         ranking = scene.rank(z.to(here), queries.to(here))
         places = dict(zip(ranking.query.tolist(), ranking.first.tolist(), strict=True))
     lists = _listed(z, found, hidden, queries.labels, gallery)
-    return [_Ranking(tuple(first), places.get(row)) for row, first in enumerate(lists)]
+    return [(tuple(first), places.get(row)) for row, first in enumerate(lists)]
 
 
 def _as_candidate(z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery, k: int) -> list[_Ranking]:
@@ -157,7 +142,7 @@ def _as_candidate(z: Tensor, asker: Tensor, queries: Queries, gallery: Gallery, 
     for first, one, where in zip(lists, itself, place.tolist(), strict=True):
         del first[k - 1 :]
         first.insert(where - 1, one)
-        rankings.append(_Ranking(tuple(first), where))
+        rankings.append((tuple(first), where))
     return rankings
 
 
