@@ -26,10 +26,10 @@ class Step:
     """The loss of a batch, a scalar to call `backward` on, with figures to log and the batch it was taken on.
 
     Your own defense returns the `loss` alone, or adds `logs`, numbers by name, and the batch that another
-    loss could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets` as
-    positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it holds the
-    anchor, positive and negative of one triplet after the other, M = 3T; for EST the N images of the batch,
-    moved; for N/A those as they are.
+    loss could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets`
+    as positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it is the
+    anchor, positive and negative of each triplet in turn, M = 3T; for EST the N images of the batch, moved;
+    for N/A those as they are.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1])
