@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own, split_options
-from robustmetric.validate import UserError, a, brief, describe
+from robustmetric.validate import UserError, brief
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,7 +109,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
             with neighbours(source.file.absolute().parent):
                 made = run_own(text, partial(factory, **found))
         if not isinstance(made, expects):
-            raise UserError(f"{what} made {describe(made)}; it must make {a(expects.__name__)}")
+            raise UserError(f"{what} made a {type(made).__name__}; it must make a {expects.__name__}")
         return cast("T", made)
 
     def bind(self, text: str) -> Callable[..., T]:
