@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from robustmetric.evaluation import COLUMNS, Check, Plan, Record, ers, terms
-from robustmetric.evaluation.record import make_record
+from robustmetric.evaluation.record import FORMAT
 
 CLEAN = ("R@1", "R@2", "mAP", "NMI")
 SCORES: dict[str, float] = {
@@ -43,11 +43,11 @@ def a_record(
     found = {n: float(v) for n, v in terms(scores, protocol="reference").items()}
     value = scores.get("ERS", ers(scores, protocol="reference"))
     overall = {"value": value, "low": value - width, "high": value + width, "terms": found}
-    return make_record(
+    return FORMAT.make(
         {
             "network": {"name": name, "parameters": 1, "sha256": "0" * 64, "weights": "last weights"},
             "data": {"name": data, "images": 9, "classes": 3, "shape": [1, 8, 8], "sha256": "0" * 64},
-            "settings": Plan.make(protocol=protocol, checks="none"),
+            "settings": Plan.make(protocol=protocol, checks="none").settings,
             "queries": {"count": 9, "of": 9, "left_out": 0},
             "retrieval": {n: each[n] for n in CLEAN},
             "scores": ten if attacks else {},
@@ -62,7 +62,7 @@ def a_record(
 def altered(record: Record, **entries: Any) -> Record:
     """Return a record with some entries changed, those of objects one by one, and the digests that fit."""
     content = _merged(record.model_dump(mode="json", by_alias=True), entries)
-    return make_record({k: v for k, v in content.items() if k not in ("arrays", "sha256")}, b"")
+    return FORMAT.make({k: v for k, v in content.items() if k not in ("arrays", "sha256")}, b"")
 
 
 def _merged(before: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

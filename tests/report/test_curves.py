@@ -14,8 +14,7 @@ import pytest
 from torch import Tensor, nn
 
 from robustmetric.attacks import Transfer
-from robustmetric.evaluation import Evaluation, Plan, Record, Subject, load_record
-from robustmetric.evaluation.pieces import EmbedPiece, RetrievalPiece
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject, load_record
 from robustmetric.files import digest_of_entries
 from robustmetric.report.curves import (
     FOLDER,
@@ -44,8 +43,8 @@ POINTS = 12  # of eleven plans: four steps at ε are a point of both curves
 TRIED = 40 + 2  # a network is tried on a batch, and for gradients on two images
 
 
-def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Plan]:
-    return [plan for point, plan in plans.items() if point.axis == axis]
+def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Settings]:
+    return [plan.settings for point, plan in plans.items() if point.axis == axis]
 
 
 # Plans
@@ -66,15 +65,15 @@ def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Plan]:
     ids=str,
 )
 def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
-    plan = Plan.make(**settings)
-    plans = curve_plans(plan, 1000)
+    made = Plan.make(**settings)
+    plan, plans = made.settings, curve_plans(made, 1000)
     radii, steps = ([getattr(each, axis) for each in along(plans, axis)] for axis in ("eps", "steps"))
     most = 1.0 if plan.norm == "linf" else 2 * plan.eps
     # From a quarter to twice the radius, as far as there is room, and no value twice.
     assert radii == sorted({min(share * plan.eps, most) for share in (0.25, 0.5, 1, 1.5, 2)})
     assert plan.eps in radii
     assert steps == sorted({1, 2, 4, 8, 16, 32, 64, plan.steps})
-    for point, each in plans.items():
+    for point, each in ((point, each.settings) for point, each in plans.items()):
         assert point.value == (each.eps if point.axis == "eps" else each.steps)
         # What moves is on its axis, and the step that goes with it.
         fixed = {"queries": min(plan.queries or QUERIES, QUERIES), "checks": "none", "suite": "none"}
@@ -83,8 +82,8 @@ def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
         assert plan.alpha <= each.alpha <= 1
         assert each.alpha in (plan.alpha, 1.0) or each.alpha * each.steps == pytest.approx(1.25 * each.eps)
         assert each.alpha == 1 or each.alpha * each.steps >= 1.25 * each.eps * (1 - 1e-12)
-    folders = {point.folder: each.digest for point, each in plans.items()}
-    assert all(folders[point.folder] == each.digest for point, each in plans.items())
+    folders = {point.folder: each.settings for point, each in plans.items()}
+    assert all(folders[point.folder] == each.settings for point, each in plans.items())
     assert len(folders) == len(plans) - 1, "where the axes cross there is one evaluation"
 
 
@@ -99,7 +98,7 @@ def test_where_there_is_no_room_there_is_one_point() -> None:
 def test_few_queries_are_attacked(queries: int | None, images: int, wanted: int) -> None:
     plan = Plan.make(queries=queries)
     for each in curve_plans(plan, images).values():
-        assert each.queries == wanted
+        assert each.settings.queries == wanted
         assert {*each.draw(images).tolist()} <= {*plan.draw(images).tolist()}, "some of the plan's own"
 
 
@@ -114,7 +113,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def subject_of(images: Tensor, labels: Tensor, network: nn.Module | None = None) -> Subject:
-    return Subject(make_network() if network is None else network, images, labels, data="tiny")
+    return Subject(network or make_network(), Data(images, labels, name="tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject
     plans = curve_plans(Plan.make(**FEW), 40)
     assert list(found) == list(plans)
     for point, each in plans.items():
-        assert found[point].settings == each
+        assert found[point].settings == each.settings
     for point in [*plans][::4]:
         assert found[point] == Evaluation(subject, plans[point]).run()
     assert found[CurvePoint("eps", 0.1, "eps-1")] == found[CurvePoint("steps", 4, "eps-1")]
@@ -147,19 +146,17 @@ def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject
 def test_images_are_embedded_and_ranked_once_for_all_points(
     images: Tensor, labels: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, calls = Counted(make_network()), []
-    for kind in (EmbedPiece, RetrievalPiece):
-        make = kind.make
+    network, ranked, rank = Counted(make_network()), [], Evaluation._rank
 
-        def counted(self: Any, materials: Any, tick: Any = None, make: Any = make) -> Any:
-            calls.append(self.file)
-            return make(self, materials, tick)
+    def counted(self: Evaluation, tick: Any) -> Any:
+        ranked.append(1)
+        return rank(self, tick)
 
-        monkeypatch.setattr(kind, "make", counted)
+    monkeypatch.setattr(Evaluation, "_rank", counted)
     plan = Plan.make(**FEW)
     make_curves(subject_of(images, labels, network), plan, tmp_path)
-    assert calls == ["embed-00000.safetensors", "retrieval.safetensors"]
-    different = {each.digest: each for each in curve_plans(plan, 40).values()}
+    assert len(ranked) == 1
+    different = {point.folder: each.settings for point, each in curve_plans(plan, 40).items()}
     assert len(different) == POINTS - 1
     # A query goes through the network in each step, in the end, and rounded.
     points = sum(TRIED + 6 * (each.steps + 2) for each in different.values())
@@ -256,16 +253,16 @@ def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, 
 def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
     """Its file may be gone when curves are read: a record has names alone."""
     (tmp_path / "own.py").write_text(
-        "from robustmetric.attacks import EmbeddingShift\n"
-        "class Mine(EmbeddingShift):\n    name = 'mine'\n"
+        "from robustmetric.attacks import EmbeddingShift\nclass Mine(EmbeddingShift):\n    name = 'mine'\n"
     )
     plan = Plan.make(**{**FEW, "attacks": [f"{tmp_path}/own.py:Mine"], "queries": 2})
     subject, out = subject_of(images, labels), tmp_path / "out"
     Evaluation(subject, plan, out).run()
     make_curves(subject, plan, out)
+    plans = curve_plans(plan, 40)
     (tmp_path / "own.py").unlink()
     found = list(load_curves(out, load_record(out), report=pytest.fail))
-    assert len(found) == len(curve_plans(plan, 40))
+    assert len(found) == len(plans)
     assert {each.settings.attacks for _, each in found} == {("own.py:Mine",)}
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import ATTACKS, RankingAttack, attack
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files
-from robustmetric.data.sides import by_marks
-from robustmetric.evaluation import Evaluation, Origin, Plan, Record, Subject, load_arrays, run_attack
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Subject, load_arrays, run_attack
+from robustmetric.evaluation.data import data_by_marks
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically
 from robustmetric.locks import InUseError, locked
 from robustmetric.report.pictures import (
@@ -184,8 +184,10 @@ def check_values(made: Made) -> None:
 @pytest.mark.slow
 def test_an_attack_does_again_what_it_did(whole: Made) -> None:
     check_values(whole)
-    assert {one.attack for one in whole.found.pictures} == {goal.name for goal in whole.evaluation.plan.goals}
-    for goal in whole.evaluation.plan.goals:
+    assert {one.attack for one in whole.found.pictures} == {
+        goal.name for goal in whole.evaluation.plan.attacks
+    }
+    for goal in whole.evaluation.plan.attacks:
         chosen = by_loop(goal, whole.arrays, seed=3, each=EACH)
         mine = {one.number: one.why for one in whole.found.pictures if one.attack == goal.name}
         assert mine == chosen
@@ -211,7 +213,7 @@ def test_however_it_was_searched(
         changes = {**changes, "surrogate": make_network(1).double()}
     made = pictured(tmp_path, **changes)
     check_values(made)
-    assert len(made.found.pictures) == 3 * EACH * len(made.evaluation.plan.goals)
+    assert len(made.found.pictures) == 3 * EACH * len(made.evaluation.plan.attacks)
     assert load_pictures(tmp_path, made.record) == made.found
 
 
@@ -225,12 +227,12 @@ def test_no_more_are_perturbed_together_than_the_plan_says(tiny: Tiny, tmp_path:
 
 def shot_of(made: Made, one: Picture) -> Shot:
     """Attack the query of a picture once more, alone."""
-    plan, materials = made.evaluation.plan, made.evaluation.materials
-    (goal,) = (goal for goal in plan.goals if goal.name == one.attack)
+    scene, threat = made.evaluation.scene, made.evaluation.threat
+    (goal,) = (goal for goal in made.evaluation.plan.attacks if goal.name == one.attack)
     number = torch.tensor([one.number])
     with made.evaluation.subject.frozen():
-        outcome = run_attack(materials.scene, goal, number, plan.budget, materials.search, seed=plan.seed)
-    return take_shots(materials.scene, goal, number, outcome, K)[0]
+        outcome = run_attack(scene, goal, number, threat)
+    return take_shots(scene, goal, number, outcome, K)[0]
 
 
 def levels(image: Tensor) -> np.ndarray[Any, Any]:
@@ -285,7 +287,7 @@ def test_files_are_those_of_the_list(whole: Made) -> None:
 
 
 def test_they_come_by_why_by_attack_and_by_harm(whole: Made) -> None:
-    order = [goal.name for goal in whole.evaluation.plan.goals]
+    order = [goal.name for goal in whole.evaluation.plan.attacks]
     whys = ("worst", "median", "random")
     keys = [(whys.index(one.why), order.index(one.attack)) for one in whole.found.pictures]
     assert keys == sorted(keys)
@@ -313,7 +315,7 @@ def test_a_query_without_an_answer_is_not_shown(
 
 
 def test_the_map_has_the_gallery_and_the_moves(whole: Made, labels: Tensor) -> None:
-    z = whole.evaluation.materials.scene.gallery.z.numpy()
+    z = whole.evaluation.scene.gallery.z.numpy()
     centre = z.mean(0)
     _, spread, axes = np.linalg.svd(z - centre, full_matrices=False)
     found = whole.found.map
@@ -324,7 +326,7 @@ def test_the_map_has_the_gallery_and_the_moves(whole: Made, labels: Tensor) -> N
     assert np.abs(points[:, :2] - flat).max() <= 0.5e-4 + 1e-9
     assert [found.classes[int(k)] for k in points[:, 2]] == [str(label) for label in labels.tolist()]
     assert {name: len(moves) for name, moves in found.moves.items()} == {
-        goal.name: 3 * EACH for goal in whole.evaluation.plan.goals
+        goal.name: 3 * EACH for goal in whole.evaluation.plan.attacks
     }
     for name, moves in found.moves.items():
         numbers = [*by_loop(attack(name), whole.arrays, 3, EACH)]
@@ -342,15 +344,11 @@ def test_a_gallery_of_its_own(images: Tensor, labels: Tensor, tmp_path: Path) ->
     own = torch.arange(16)
     own[::3] = -1
     files, theirs = [f"asked/{k}.png" for k in range(16)], [f"ranked/{k}.png" for k in range(40)]
-    subject = Subject(
-        make_network().double(),
-        images[:16].double(),
-        labels[:16],
-        gallery=(images.double(), labels),
-        own=own,
-        classes=["ant", "bee", "cow", "dog", "elk"],
-        origin=Origin(files=files, gallery_files=theirs),
-    )
+    gallery = Data(images.double(), labels, files=theirs)
+    classes = ["ant", "bee", "cow", "dog", "elk"]
+    asked = images[:16].double()
+    data = Data(asked, labels[:16], gallery=gallery, own=own, classes=classes, files=files)
+    subject = Subject(make_network().double(), data)
     plan = Plan.make(attacks=["GTM", "CA+"], steps=2, eps=0.1, checks="none")
     made = picture(lambda out: Evaluation(subject, plan, out), tmp_path)
     names = ["ant", "bee", "cow", "dog", "elk"]
@@ -377,8 +375,7 @@ def test_images_of_files_are_named_from_their_root(tmp_path: Path) -> None:
     root = runs.make_pictures(tmp_path / "data", classes=6)
     inputs = Inputs(resize=10, crop=10, channels=3)
     (test,) = load_pixels("folder", root, inputs, ["all"], tmp_path / "cache")
-    sides = by_marks(test, inputs.crop, relative_files(test, root))
-    subject = Subject.of_sides(nn.Flatten(), sides)
+    subject = Subject(nn.Flatten(), data_by_marks(test, inputs.crop, relative_files(test, root)))
     plan = Plan.make(attacks=["GTM"], steps=1, checks="none")
     made = picture(lambda out: Evaluation(subject, plan, out), tmp_path / "out")
     for one in made.found.pictures:
@@ -407,7 +404,7 @@ STRANGE = [
 def test_strange_names(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
     files = [STRANGE[k % len(STRANGE)] + ("" if k < len(STRANGE) else str(k)) for k in range(40)]
     classes = STRANGE[:5]
-    subject = Subject(make_network(), images, labels, classes=classes, origin=Origin(files=files))
+    subject = Subject(make_network(), Data(images, labels, classes=classes, files=files))
     plan = Plan.make(attacks=["GTM", "CA+"], steps=1, checks="none")
     made = picture(lambda out: Evaluation(subject, plan, out), tmp_path)
     assert load_pictures(tmp_path, made.record) == made.found
@@ -534,7 +531,7 @@ def test_large_pictures_of_an_evaluation(tmp_path: Path) -> None:
             parameter.copy_(
                 torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter.shape)))
             )
-    subject = Subject(network, images, torch.arange(12) % 3)
+    subject = Subject(network, Data(images, torch.arange(12) % 3))
     plan = Plan.make(attacks=["ES"], steps=1, checks="none")
     made = picture(lambda out: Evaluation(subject, plan, out), tmp_path)
     for one in made.found.pictures:
@@ -784,10 +781,10 @@ def test_of_ten_thousand_queries_the_chosen_alone_are_attacked(tmp_path: Path) -
     generator = torch.Generator().manual_seed(0)
     images = Watched(torch.rand(count, 1, 3, 3, generator=generator))
     network = Counted(nn.Flatten())
-    subject = Subject(network, images, torch.arange(count) % 100)
+    subject = Subject(network, Data(images, torch.arange(count) % 100))
     plan = Plan.make(attacks=["ES", "CA+", "GTM"], steps=steps, batch=256, checks="none")
     arrays: Arrays = {"number": torch.arange(count)}
-    for goal in plan.goals:
+    for goal in plan.attacks:
         some = made_up(goal, count, 1)
         arrays |= {key: value for key, value in some.items() if key != "number"}
     found = make_pictures(Evaluation(subject, plan), a_record(), arrays, tmp_path)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import ATTACKS, PGD, Draws, Gallery, Queries, RankingAttack, Target, attack
-from robustmetric.evaluation.scene import Outcome, Scene, embed_all, run_attack
+from robustmetric.evaluation import AttackResult, Scene, Threat, run_attack
+from robustmetric.evaluation.scene import embed_all
 from robustmetric.perturb import Budget
 from robustmetric.report.shots import Ranked, Shot, take_shots
 from tests.evaluation.conftest import make_network
@@ -63,7 +64,7 @@ def shots_of(which: RankingAttack, world: World, z: Tensor, k: int, seed: int = 
     target = which.aim(aimed(which, world, seed), queries, gallery)
     before, after = (which.measure(x, target, queries, gallery) for x in (queries.z, z))
     none = torch.zeros(len(queries))
-    outcome = Outcome(images[1], z, target, before, after, none, none, none, 0, 0, images[0])
+    outcome = AttackResult(images[1], z, target, before, after, none, none, none, 0, 0, images[0])
     scene = Scene(nn.Flatten(), images[0], queries, gallery, images[0])
     found = take_shots(scene, which, torch.arange(len(queries)), outcome, k)
     for number, shot in enumerate(found):
@@ -190,7 +191,7 @@ def test_no_query_has_a_mate() -> None:
     values = which.measure(some.z, target, some, world.gallery)
     none = torch.zeros(2)
     blank = torch.zeros(2, 1, 2, 2)
-    outcome = Outcome(blank, some.z, target, values, values, none, none, none, 0, 0, blank)
+    outcome = AttackResult(blank, some.z, target, values, values, none, none, none, 0, 0, blank)
     scene = Scene(nn.Flatten(), torch.zeros(18, 1, 2, 2), queries, world.gallery, torch.zeros(40, 1, 2, 2))
     shots = take_shots(scene, which, numbers, outcome, 3)
     assert [(shot.number, shot.place) for shot in shots] == [(6, (None, None)), (17, (None, None))]
@@ -228,7 +229,7 @@ def test_shots_of_a_search(name: str, images: Tensor, labels: Tensor) -> None:
     images, everyone = images.double(), torch.arange(40)
     z = embed_all(network, images, everyone, 16)
     scene = Scene(network, images, Queries(z, labels, everyone), Gallery(z, labels))
-    found = run_attack(scene, which, numbers, Budget(eps=0.1, alpha=0.03, steps=4), PGD())
+    found = run_attack(scene, which, numbers, Threat(Budget(eps=0.1, alpha=0.03, steps=4), PGD()))
     shots = take_shots(scene, which, numbers, found, 5)
     world = World(scene.queries, scene.gallery, {})
     assert [shot.number for shot in shots] == numbers.tolist()
