@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Draws, Gallery, Queries, RankingAttack
+from robustmetric.attacks import Demote, Draws, Gallery, Promote, Queries, RankingAttack, Translocate
 from robustmetric.attacks.goals import TRIED, Misrank
-from robustmetric.attacks.positions import Demote, Promote, Translocate
 
 GOALS = [
     "misrank",
