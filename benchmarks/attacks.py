@@ -23,8 +23,9 @@ import robustmetric as rm
 from robustmetric.attacks import PGD, Gallery, Queries, RankingAttack
 from robustmetric.data.pairs import ImageArray
 from robustmetric.distance import pair_distance
-from robustmetric.evaluation import ERS_ATTACKS, Outcome, Scene, run_attack
+from robustmetric.evaluation import ERS_ATTACKS, AttackResult, Scene, run_attack
 from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, frozen
 
 BUDGET = Budget(eps=77 / 255, alpha=3 / 255, steps=32)
@@ -58,7 +59,9 @@ def bare(model: nn.Module, images: Tensor, noted: list[tuple[int, bool]]) -> Non
         torch.autograd.grad(z, leaf, torch.ones_like(z))
 
 
-def loop(model: nn.Module, attack: RankingAttack, scene: Scene, images: Tensor, outcome: Outcome) -> Tensor:
+def loop(
+    model: nn.Module, attack: RankingAttack, scene: Scene, images: Tensor, outcome: AttackResult
+) -> Tensor:
     """Attack one query after the other, with the targets of `outcome`: (B,) objectives."""
     found = []
     z, labels = scene.gallery.z, scene.gallery.labels
@@ -161,7 +164,7 @@ def main() -> None:
     with frozen(passes):
         for attack in map(rm.attack, ERS_ATTACKS):
             passes.noted = []
-            outcome = run_attack(scene, attack, numbers, BUDGET, PGD())
+            outcome = run_attack(scene, attack, numbers, Threat(BUDGET, PGD()))
             noted = list(passes.noted)
             ours, naked = [], []
             for turn in range(arguments.turns):

@@ -20,11 +20,10 @@ from torch import nn
 
 import robustmetric as rm
 from benchmarks.attacks import Passes, bare, load, plain_network, seconds
-from robustmetric.attacks import Gallery, Queries
-from robustmetric.evaluation import Scene
-from robustmetric.evaluation.hunt import hunt
+from robustmetric.attacks import PGD, Gallery, Queries
+from robustmetric.evaluation import Scene, Threat
 from robustmetric.evaluation.scene import embed_all
-from robustmetric.evaluation.suite import WorstCase
+from robustmetric.evaluation.suite import WorstCase, run_ensemble
 from robustmetric.perturb import Budget, frozen
 
 
@@ -43,10 +42,10 @@ def measure(title: str, model: nn.Module, root: Path, queries: int, turns: int) 
         z = embed_all(model, images, torch.arange(len(images)), 128)
         scene = Scene(passes, images, Queries(z, labels, torch.arange(len(z))), Gallery(z, labels))
         for goal in suite.wanted:
-            ways = suite.ways(goal)
-            run = partial(hunt, scene, goal, ways, numbers, budget, batch=128)
+            attempts = suite.attempts(goal)
+            run = partial(run_ensemble, scene, goal, attempts, numbers, Threat(budget, PGD()))
             passes.noted = []
-            spent = int(run().forward.sum())
+            spent = int(run()["forward"].sum())
             noted = list(passes.noted)
             ours, naked = [], []
             for turn in range(turns):
@@ -55,7 +54,7 @@ def measure(title: str, model: nn.Module, root: Path, queries: int, turns: int) 
                 ours_all[turn] += ours[-1]
                 bare_all[turn] += naked[-1]
             ratio = statistics.median(o / n for o, n in zip(ours, naked, strict=True))
-            whole = queries * sum(way.passes(budget) for way in ways)
+            whole = queries * sum(attempt.passes(budget) for attempt in attempts)
             spent_all, whole_all = spent_all + spent, whole_all + whole
             print(
                 f"| {goal.name} | {ratio:.2f} | {spent / queries:.1f} | {100 * spent / whole:.1f} % |",

@@ -37,7 +37,7 @@ class AwayFromClass(RankingAttack):
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Whether the nearest other image is still of the class, as 100 or 0: (B,)."""
-        return {"away": hit_at_1(z, queries, gallery, queries.own, strict=True)}
+        return {"away": hit_at_1(z, queries, gallery)}
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.registry import unknown
-from robustmetric.validate import UserError, is_number
+from robustmetric.validate import UserError, number, whole
 
 Norm = Literal["linf", "l2"]
 """How a perturbation is measured: by its largest pixel, or by its Euclidean length."""
@@ -41,27 +40,13 @@ class Budget:
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
             raise UserError(unknown("norm", self.norm, dict.fromkeys(get_args(Norm))), parameter="norm")
-        if self.norm == "l2" and not (is_number(self.eps) and self.eps >= 0):
-            raise UserError(
-                f"eps must be a number of at least 0, not {self.eps!r}: with the norm l2 it is the length of "
-                "a perturbation",
-                parameter="eps",
-            )
-        if self.norm == "linf" and not (is_number(self.eps) and 0 <= self.eps <= 1):
-            raise UserError(
-                f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255",
-                parameter="eps",
-            )
-        if not (is_number(self.alpha) and 0 < self.alpha <= 1):
-            raise UserError(
-                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is "
-                "1/255",
-                parameter="alpha",
-            )
-        if not (is_number(self.steps, Integral) and self.steps >= 1):
-            raise UserError(
-                f"steps must be a whole number of at least 1, not {self.steps!r}", parameter="steps"
-            )
+        if self.norm == "l2":
+            number("eps", self.eps, 0, why="with the norm l2 it is the length of a perturbation")
+        else:
+            number("eps", self.eps, 0, 1, why="pixels are in [0, 1], so 8 grey levels are 8/255")
+        why = "pixels are in [0, 1], so a grey level is 1/255"
+        number("alpha", self.alpha, 0, 1, open_low=True, why=why)
+        whole("steps", self.steps, least=1)
 
     @property
     def stride(self) -> float:

@@ -8,9 +8,11 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 _SHOWN = 5  # of many items
+
+T = TypeVar("T")
 
 
 class UserError(ValueError):
@@ -169,10 +171,33 @@ def number(
     raise _wrong(name, value, allowed, why)
 
 
+def instance(name: str, value: object, kind: type[T], *, why: str = "") -> T:
+    """Return `value`; reject all but an instance of `kind`.
+
+    `name` is the argument, or what returned the value; `why` the reason or advice that ends the message.
+
+    >>> instance("source", "S", dict)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: source must be a dict, not 'S'
+    """
+    if isinstance(value, kind):
+        return value
+    raise _wrong(name, value, a(kind.__name__), why)
+
+
 def _wrong(name: str, value: object, allowed: str, why: str) -> UserError:
-    return UserError(
-        f"{name} must be {allowed}, not {brief(value)}{why and f': {why}'}", parameter=name.split()[0]
-    )
+    text = f"{name} must be {allowed}, not {describe(value)}{why and f': {why}'}"
+    return UserError(text, parameter=name if name.isidentifier() else None)
+
+
+def a(noun: str) -> str:
+    """Return `noun` with its indefinite article.
+
+    >>> a("list"), a("int")
+    ('a list', 'an int')
+    """
+    return f"{'an' if noun[:1] in 'aeiouAEIOU' else 'a'} {noun}"
 
 
 def describe(value: object) -> str:
@@ -194,8 +219,7 @@ def describe(value: object) -> str:
     if shape is not None and dtype:
         kind = "" if dtype.startswith("torch.") else "an array, "
         return f"{kind}{dtype.removeprefix('torch.')} of shape {tuple(shape)}"
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeiouAEIO' else 'a'} {kind}"
+    return a(type(value).__name__)
 
 
 def shorten(items: Sequence[object]) -> str:
@@ -241,16 +265,6 @@ def shortened(text: str, fits: Callable[[str], bool]) -> str:
 
 def _without_middle(text: str, kept: int) -> str:
     return f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}"
-
-
-def parameters(lead: str = "", **given: float | None) -> str:
-    """Return the parameters that are `given`, after `lead`, as they are written in a defense's name.
-
-    >>> parameters(λ=0.05, γ=None), parameters(lead=",", ξ=0.1)
-    ('λ=0.05', ',ξ=0.1')
-    """
-    text = ",".join(f"{name}={float(value)!r}" for name, value in given.items() if value is not None)
-    return lead + text if text else ""
 
 
 def called(part: object) -> str:

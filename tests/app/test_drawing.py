@@ -18,7 +18,6 @@ from torch import Tensor
 
 from robustmetric.app import Trial, Walk
 from robustmetric.app.drawing import LARGE, Drawing, as_picture, drawn, frames
-from robustmetric.evaluation.subject import Origin
 
 Make = Callable[..., Trial]
 WICKED = ['<script>alert("1")</script>', "${1 + 1}{{ 2 }}", "\"onerror='x'", "& so on"]
@@ -62,7 +61,7 @@ def test_each_ranking_has_its_marks_classes_and_distances(make_trial: Make) -> N
         for walk in walks:
             for one in (*walk.shots[0].after, *walk.at(step).after):
                 mark = "right" if one.right else "wrong"
-                label = str(int(trial.subject.labels[one.position]))
+                label = str(int(trial.data.labels[one.position]))
                 wanted.append((mark, mark, label, f"{one.distance:.3f}"))
         assert cards == wanted
         assert page.count("✓") + page.count("✗") == len(wanted)
@@ -173,15 +172,11 @@ def test_an_image_that_is_ranked_is_shown_in_the_ranking_of_who_asks(make_trial:
 @pytest.mark.parametrize("name", ["ES", "CA+", "SP-QA+"])
 def test_foreign_names_are_text(name: str, make_trial: Make, images: tuple[Tensor, Tensor]) -> None:
     trial = make_trial("<b>plain</b>", "<i>defended</i>")
-    trial.subject = replace(
-        trial.subject,
-        classes=WICKED,
-        data="<u>data</u>",
-        origin=Origin(files=[f"<img src=x onerror=alert({n})>" for n in range(60)]),
-    )
+    files = [f"<img src=x onerror=alert({n})>" for n in range(60)]
+    trial.data = replace(trial.data, classes=WICKED, name="<u>data</u>", files=files)
     draw = Drawing(trial)
     walks = trial.attack(trial.query(5), name, eps=0.2, steps=2, k=20)
-    title = drawn("title", networks=list(trial.scenes), images=60, ranked=60, data=trial.subject.data)
+    title = drawn("title", networks=list(trial.scenes), images=60, ranked=60, data=trial.data.name)
     page = draw.result(trial.query(5), walks, 2, 0.2) + draw.preview(trial.query(5)) + title
     read = Read(page)
     assert {tag for tag, _ in read.tags} <= {

@@ -18,7 +18,7 @@ from robustmetric.app.trial import MOST_K, MOST_STEPS, shown_steps
 from robustmetric.attacks import ATTACKS, PGD, attack
 from robustmetric.data.inputs import Inputs, load_pixels
 from robustmetric.distance import embed
-from robustmetric.evaluation import Subject, run_attack
+from robustmetric.evaluation import Data, Subject, Threat, run_attack
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.perturb import Budget, frozen
@@ -49,8 +49,8 @@ def test_the_last_step_is_what_the_attack_finds(name: str, make_trial: Make) -> 
     walks = trial.attack(trial.query(17), name, eps=EPS, steps=7, k=6)
     assert [walk.network for walk in walks] == ["plain", "defended"]
     for walk, scene in zip(walks, trial.scenes.values(), strict=True):
-        budget = Budget(eps=EPS, alpha=ALPHA, steps=7)
-        outcome = run_attack(scene, attack(name), torch.tensor([17]), budget, PGD(), seed=3)
+        threat = Threat(Budget(eps=EPS, alpha=ALPHA, steps=7), PGD(), seed=3)
+        outcome = run_attack(scene, attack(name), torch.tensor([17]), threat)
         last = walk.shots[-1]
         assert torch.equal(last.perturbed, outcome.images[0])
         assert last.targets == tuple(outcome.target.index[0].tolist())
@@ -106,9 +106,9 @@ def ranking(
 ) -> list[tuple[int, float, bool]]:
     """Rank by a loop: position, distance and whether the class is right."""
     z = embed(network, image[None])[0].double()
-    gallery = [embed(network, trial.subject.images[torch.tensor([n])])[0].double() for n in range(60)]
+    gallery = [embed(network, trial.data.images[torch.tensor([n])])[0].double() for n in range(60)]
     far = sorted((float((z - other).norm()), n) for n, other in enumerate(gallery) if n != own)
-    labels = trial.subject.labels
+    labels = trial.data.labels
     return [(n, distance, bool(labels[n] == labels[own])) for distance, n in far][:k]
 
 
@@ -269,7 +269,7 @@ def test_a_ranking_is_as_long_as_there_are_images(make_trial: Make, images: tupl
 
 def upload(trial: Trial, file: Path, number: int, label: int) -> Query:
     """Write an image of the data as a file, without loss, and upload it."""
-    pixels = (255 * trial.subject.images[torch.tensor([number])][0, 0]).round().to(torch.uint8)
+    pixels = (255 * trial.data.images[torch.tensor([number])][0, 0]).round().to(torch.uint8)
     Image.fromarray(pixels.numpy()).save(file)
     return trial.upload(file, label)
 
@@ -333,12 +333,10 @@ def test_queries_and_a_gallery_of_its_own_with_cameras(images: tuple[Tensor, Ten
     pixels, labels = images
     network = nn.Flatten()
     cameras = torch.arange(40) // 4 % 2
-    subject = Subject(
-        network, pixels[40:], labels[40:], gallery=(pixels[:40], labels[:40]),
-        cameras=torch.zeros(20, dtype=torch.long), gallery_cameras=cameras,
-    )  # fmt: skip
-    scene = subject.scene(network, embed_all(network, subject.every, torch.arange(60), 16))
-    trial = Trial(subject, {"flat": scene}, [attack("ES"), attack("misrank")])
+    gallery = Data(pixels[:40], labels[:40], cameras=cameras)
+    data = Data(pixels[40:], labels[40:], gallery=gallery, cameras=torch.zeros(20, dtype=torch.long))
+    z = embed_all(network, data.every, torch.arange(60), 16)
+    trial = Trial(data, {"flat": Subject(network, data).scene(network, z)}, [attack("ES"), attack("misrank")])
 
     def first(walks: tuple[Walk, ...]) -> set[int]:
         return {one.position for one in walks[0].shots[0].after}

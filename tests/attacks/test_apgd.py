@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import APGD, Draws, make_search
+from robustmetric.attacks import APGD, Draws, Problem, make_search
 from robustmetric.attacks.apgd import checkpoints
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.perturb import Budget, Norm, Objective
@@ -107,7 +107,7 @@ def single(hilly: Hilly, row: int) -> Value:
 @pytest.mark.parametrize("steps", [1, 2, 7, 25, 100])
 def test_one_descent_against_a_plain_loop(norm: Norm, steps: int) -> None:
     x, budget, hilly = images(), budget_of(norm, steps), Hilly()
-    found = APGD()(x, hilly, budget, draws=Draws(0, "x", range(6)))
+    found = APGD()(Problem(x, hilly, budget, Draws(0, "x", range(6))))
     halved = 0
     for i in range(6):
         value, wanted, halvings = one_descent(single(hilly, i), x[i], x[i], budget)
@@ -139,7 +139,7 @@ def test_the_length_of_steps_follows_the_values_alone(norm: Norm) -> None:
             points[turn].append(x.detach().clone())
             return script[len(points[turn]) - 1] + way
 
-        APGD()(x, lambda x, rows: told(x[0], 0)[None], budget, draws=Draws(0, "x", [0]))
+        APGD()(Problem(x, lambda x, rows: told(x[0], 0)[None], budget, Draws(0, "x", [0])))
         ended.add(one_descent(lambda x: told(x, 1), x[0], x[0], budget)[2])
         torch.testing.assert_close(torch.stack(points[0]), torch.stack(points[1]), rtol=0, atol=1e-12)
     assert len(ended) > 2
@@ -151,7 +151,7 @@ def test_restarts_against_a_plain_loop(norm: Norm, random_start: bool) -> None:
     """A restart begins at random in the budget, with l2 on its rim; the best of all counts."""
     x, budget, hilly = images(), budget_of(norm), Hilly()
     search = APGD(restarts=3, random_start=random_start)
-    found = search(x, hilly, budget, draws=Draws(3, "x", range(6)))
+    found = search(Problem(x, hilly, budget, Draws(3, "x", range(6))))
     others = 0
     for i in range(6):
         draws, ends = Draws(3, "x", [i]), []
@@ -174,7 +174,7 @@ def test_restarts_against_a_plain_loop(norm: Norm, random_start: bool) -> None:
 def test_a_descent_begins_where_the_attack_says() -> None:
     x, budget, hilly = images(), budget_of("linf"), Hilly()
     start = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    found = APGD()(x, hilly, budget, draws=Draws(0, "x", range(6)), start=start)
+    found = APGD()(Problem(x, hilly, budget, Draws(0, "x", range(6)), start))
     first = hilly.asked[0][1]
     assert torch.equal(first, start.clamp(x - 0.1, x + 0.1).clamp(0, 1))
     for i in range(6):
@@ -200,7 +200,7 @@ def test_a_row_depends_on_neither_its_batch_nor_the_order(norm: Norm, text: str)
 
     def run(batch: list[int]) -> Tensor:
         rows = torch.tensor(batch)
-        return search(x[rows], lambda x, r: hilly(x, rows[r]), budget, draws=Draws(0, "x", batch))
+        return search(Problem(x[rows], lambda x, r: hilly(x, rows[r]), budget, Draws(0, "x", batch)))
 
     whole = run([*range(6)])
     for batch in ([4, 0, 5, 2, 1, 3], [3], [5, 1]):
@@ -213,7 +213,7 @@ def test_it_stays_in_the_budget_and_returns_the_least_that_it_saw(norm: Norm, dt
     x, budget, hilly = images(dtype=dtype), budget_of(norm), Hilly()
     kept, state = x.clone(), torch.get_rng_state()
     search = APGD(restarts=2)
-    found = search(x, hilly, budget, draws=Draws(0, "x", range(6)))
+    found = search(Problem(x, hilly, budget, Draws(0, "x", range(6))))
     assert torch.equal(x, kept)
     assert torch.equal(state, torch.get_rng_state())
     assert found.dtype == dtype
@@ -228,7 +228,7 @@ def test_it_stays_in_the_budget_and_returns_the_least_that_it_saw(norm: Norm, dt
         assert point.dtype == dtype
     for i in range(6):
         asked = [(float(v[r.index(i)]), p[r.index(i)]) for r, p, v in hilly.asked if i in r]
-        assert len(asked) == search.asks(budget) == 52
+        assert len(asked) == search.num_evaluations(budget) == 52
         least, point = min(asked, key=lambda pair: pair[0])
         if dtype == torch.float64:
             assert torch.equal(found[i], point)
@@ -240,7 +240,7 @@ def test_it_stays_in_the_budget_and_returns_the_least_that_it_saw(norm: Norm, dt
 def test_more_restarts_are_never_worse_and_sometimes_better(norm: Norm) -> None:
     x, hilly, rows = images(), Hilly(), torch.arange(6)
     found = [
-        hilly(APGD(restarts=n)(x, hilly, budget_of(norm, 6), draws=Draws(0, "x", range(6))), rows)
+        hilly(APGD(restarts=n)(Problem(x, hilly, budget_of(norm, 6), Draws(0, "x", range(6)))), rows)
         for n in (1, 2, 5)
     ]
     assert (found[1] <= found[0]).all()
@@ -263,7 +263,7 @@ def test_a_row_that_has_arrived_is_never_asked_again(norm: Norm, restarts: int) 
         arrived = torch.tensor([0 < i <= asked[i] for i in rows.tolist()])
         return hilly(x, rows).masked_fill(arrived, -torch.inf)
 
-    found = APGD(restarts=restarts)(x, objective, budget_of(norm, 8), draws=Draws(0, "x", range(6)))
+    found = APGD(restarts=restarts)(Problem(x, objective, budget_of(norm, 8), Draws(0, "x", range(6))))
     assert asked == [9 * restarts, 1, 2, 3, 4, 5]
     for i in range(1, 6):
         turns = [p[r.index(i)] for r, p, _ in hilly.asked if i in r]
@@ -282,7 +282,7 @@ def test_a_row_without_slope_and_momentum_stops(norm: Norm) -> None:
         # The first is flat everywhere, the second behind a step, the third nowhere.
         return torch.where(rows == 0, 0 * total, torch.where(rows == 1, (total - 1.9).clamp_min(0), total))
 
-    found = APGD()(x, objective, budget_of(norm, 10), draws=Draws(0, "x", range(3)))
+    found = APGD()(Problem(x, objective, budget_of(norm, 10), Draws(0, "x", range(3))))
     assert asked[0] == 1
     assert 2 < asked[1] < 11  # the momentum takes it on for a while
     assert asked[2] == 11
@@ -296,7 +296,7 @@ def test_nothing_is_asked_where_all_have_arrived() -> None:
         asked.append(len(rows))
         return x.flatten(1).sum(1).masked_fill(torch.ones(len(rows), dtype=torch.bool), -torch.inf)
 
-    found = APGD(restarts=4)(x, objective, budget_of("linf"), draws=Draws(0, "x", range(6)))
+    found = APGD(restarts=4)(Problem(x, objective, budget_of("linf"), Draws(0, "x", range(6))))
     assert asked == [6]
     assert torch.equal(found, x)
 
@@ -306,7 +306,7 @@ def test_the_size_of_slopes_does_not_matter_to_l2(scale: float) -> None:
     x = torch.full((1, 1, 2, 2), 0.5)
     way = torch.tensor([[[[1.0, -2.0], [0.0, 2.0]]]])
     budget = Budget(eps=0.3, alpha=0.5, steps=3, norm="l2")
-    found = APGD()(x, lambda x, rows: scale * (way * x).sum((1, 2, 3)), budget, draws=Draws(0, "x", [0]))
+    found = APGD()(Problem(x, lambda x, rows: scale * (way * x).sum((1, 2, 3)), budget, Draws(0, "x", [0])))
     torch.testing.assert_close(found, x - 0.3 * way / 3)
 
 
@@ -314,7 +314,7 @@ def test_a_network_in_double_precision_leaves_pixels_as_they_are() -> None:
     for dtype in (torch.float32, torch.float16):
         x = images(dtype=dtype)
         found = APGD()(
-            x, lambda x, rows: Hilly()(x, rows), budget_of("linf", 4), draws=Draws(0, "x", range(6))
+            Problem(x, lambda x, rows: Hilly()(x, rows), budget_of("linf", 4), Draws(0, "x", range(6)))
         )
         assert found.dtype == dtype
         assert not torch.equal(found, x)
@@ -340,7 +340,7 @@ def test_broken_gradients_and_inference_mode_are_refused() -> None:
     x, budget = images(), budget_of("linf")
 
     def run(objective: Objective) -> None:
-        APGD()(x, objective, budget, draws=Draws(0, "x", range(6)))
+        APGD()(Problem(x, objective, budget, Draws(0, "x", range(6))))
 
     with pytest.raises(BrokenEmbeddingsError, match="the gradient of the images holds NaN or infinity"):
         run(lambda x, rows: (0 * x.flatten(1).sum(1)).sqrt())

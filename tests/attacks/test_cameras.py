@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from robustmetric import distance
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
-from robustmetric.attacks.gallery import count_mates, count_nearer, same_camera
+from robustmetric.gallery import count_mates, count_nearer, excluded
 from tests.helpers.goals import GOALS
 
 pytestmark = pytest.mark.kernels
@@ -65,24 +66,23 @@ def test_the_rule_leaves_something_to_be_seen(asked: Queries, seen: Gallery) -> 
 
 
 @pytest.mark.parametrize("chunk", [7, 8192])
-def test_same_camera_and_mates(chunk: int, asked: Queries, seen: Gallery) -> None:
-    pieces = cut(seen, chunk)
-    masks = [same_camera(asked, pieces, block) for block in pieces.blocks()]
-    found = torch.cat([mask for mask in masks if mask is not None], dim=1)
-    assert found.shape == (18, 40)
-    mates = count_mates(asked, pieces, asked.own)
-    free = count_mates(asked, pieces, torch.full((18,), -1))
+def test_who_is_excluded_and_mates(chunk: int, asked: Queries, seen: Gallery) -> None:
+    pieces, extra = cut(seen, chunk), (torch.arange(18) * 3) % 40
+    found = torch.cat([excluded(asked, pieces, block) for block in pieces.blocks()], dim=1)
+    more = torch.cat([excluded(asked, pieces, block, extra) for block in pieces.blocks()], dim=1)
+    mates = count_mates(asked, pieces)
+    free = count_mates(replace(asked, own=torch.full((18,), -1)), pieces)
     assert asked.cameras is not None
     assert seen.cameras is not None
     for i in range(18):
         own, label, camera = (int(t[i]) for t in (asked.own, asked.labels, asked.cameras))
         mine = [int(seen.labels[p]) == label and int(seen.cameras[p]) == camera for p in range(40)]
-        assert found[i].tolist() == mine
+        assert found[i].tolist() == [p not in counted(i, asked, seen) for p in range(40)]
+        assert more[i].nonzero()[:, 0].tolist() == sorted({*found[i].nonzero()[:, 0].tolist(), int(extra[i])})
         others = [p for p in counted(i, asked, seen) if int(seen.labels[p]) == label]
         assert int(mates[i]) == len(others)
         # A query that is not known to be in the gallery is left out of it by its camera all the same.
         assert int(free[i]) == len(others) + int(own >= 0 and not mine[own])
-    assert same_camera(Queries(asked.z, asked.labels, asked.own), pieces, slice(0, 5)) is None
 
 
 @pytest.mark.parametrize("chunk", [7, 8192])
@@ -92,10 +92,10 @@ def test_the_nearest_that_count(
 ) -> None:
     z = {"moved": moved, "tied": tied, "benign": asked.z}[where]
     pieces = cut(seen, chunk)
-    found = nearest(z, pieces, 5, without=asked.own, queries=asked)
+    found = nearest(z, pieces, 5, asked)
     level = torch.full((18,), 1.0)
-    nearer, level_with = count_nearer(z, level, pieces, [asked.own], queries=asked)
-    hits = hit_at_1(z, asked, pieces, asked.own, strict=True)
+    nearer, level_with = count_nearer(z, level, pieces, asked)
+    hits = hit_at_1(z, asked, pieces)
     for i in range(18):
         far = sorted((square(z[i].tolist(), seen.z[p].tolist()), p) for p in counted(i, asked, seen))
         assert found[i].tolist() == [p for _, p in far[:5]]
@@ -193,8 +193,8 @@ def test_cameras_that_took_nothing_else_change_nothing(
 
 def test_some_of_the_queries_keep_their_cameras(asked: Queries, seen: Gallery, tied: Tensor) -> None:
     rows = torch.tensor([17, 2, 8, 0])
-    whole = hit_at_1(tied, asked, seen, asked.own, strict=True)
-    some = hit_at_1(tied[rows], asked[rows], seen, asked.own[rows], strict=True)
+    whole = hit_at_1(tied, asked, seen)
+    some = hit_at_1(tied[rows], asked[rows], seen)
     torch.testing.assert_close(some, whole[rows], rtol=0, atol=0, equal_nan=True)
 
 

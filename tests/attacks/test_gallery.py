@@ -1,12 +1,14 @@
 """Galleries and queries, and who is nearest, against plain loops: ties, copies, blocks, rounding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Gallery, Queries, Target
-from robustmetric.attacks.gallery import away_from, count_nearer, nearest, normalised_rank
+from robustmetric.attacks import Gallery, Queries, Target, attack
 from robustmetric.distance import ROUNDING, at, pair_distance
+from robustmetric.gallery import away_from, count_nearer, nearest
 from robustmetric.squares import distances, square_distance
 
 pytestmark = pytest.mark.kernels
@@ -30,9 +32,10 @@ def test_nearest_with_ties_against_a_plain_loop(
 ) -> None:
     cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
     without = torch.arange(len(tied)) * 2 - 1
+    asking = replace(queries, own=without)
     found = nearest(tied, cut, wanted)
-    some = nearest(tied, cut, wanted, without=without)
-    other = nearest(tied, cut, wanted, without=without, other_than=queries.labels)
+    some = nearest(tied, cut, wanted, asking)
+    other = nearest(tied, cut, wanted, asking, other_than=queries.labels)
     for i, z in enumerate(tied):
         near = order(z, gallery)
         assert found[i].tolist() == near[:wanted]
@@ -108,8 +111,8 @@ def test_counting_and_ranks_against_a_plain_loop(
     cut = Gallery(gallery.z, gallery.labels, chunk=chunk)
     candidate = torch.arange(len(tied)) % len(gallery)
     level = square_distance(tied, gallery.z[candidate])
-    nearer, same = count_nearer(tied, level, cut, [queries.own, candidate])
-    rank = normalised_rank(tied, level, cut, (queries.own, candidate))
+    nearer, same = count_nearer(tied, level, cut, queries, candidate)
+    rank = attack("QA+").rank(tied, level, queries, candidate, cut)  # type: ignore[attr-defined]
     for i, row in enumerate(distances(tied, gallery.z).tolist()):
         left = [d for k, d in enumerate(row) if k not in (int(queries.own[i]), int(candidate[i]))]
         assert int(nearer[i]) == sum(d < level[i] for d in left)

@@ -113,7 +113,7 @@ def test_the_worlds_have_answers_of_every_kind(world: World, moved: Tensor, tied
     for name in ENDS:
         which = attack(name)
         target = which.aim(aimed(which, q, g), q, g)
-        won = torch.cat([which.lost(which.measure(z, target, q, g)) for z in (moved, tied, q.z)])
+        won = torch.cat([which.succeeded(which.measure(z, target, q, g)) for z in (moved, tied, q.z)])
         assert 0 < won.sum() < len(won), name
 
 
@@ -219,7 +219,7 @@ def test_a_query_is_said_to_be_lost_where_it_is_beyond_rounding(
         assert near.dtype == torch.bool
         assert torch.equal(value, which.objective(z, target, q, g))
         values = which.measure(z, target, q, g)
-        won = which.lost(values)
+        won = which.succeeded(values)
         # A query without a value has nothing to lose, and may be said to have lost it.
         assert not (near & ~won & ~values[which.name].isnan()).any()
         # Distances that differ by 0.05 have squares that differ by 0.0025 and more, and 0.0002 is the limit.
@@ -249,7 +249,7 @@ def test_none_is_said_to_be_lost_that_is_not_where_images_lie_together(name: str
         at = torch.nn.functional.normalize(q.z + share * (goal - q.z) + noise)
         near = which.appraise(at, target, q, g)[1]
         assert near is not None
-        won = which.lost(which.measure(at, target, q, g))
+        won = which.succeeded(which.measure(at, target, q, g))
         assert not (near & ~won).any()
         won_at_all += int(won.sum())
     assert won_at_all
@@ -267,7 +267,7 @@ def test_a_goal_has_one_column_and_says_when_it_has_won() -> None:
         assert which.can_win is (name != "shift")
         up = name.startswith(("misrank", "translocate"))
         assert column.better == ("higher" if up else "lower")
-        assert column.lost == (None if name == "shift" else 0.0 if up else 100.0)
+        assert column.success_value == (None if name == "shift" else 0.0 if up else 100.0)
 
 
 @pytest.mark.parametrize(
@@ -284,25 +284,31 @@ def test_a_goal_has_one_column_and_says_when_it_has_won() -> None:
         (Translocate(), ["translocate", "translocate(by='distance')", "translocate(by='hinge')"]),
     ],
 )  # fmt: skip
-def test_all_ways_of_a_goal_want_the_same(
+def test_all_attempts_at_a_goal_want_the_same(
     which: Goal, names: list[str], gallery: Gallery, queries: Queries, tied: Tensor
 ) -> None:
-    ways = which.ways(3)
-    assert [way.name for way in ways] == names
-    by_class = [way for way in ways if isinstance(way, Misrank) and isinstance(way.by, int)]
-    assert {way.drawn_as for way in ways if way not in by_class} == {names[0]}
-    assert all(way.drawn_as == way.name for way in by_class)
-    drawn = [way for way in ways if not isinstance(way, Misrank) or way.side == "candidate"]
-    for way in drawn:
-        index = aimed(way, queries, gallery)
+    attempts = which.attempts(3)
+    assert [attempt.name for attempt in attempts] == names
+    by_class = [
+        attempt for attempt in attempts if isinstance(attempt, Misrank) and isinstance(attempt.by, int)
+    ]
+    assert {attempt.drawn_as for attempt in attempts if attempt not in by_class} == {
+        names[0].replace("(tau=0.1)", "")
+    }
+    assert all(attempt.drawn_as == attempt.name.replace("tau=0.1,", "") for attempt in by_class)
+    drawn = [
+        attempt for attempt in attempts if not isinstance(attempt, Misrank) or attempt.side == "candidate"
+    ]
+    for attempt in drawn:
+        index = aimed(attempt, queries, gallery)
         assert torch.equal(index, aimed(drawn[0], queries, gallery))
     columns = []
-    for way in ways:
-        target = way.aim(aimed(way, queries, gallery), queries, gallery)
-        columns.append(way.measure(tied, target, queries, gallery)[way.name])
+    for attempt in attempts:
+        target = attempt.aim(aimed(attempt, queries, gallery), queries, gallery)
+        columns.append(attempt.measure(tied, target, queries, gallery)[attempt.name])
     for column in columns:
         torch.testing.assert_close(column, columns[0], rtol=0, atol=0, equal_nan=True)
-    assert attack("shift").ways(3) == (attack("shift"),)
+    assert attack("shift").attempts(3) == (attack("shift"),)
     assert attack("CA+").drawn_as == "CA+"
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Draws, Gallery, Queries, RankingAttack, Target, attack
+from robustmetric.attacks import PGD, Draws, Gallery, Problem, Queries, RankingAttack, Target, attack
 from robustmetric.distance import embed
 from robustmetric.perturb import Budget, frozen
 
@@ -104,7 +104,7 @@ def run(which: RankingAttack, target: Target, world: World, *, steps: int = 32) 
     def search(steps: int) -> Tensor:
         budget = Budget(eps=16 / 255, alpha=3 / 255, steps=steps)
         start = which.start(world.images, draws=draws_of(0, which))
-        return PGD()(world.images, goal, budget, draws=draws_of(0, which), start=start)
+        return PGD()(Problem(world.images, goal, budget, draws_of(0, which), start))
 
     def read(images: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():

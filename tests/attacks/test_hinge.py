@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries
-from robustmetric.attacks.hinge import rank_hinge
+from robustmetric.attacks.margin import rank_hinge
 
 pytestmark = pytest.mark.kernels
 
@@ -38,7 +38,7 @@ def test_value_and_gradient(
     # A target that is the query itself would be left out once, and counted twice.
     index += (index == queries.own[:, None]).long() * 20
     z = moved.clone().requires_grad_()
-    found = rank_hinge(z, index, weights, cut, queries.own if strict else None)
+    found = rank_hinge(z, index, weights, cut, queries if strict else None)
     (slope,) = torch.autograd.grad(found.sum(), z)
     for i, row in enumerate(moved):
         alone = row.clone().requires_grad_()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import NES, PGD, SPSA, Draws, Search, make_search
+from robustmetric.attacks import NES, PGD, SPSA, Draws, Problem, Search, make_search
 from robustmetric.attacks.search import Lowest, random_start
 from robustmetric.perturb import Budget, Norm
 
@@ -121,7 +121,7 @@ class Pool:
 def test_every_search_takes_minus_infinity(text: str, limit: float) -> None:
     """With 16 pixels of 0.5: out of reach, on the way, in a step, and from the beginning."""
     images, pool = torch.full((3, 1, 4, 4), 0.5), Pool(limit)
-    found = make_search(text)(images, pool, BUDGET, draws=Draws(0, "x", range(3)))
+    found = make_search(text)(Problem(images, pool, BUDGET, Draws(0, "x", range(3))))
     assert found.isfinite().all()
     assert (found - images).abs().max() <= 0.2 + 1e-6
     total = found.flatten(1).sum(1)
@@ -135,7 +135,7 @@ def test_every_search_takes_minus_infinity(text: str, limit: float) -> None:
 
 def test_pgd_stops_in_the_pool() -> None:
     images = torch.full((1, 1, 4, 4), 0.5)
-    found = PGD()(images, Pool(7.0), BUDGET, draws=Draws(0, "x", [0]))
+    found = PGD()(Problem(images, Pool(7.0), BUDGET, Draws(0, "x", [0])))
     # Steps of 0.05 in 16 pixels are 0.8 long: 8, 7.2, 6.4.
     torch.testing.assert_close(found, torch.full_like(images, 0.4))
 
@@ -145,7 +145,7 @@ def test_an_estimate_leads_into_the_pool_and_not_out_of_it(search: Search) -> No
     """One point in the pool and one outside: infinity less a number would be no direction."""
     images = torch.full((1, 1, 4, 4), 0.5)
     once = Budget(eps=0.2, alpha=0.05, steps=1)
-    found = search(images, Pool(8.0), once, draws=Draws(0, "x", [0]))
+    found = search(Problem(images, Pool(8.0), once, Draws(0, "x", [0])))
     assert found.flatten(1).sum() < 8 - 16 * 0.2 * 0.5
-    inside = search(images, Pool(100.0), BUDGET, draws=Draws(0, "x", [0]))
+    inside = search(Problem(images, Pool(100.0), BUDGET, Draws(0, "x", [0])))
     assert torch.equal(inside, images)

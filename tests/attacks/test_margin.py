@@ -58,9 +58,8 @@ def test_the_kth_nearest_against_a_plain_loop(
     k: int, chunk: int, cameras: bool, asked: Queries, seen: Gallery, moved: Tensor
 ) -> None:
     other = (torch.arange(18) * 3) % 40
-    place, value = kth_nearest(
-        moved, replace(seen, chunk=chunk), k, (asked.own, other), asked if cameras else None
-    )
+    asking = asked if cameras else asked.any_camera
+    place, value = kth_nearest(moved, replace(seen, chunk=chunk), k, asking, other)
     for i in range(18):
         left = counted(i, asked, seen) if cameras else [p for p in range(40) if p != int(asked.own[i])]
         near = {p: cosine(moved[i], seen.z[p]) for p in left if p != int(other[i])}

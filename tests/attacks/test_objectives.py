@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, Target, attack, candidate
+from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, Target, attack, ranks
 from tests.helpers.goals import GOALS
 
 pytestmark = pytest.mark.kernels
@@ -199,11 +199,11 @@ def test_ca_computes_anew_what_is_too_much_to_keep(
         some = which.objective(moved[rows], target[rows], queries[rows], cut)
         return value.detach(), torch.autograd.grad((weights * value).sum(), leaf)[0], some
 
-    monkeypatch.setattr(candidate, "_KEPT", index.numel() * len(gallery))
+    monkeypatch.setattr(ranks, "_KEPT", index.numel() * len(gallery))
     kept = which.aim(index, queries, cut)
     assert kept.extra is not None
     assert kept.extra.shape == (*index.shape, 40)
-    monkeypatch.setattr(candidate, "_KEPT", index.numel() * len(gallery) - 1)
+    monkeypatch.setattr(ranks, "_KEPT", index.numel() * len(gallery) - 1)
     bare = which.aim(index, queries, cut)
     assert bare.extra is None
     found = computed(bare)
@@ -229,7 +229,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_ca_computes_a_block_for_one_target_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate, "_KEPT", 0)
+    monkeypatch.setattr(ranks, "_KEPT", 0)
     z = torch.nn.functional.normalize(torch.randn(500, 4, generator=torch.Generator().manual_seed(0)))
     cut = Gallery(z, torch.arange(500) % 2, chunk=200)
     asked = Queries(z[:6], cut.labels[:6], torch.arange(6))

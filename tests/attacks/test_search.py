@@ -15,6 +15,7 @@ from robustmetric.attacks import (
     SPSA,
     Draws,
     Gallery,
+    Problem,
     Queries,
     RankingAttack,
     Search,
@@ -103,7 +104,7 @@ class Task:
         images, numbers = self.images[batch], batch.tolist()
         draws = self.draws("search", numbers)
         start = self.which.start(images, draws=draws)
-        return search(images, self.goal(batch), budget, draws=draws, start=start)
+        return search(Problem(images, self.goal(batch), budget, draws, start))
 
     def value(self, images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -152,7 +153,9 @@ def test_a_query_s_perturbation_does_not_depend_on_its_batch(name: str, text: st
             found = task.run(search, torch.tensor(part))
             torch.testing.assert_close(found, whole[part], rtol=0, atol=1e-9)
         # And it does depend on the query's number, where chance decides more than where to begin.
-        other = search(task.images[:1], task.goal(torch.tensor([0])), BUDGET, draws=task.draws("search", [5]))
+        other = search(
+            Problem(task.images[:1], task.goal(torch.tensor([0])), BUDGET, task.draws("search", [5]))
+        )
     if "samples" in text:
         assert not torch.equal(other, whole[:1])
 
@@ -169,7 +172,7 @@ def test_queries_that_have_arrived_leave_the_others_as_they_are(search: Search) 
             weights = torch.linspace(0.5, 1.5, 25, dtype=torch.float64)
             return (wanted[batch][rows] - (x.flatten(1) * weights).sum(1)).clamp_min(0)
 
-        return search(images[batch], objective, BUDGET, draws=Draws(0, "x", batch.tolist()))
+        return search(Problem(images[batch], objective, BUDGET, Draws(0, "x", batch.tolist())))
 
     whole = run(torch.arange(6))
     assert active[0] == 6
@@ -235,10 +238,10 @@ def test_best_keeps_the_lowest_point_of_every_query_s_way(name: str, restarts: i
     start = task.which.start(images, draws=task.draws("search", range(10)))
     search = PGD(restarts=restarts, best=True)
     with frozen(task.network):
-        found = search(images, noted, coarse, draws=task.draws("search", range(10)), start=start)
+        found = search(Problem(images, noted, coarse, task.draws("search", range(10)), start))
         reached = goal(found, rows)
         last = replace(search, best=False)
-        plain = goal(last(images, goal, coarse, draws=task.draws("search", range(10)), start=start), rows)
+        plain = goal(last(Problem(images, goal, coarse, task.draws("search", range(10)), start)), rows)
     for i in range(10):
         points = [(float(v[k]), x[k]) for x, v, r in way for k in range(len(r)) if int(r[k]) == i]
         value, point = min(points, key=lambda p: p[0])
@@ -258,9 +261,9 @@ def test_restarts_keep_each_query_s_own_best() -> None:
         return -side.abs() * (1 + 0.5 * (side.sign() == deeper[rows]))
 
     draws = Draws(0, "valleys", range(40))
-    best = PGD(restarts=20, random_start=True)(images, valleys, BUDGET, draws=draws)
+    best = PGD(restarts=20, random_start=True)(Problem(images, valleys, BUDGET, draws))
     torch.testing.assert_close(best[:, 0, 0, 0], 0.5 + deeper * BUDGET.eps)
-    once = PGD(random_start=True)(images, valleys, BUDGET, draws=Draws(0, "valleys", range(40)))
+    once = PGD(random_start=True)(Problem(images, valleys, BUDGET, Draws(0, "valleys", range(40))))
     assert 10 < (once[:, 0, 0, 0] - 0.5 - deeper * BUDGET.eps).abs().gt(1e-6).sum() < 30
 
 
@@ -275,7 +278,7 @@ def test_random_starts_lie_inside_the_ball_and_fill_it(search: PGD) -> None:
             starts.append(x.detach().clone())
         return x.flatten(1).sum(1) * 0
 
-    search(images, objective, BUDGET, draws=Draws(0, "x", range(10)))
+    search(Problem(images, objective, BUDGET, Draws(0, "x", range(10))))
     # Without a slope there is one step in each run: at its start.
     assert len(starts) == search.restarts
     assert all(within(x, images) for x in starts)
@@ -293,7 +296,7 @@ def test_random_starts_lie_inside_the_ball_and_fill_it(search: PGD) -> None:
 def test_restarts_leave_single_precision_as_it_is() -> None:
     images = pixels(torch.float32)[:4]
     found = PGD(restarts=2)(
-        images, lambda x, rows: x.flatten(1).square().sum(1), BUDGET, draws=Draws(0, "x", range(4))
+        Problem(images, lambda x, rows: x.flatten(1).square().sum(1), BUDGET, Draws(0, "x", range(4)))
     )
     assert found.dtype == torch.float32
     assert (found - images).abs().max() <= BUDGET.eps + 1e-6
@@ -338,7 +341,7 @@ def test_by_trial_against_a_plain_loop(kind: type[NES] | type[SPSA], sigma: floa
         value: Tensor = (network(x) - wanted[rows]).square().sum(1)
         return value
 
-    found = kind(samples=samples, sigma=sigma)(images, objective, budget, draws=Scripted(ways))
+    found = kind(samples=samples, sigma=sigma)(Problem(images, objective, budget, Scripted(ways)))
     for i in range(5):
         x = images[i : i + 1]
         for step in range(steps):
@@ -385,7 +388,7 @@ def test_by_trial_calls_no_autograd(text: str, monkeypatch: pytest.MonkeyPatch) 
         return value
 
     # The network is not frozen: its parameters would like to have gradients.
-    make_search(text)(task.images[:10], objective, BUDGET, draws=task.draws("x", range(10)))
+    make_search(text)(Problem(task.images[:10], objective, BUDGET, task.draws("x", range(10))))
     assert len(seen) == 2 * 2 * BUDGET.steps
     assert not any(seen)
     assert torch.is_grad_enabled()
@@ -399,7 +402,7 @@ def test_by_trial_asks_for_images_only(search: Search) -> None:
         seen.append((float(x.min()), float(x.max())))
         return x.flatten(1).sum(1)
 
-    search(images, objective, BUDGET, draws=Draws(0, "x", range(10)))
+    search(Problem(images, objective, BUDGET, Draws(0, "x", range(10))))
     assert min(low for low, _ in seen) >= 0
     assert max(high for _, high in seen) <= 1
 
@@ -409,7 +412,7 @@ def test_by_trial_finds_the_slope_of_a_plane(search: Search) -> None:
     images = torch.full((2, 1, 5, 5), 0.5)
     slope = torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)).sign()
     draws, budget = Draws(0, "plane", range(2)), Budget(eps=0.1, alpha=0.1, steps=1)
-    moved = search(images, lambda x, rows: (x * slope[rows]).flatten(1).sum(1), budget, draws=draws)
+    moved = search(Problem(images, lambda x, rows: (x * slope[rows]).flatten(1).sum(1), budget, draws))
     torch.testing.assert_close(moved, images - 0.1 * slope.sign())
 
 

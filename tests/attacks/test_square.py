@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Draws, Square
+from robustmetric.attacks import Draws, Problem, Square
 from robustmetric.attacks.square import _bump, _move_square, _pattern, side
 from robustmetric.perturb import Budget, Norm
 
@@ -50,7 +50,7 @@ def budget_of(norm: Norm) -> Budget:
 @pytest.mark.parametrize("trials", [1, 7, 60])
 def test_linf_against_a_plain_loop(trials: int) -> None:
     x, objective, eps = images(), Numpy(), 0.1
-    found = Square(trials=trials)(x, objective, budget_of("linf"), draws=Draws(4, "x", range(5)))
+    found = Square(trials=trials)(Problem(x, objective, budget_of("linf"), Draws(4, "x", range(5))))
     channels, height, width = SHAPE
     taken = 0
     for i in range(5):
@@ -98,7 +98,7 @@ def test_squares_shrink_by_half_their_area() -> None:
 def test_it_stays_in_the_budget_and_returns_the_least_that_it_saw(norm: Norm, dtype: torch.dtype) -> None:
     x, objective, budget = images(dtype=dtype), Numpy(), budget_of(norm)
     kept, state = x.clone(), torch.get_rng_state()
-    found = Square(trials=120)(x, objective, budget, draws=Draws(0, "x", range(5)))
+    found = Square(trials=120)(Problem(x, objective, budget, Draws(0, "x", range(5))))
     assert torch.equal(x, kept)
     assert torch.equal(state, torch.get_rng_state())
     assert found.dtype == dtype
@@ -120,7 +120,7 @@ def test_it_stays_in_the_budget_and_returns_the_least_that_it_saw(norm: Norm, dt
 def test_linf_uses_the_whole_budget_of_every_pixel() -> None:
     x = torch.full((4, *SHAPE), 0.5, dtype=torch.float64)
     objective = Numpy()
-    Square(trials=60)(x, objective, budget_of("linf"), draws=Draws(0, "x", range(4)))
+    Square(trials=60)(Problem(x, objective, budget_of("linf"), Draws(0, "x", range(4))))
     for _, point, _ in objective.asked:
         torch.testing.assert_close((point - x).abs(), torch.full_like(x, 0.1), rtol=0, atol=1e-12)
     first = objective.asked[0][1] - x
@@ -139,7 +139,7 @@ def test_l2_uses_the_whole_budget_where_pixels_have_room(shape: tuple[int, int, 
 
     eps = 0.4
     budget = Budget(eps=eps, alpha=0.5, steps=1, norm="l2")
-    Square(trials=400)(x, objective, budget, draws=Draws(0, "x", range(4)))
+    Square(trials=400)(Problem(x, objective, budget, Draws(0, "x", range(4))))
     sizes = torch.stack([(point - x).flatten(1).square().sum(1).sqrt() for point in points])
     # Squares that are taken away and given again sum up to ε² but for rounding, 1e-16 in each trial.
     torch.testing.assert_close(sizes, torch.full_like(sizes, eps), rtol=0, atol=1e-9)
@@ -185,8 +185,8 @@ def test_l2_fills_a_square_with_two_hills_of_opposite_sign(length: int) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_more_trials_go_on_from_fewer(norm: Norm) -> None:
     x, few, many = images(), Numpy(), Numpy()
-    some = Square(trials=50)(x, few, budget_of(norm), draws=Draws(0, "x", range(5)))
-    more = Square(trials=100)(x, many, budget_of(norm), draws=Draws(0, "x", range(5)))
+    some = Square(trials=50)(Problem(x, few, budget_of(norm), Draws(0, "x", range(5))))
+    more = Square(trials=100)(Problem(x, many, budget_of(norm), Draws(0, "x", range(5))))
     assert len(few.asked) == 51
     for (_, a, _), (_, b, _) in zip(few.asked, many.asked, strict=False):
         assert torch.equal(a, b)
@@ -205,7 +205,7 @@ def test_a_row_depends_on_neither_its_batch_nor_the_order(norm: Norm) -> None:
     def run(batch: list[int]) -> Tensor:
         rows = torch.tensor(batch)
         draws = Draws(0, "x", batch)
-        return Square(trials=40)(x[rows], lambda x, r: objective(x, rows[r]), budget_of(norm), draws=draws)
+        return Square(trials=40)(Problem(x[rows], lambda x, r: objective(x, rows[r]), budget_of(norm), draws))
 
     whole = run([*range(5)])
     for batch in ([4, 0, 2, 1, 3], [3], [4, 1]):
@@ -224,11 +224,11 @@ def test_a_row_that_has_arrived_is_never_asked_again(norm: Norm) -> None:
             torch.tensor([0 < i <= asked[i] for i in rows.tolist()]), -torch.inf
         )
 
-    found = Square(trials=9)(x, arriving, budget_of(norm), draws=Draws(0, "x", range(5)))
+    found = Square(trials=9)(Problem(x, arriving, budget_of(norm), Draws(0, "x", range(5))))
     assert asked == [10, 1, 2, 3, 4]
     for i in range(1, 5):
         assert torch.equal(found[i], [p[r.index(i)] for r, p, _ in objective.asked if i in r][i - 1])
-    plain = Square(trials=9)(x, Numpy(), budget_of(norm), draws=Draws(0, "x", range(5)))
+    plain = Square(trials=9)(Problem(x, Numpy(), budget_of(norm), Draws(0, "x", range(5))))
     assert torch.equal(found[0], plain[0])
 
 
@@ -240,11 +240,11 @@ def test_no_gradient_is_asked_for() -> None:
         seen.append(torch.is_grad_enabled() or x.requires_grad)
         return x.flatten(1).sum(1)
 
-    Square(trials=3)(x, objective, budget_of("linf"), draws=Draws(0, "x", range(5)))
+    Square(trials=3)(Problem(x, objective, budget_of("linf"), Draws(0, "x", range(5))))
     assert seen == [False] * 4
     assert not Square().follows_gradient
     with torch.inference_mode():
-        Square(trials=3)(x, objective, budget_of("l2"), draws=Draws(0, "x", range(5)))
+        Square(trials=3)(Problem(x, objective, budget_of("l2"), Draws(0, "x", range(5))))
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -253,7 +253,7 @@ def test_the_smallest_images(norm: Norm, shape: tuple[int, int, int]) -> None:
     x = torch.full((2, *shape), 0.5, dtype=torch.float64)
     way = torch.linspace(-1, 1.3, math.prod(shape), dtype=torch.float64).view(shape)
     draws = Draws(0, "x", range(2))
-    found = Square(trials=200)(x, lambda x, rows: (way * x).sum((1, 2, 3)), budget_of(norm), draws=draws)
+    found = Square(trials=200)(Problem(x, lambda x, rows: (way * x).sum((1, 2, 3)), budget_of(norm), draws))
     assert found.isfinite().all()
     assert ((way * (found - x)).sum((1, 2, 3)) < 0).all()
     if norm == "linf":

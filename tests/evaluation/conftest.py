@@ -1,17 +1,18 @@
 """A small world in which an evaluation takes moments: 40 images in 5 classes and a network of two layers."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.evaluation import Evaluation, Images, Plan, Record
-from robustmetric.evaluation.data import Data, Subject
-from robustmetric.evaluation.job import Progress
-from robustmetric.evaluation.plan import Settings
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject
+
+OF_DATA = ("gallery", "own", "cameras", "classes", "files", "skipped")
+OF_SUBJECT = ("surrogate", "name", "weights", "train_classes")
+Tiny = Callable[..., Evaluation]
+Evaluated = Callable[..., Record]
 
 
 @pytest.fixture(scope="session")
@@ -44,36 +45,32 @@ def network() -> nn.Sequential:
     return make_network()
 
 
-def evaluation_of(
-    model: nn.Module,
-    images: Images,
-    labels: Tensor,
-    *,
-    out: str | Path | None = None,
-    progress: Progress | None = None,
-    report: Callable[[str], None] = print,
-    **given: Any,
-) -> Evaluation:
-    """Set up an evaluation from what belongs to its subject and to its plan together."""
-    settings = {name: given.pop(name) for name in [*given] if name in Settings.model_fields}
-    network = {name: given.pop(name) for name in [*given] if name in ("surrogate", "name", "train_classes")}
-    data = Data(images, labels, name=given.pop("data", "images"), **given)
-    return Evaluation(Subject(model, data, **network), Plan.make(**settings), out, progress, report)
-
-
 @pytest.fixture(scope="session")
-def tiny(images: Tensor, labels: Tensor) -> Callable[..., Evaluation]:
+def tiny(images: Tensor, labels: Tensor) -> Tiny:
     """Set up an evaluation of the small world; what is given replaces its parts and settings."""
 
     def make(model: nn.Module | None = None, **changes: Any) -> Evaluation:
-        settings: dict[str, Any] = {"eps": 16 / 255, "alpha": 4 / 255, "steps": 8, "checks": "none"}
-        settings |= {"images": images, "labels": labels, "batch": 16, "data": "tiny", **changes}
-        return evaluation_of(make_network() if model is None else model, **settings)
+        given: dict[str, Any] = {"eps": 16 / 255, "alpha": 4 / 255, "steps": 8, "checks": "none", "batch": 16}
+        given |= {"images": images, "labels": labels, "data": "tiny", **changes}
+
+        def some(names: Any) -> dict[str, Any]:
+            return {name: given.pop(name) for name in names if name in given}
+
+        plan, how = Plan.make(**some(Settings.model_fields)), some(OF_SUBJECT)
+        data = Data(given.pop("images"), given.pop("labels"), name=given.pop("data"), **some(OF_DATA))
+        return Evaluation(Subject(model or make_network(), data, **how), plan, **given)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def evaluated(tiny: Callable[..., Evaluation]) -> Callable[..., Record]:
+def evaluated(tiny: Tiny) -> Evaluated:
     """Evaluate the small world; what is given replaces its parts and settings."""
     return lambda model=None, **changes: tiny(model, **changes).run()
+
+
+def values(evaluation: Evaluation) -> dict[str, Tensor]:
+    """All per-query values of an evaluation that was run, by attack and name."""
+    return {
+        f"{name}/{key}": value for name, found in evaluation.found.items() for key, value in found.items()
+    }

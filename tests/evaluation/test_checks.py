@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Column, Draws, Gallery, Queries, RankingAttack, Target, Transfer
+from robustmetric.attacks import (
+    PGD,
+    Column,
+    Draws,
+    Gallery,
+    Problem,
+    Queries,
+    RankingAttack,
+    Target,
+    Transfer,
+)
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Evaluation, Record
 from robustmetric.evaluation.checks import run_check
@@ -57,7 +67,7 @@ def still(images: Tensor, objective: Objective, budget: Budget, draws: Draws) ->
 
 
 def descend(images: Tensor, objective: Objective, budget: Budget, draws: Draws) -> Tensor:
-    return PGD()(images, objective, budget, draws=draws, start=images + 1e-5 * draws.normal(1, 6, 6))
+    return PGD()(Problem(images, objective, budget, draws, images + 1e-5 * draws.normal(1, 6, 6)))
 
 
 # All is well
@@ -410,7 +420,7 @@ def test_last_point_of_a_search_that_jumps_to_and_fro(tiny: Tiny) -> None:
         found = evaluation.materials.found(a)
         worse = []
         for first, last, best in zip(
-            *(values.tolist() for values in (found.first, found.last, found.best)), strict=True
+            *(found[f"objective/{when}"].tolist() for when in ("first", "last", "best")), strict=True
         ):
             assert best <= first
             assert best <= last
@@ -453,7 +463,8 @@ def test_noise_and_last_judge_each_attack_by_itself(
     low = torch.full((queries,), -9.0).double()
     high = torch.where(torch.arange(queries) < beaten, 9.0, low)
     for name, found in findings.found.items():
-        findings.found[name] = replace(found, last=high if name == "QA+" else low, best=low)
+        end = {"objective/last": high if name == "QA+" else low, "objective/best": low}
+        findings.found[name] = {**found, **end}  # type: ignore[index]
     with frozen(evaluation.subject.model):
         noise, last = run_check("noise", findings), run_check("last", findings)
     assert noise.status == status

@@ -30,6 +30,7 @@ from robustmetric.evaluation import (
     verify,
 )
 from robustmetric.evaluation.store import Store
+from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import frozen
 
 pytestmark = pytest.mark.kernels
@@ -46,7 +47,7 @@ def values(evaluation: Evaluation) -> dict[str, Tensor]:
     return {
         f"{a.name}/{name}": value
         for a in evaluation.plan.goals
-        for name, value in evaluation.materials.found(a).tensors().items()
+        for name, value in evaluation.materials.found(a).items()
     }
 
 
@@ -202,7 +203,7 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
         )
         evaluation = Evaluation(Subject(golden_network, images[:120], labels[:120]), plan)
         evaluation.run()
-        found.append(evaluation.materials.found(plan.goals[0]).last)
+        found.append(evaluation.materials.found(plan.goals[0])["objective/last"])
     moved = (found[0] - found[1]).abs() > 1e-3
     assert int(moved.sum()) <= 1, f"{int(moved.sum())} of 24 queries depend on the batch size"
 
@@ -216,9 +217,9 @@ def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, ima
         for chunk in (3, 39):
             pieces = replace(scene, gallery=replace(scene.gallery, chunk=chunk))
             for a in plan.goals:
-                outcome = run_attack(pieces, a, materials.numbers, plan.budget, materials.search)
+                outcome = run_attack(pieces, a, materials.numbers, Threat(plan.budget, materials.search))
                 for name, value in outcome.after.items():
-                    wanted = materials.found(a).after[name]
+                    wanted = materials.found(a)[f"after/{name}"]
                     torch.testing.assert_close(value.double(), wanted, rtol=0, atol=1e-7)
 
 

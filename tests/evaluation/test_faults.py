@@ -406,10 +406,10 @@ LABELLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "defense": loss_of,
     "rank": lambda labels, images: rank(images.flatten(1), labels).first.tolist(),
     "PairLoader": lambda labels, images: [
-        batch.labels.tolist() for batch in PairLoader(pixels(images), labels, pairs=4, seed=0)
+        labels.tolist() for _, labels in PairLoader(pixels(images), labels, pairs=4, seed=0)
     ],
     "ImageLoader": lambda labels, images: [
-        batch.labels.tolist() for batch in ImageLoader(pixels(images), labels, batch=8)
+        labels.tolist() for _, labels in ImageLoader(pixels(images), labels, batch=8)
     ],
     "cameras": lambda labels, images: check_cameras(labels, labels, len(images), len(images)),
     "own": lambda labels, images: check_own(labels, len(images), len(images)).tolist(),

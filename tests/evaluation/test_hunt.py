@@ -7,6 +7,7 @@ of 1e-16 turns no sign of a gradient here. Where values are no shares, 1e-9 is a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.evaluation import Evaluation, run_attack
-from robustmetric.evaluation.hunt import BEFORE, Hunted, hunt
-from robustmetric.evaluation.suite import GOALS, WorstCase
+from robustmetric.evaluation.suite import BEFORE, GOALS, WorstCase, run_ensemble
 from tests.evaluation.conftest import make_network
 from tests.helpers.networks import Counted
 
@@ -31,7 +31,7 @@ def prepared(tiny: Tiny, images: Tensor) -> Prepared:
     """Embed the small world for a suite of one goal; nothing is attacked yet."""
 
     def prepare(goal: str, model: nn.Module | None = None, **changes: Any) -> Evaluation:
-        options = {**SMALL, **{k: changes.pop(k) for k in [*changes] if k in (*SMALL, "passes")}}
+        options = {**SMALL, **{k: changes.pop(k) for k in [*changes] if k in SMALL}}
         suite = WorstCase(goals=[goal], **options)
         model = make_network() if model is None else model
         settings = {"images": images.double(), "attacks": ["ES"], "suite": suite, **changes}
@@ -43,22 +43,19 @@ def prepared(tiny: Tiny, images: Tensor) -> Prepared:
     return prepare
 
 
-def hunted(evaluation: Evaluation, numbers: Tensor | None = None, batch: int = 16) -> Hunted:
-    """Hunt the goal of an evaluation that is prepared."""
+def ensemble(evaluation: Evaluation, numbers: Tensor | None = None, batch: int = 16) -> dict[str, Tensor]:
+    """Attack for the goal of an evaluation that is prepared."""
     materials, suite = evaluation.materials, evaluation.plan.worst_case
     assert suite is not None
     (goal,) = suite.wanted
     with evaluation.subject.frozen():
-        return hunt(
+        return run_ensemble(
             materials.scene,
             goal,
-            materials.ways[goal.name],
+            materials.attempts[goal.name],
             torch.arange(40) if numbers is None else numbers,
-            materials.suite_budget,
-            batch=batch,
-            seed=evaluation.plan.seed,
+            replace(materials.suite_threat, batch=batch),
             surrogate=materials.other,
-            passes=suite.passes,
         )
 
 
@@ -68,13 +65,12 @@ def alone(evaluation: Evaluation) -> Tensor:
     assert suite is not None
     found = []
     with evaluation.subject.frozen():
-        for way in materials.ways[suite.wanted[0].name]:
+        for way in materials.attempts[suite.wanted[0].name]:
             outcome = run_attack(
                 materials.scene,
                 way.attack,
                 torch.arange(40),
-                materials.suite_budget,
-                way.search,
+                replace(materials.suite_threat, search=way.search),
                 purpose=way.purpose,
                 surrogate=materials.other if way.search.network is not None else None,
             )
@@ -106,41 +102,39 @@ def test_a_query_is_lost_to_the_first_attack_that_breaks_it_alone(
     goal: str, transfer: bool, prepared: Prepared
 ) -> None:
     evaluation = prepared(goal, surrogate=make_other() if transfer else None)
-    found, values = hunted(evaluation), alone(evaluation)
+    found, values = ensemble(evaluation), alone(evaluation)
     for query in range(40):
-        before = float(found.before[query])
+        before = float(found["before"][query])
         worst, by = before, BEFORE
         for k, value in enumerate(values[:, query].tolist()):
             lost = goal != "shift" and worst == (0.0 if goal[0] in "mt" else 100.0)
             if not lost and bool(worse(goal, torch.tensor(value), torch.tensor(worst))):
                 worst, by = value, k
-        assert float(found.worst[query]) == pytest.approx(worst, abs=1e-9)
+        assert float(found["worst"][query]) == pytest.approx(worst, abs=1e-9)
         if goal != "shift":  # of two attacks that reach the same distance, either is the first
-            assert int(found.by[query]) == by, query
+            assert int(found["by"][query]) == by, query
         # At most the value of every part, exactly.
-        assert not worse(goal, values[:, query], found.worst[query]).any()
-    assert (found.by >= 0).any()
+        assert not worse(goal, values[:, query], found["worst"][query]).any()
+    assert (found["by"] >= 0).any()
 
 
 def test_more_than_the_first_attack_breaks_something(prepared: Prepared) -> None:
     """Or the test above would see nothing."""
-    assert {*hunted(prepared("misrank")).by.tolist()} >= {-1, 0, 1}
+    assert {*ensemble(prepared("misrank"))["by"].tolist()} >= {-1, 0, 1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "demote(side='candidate')"])
 def test_neither_order_nor_batch_nor_company_matters(goal: str, prepared: Prepared) -> None:
     evaluation = prepared(goal)
-    whole = hunted(evaluation)
+    whole = ensemble(evaluation)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:30]
     for batch in (7, 30):
-        part = hunted(evaluation, order, batch)
-        assert torch.equal(part.number, order)
+        part = ensemble(evaluation, order, batch)
+        assert torch.equal(part["number"], order)
         for name in ("before", "worst", "change", "outside"):
-            torch.testing.assert_close(
-                getattr(part, name), getattr(whole, name)[order], rtol=0, atol=1e-9, msg=name
-            )
-        assert torch.equal(part.by, whole.by[order])
+            torch.testing.assert_close(part[name], whole[name][order], rtol=0, atol=1e-9, msg=name)
+        assert torch.equal(part["by"], whole["by"][order])
 
 
 def test_queries_without_an_answer_are_left_alone(prepared: Prepared, labels: Tensor) -> None:
@@ -148,12 +142,12 @@ def test_queries_without_an_answer_are_left_alone(prepared: Prepared, labels: Te
     single[[3, 20]] = torch.tensor([50, 51])
     model = Counted(make_network())
     evaluation = prepared("misrank", model, labels=single)
-    found = hunted(evaluation)
-    assert found.before.isnan().nonzero()[:, 0].tolist() == [3, 20]
-    assert found.worst.isnan().nonzero()[:, 0].tolist() == [3, 20]
-    assert found.by[[3, 20]].tolist() == [BEFORE, BEFORE]
+    found = ensemble(evaluation)
+    assert found["before"].isnan().nonzero()[:, 0].tolist() == [3, 20]
+    assert found["worst"].isnan().nonzero()[:, 0].tolist() == [3, 20]
+    assert found["by"][[3, 20]].tolist() == [BEFORE, BEFORE]
     count = model.forwards
-    assert hunted(evaluation, torch.tensor([3, 20])).forward.sum() == 0
+    assert ensemble(evaluation, torch.tensor([3, 20]))["forward"].sum() == 0
     assert model.forwards == count
 
 
@@ -173,17 +167,17 @@ class Wavy(nn.Module):
         return z
 
 
-def assert_never_better(goal: str, found: Sequence[Hunted]) -> None:
+def assert_never_better(goal: str, found: Sequence[dict[str, Tensor]]) -> None:
     for less, more in pairwise(found):
-        better = worse(goal, less.worst, more.worst)
+        better = worse(goal, less["worst"], more["worst"])
         assert not better.any(), better.nonzero()[:, 0]
-    assert worse(goal, found[-1].worst, found[0].worst).any(), "more of it changed nothing"
+    assert worse(goal, found[-1]["worst"], found[0]["worst"]).any(), "more of it changed nothing"
 
 
 @pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "promote(side='candidate')"])
 @pytest.mark.parametrize(
     ("option", "values"),
-    [("restarts", [0, 1, 4]), ("trials", [1, 6, 40, 100]), ("passes", [1, 2, 3, 5, 8, 9, 10, 17, 30, None])],
+    [("restarts", [0, 1, 4]), ("trials", [1, 6, 40, 100])],
 )
 def test_more_never_leaves_a_query_better(
     option: str, values: list[Any], goal: str, prepared: Prepared
@@ -194,23 +188,12 @@ def test_more_never_leaves_a_query_better(
         changes["search"] = "square"
     elif option == "restarts":
         model, changes["eps"] = (Wavy(5), 16 / 255) if goal == "misrank" else (Wavy(12), 24 / 255)
-    assert_never_better(goal, [hunted(prepared(goal, model, **{**changes, option: v})) for v in values])
+    assert_never_better(goal, [ensemble(prepared(goal, model, **{**changes, option: v})) for v in values])
 
 
 def test_more_targets_never_leave_a_query_better(prepared: Prepared) -> None:
     how = {"restarts": 0, "steps": 3, "trials": 1, "eps": 16 / 255}
-    found = [hunted(prepared("misrank", Wavy(5), targets=targets, **how)) for targets in (0, 1, 4)]
-    assert_never_better("misrank", found)
-
-
-def test_a_transfer_is_not_cut_short(prepared: Prepared) -> None:
-    """Where a surrogate is fooled most says nothing of the network: more passes could leave more."""
-    found = []
-    for passes in (1, 2, 4, 5, 6, 7, 8, 9, 10, 15, 40):
-        how = {"surrogate": make_other(), "search": "square", "trials": 30, "steps": 6, "eps": 0.25}
-        one = hunted(prepared("misrank", passes=passes, **how))
-        assert (int(one.forward[0, 0]) > 0) == (passes >= 8)
-        found.append(one)
+    found = [ensemble(prepared("misrank", Wavy(5), targets=targets, **how)) for targets in (0, 1, 4)]
     assert_never_better("misrank", found)
 
 
@@ -219,28 +202,21 @@ def test_a_transfer_is_not_cut_short(prepared: Prepared) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "misrank(side='candidate')"])
-@pytest.mark.parametrize("passes", [None, 1, 2, 7, 20])
-def test_passes_are_counted_and_kept_to(goal: str, passes: int | None, prepared: Prepared) -> None:
+def test_passes_are_counted(goal: str, prepared: Prepared) -> None:
     model = Counted(make_network())
-    evaluation = prepared(goal, model, passes=passes)
+    evaluation = prepared(goal, model)
     model.forwards = model.backwards = 0
-    found = hunted(evaluation)
-    assert found.forward.sum() == model.forwards
-    assert found.backward.sum() == model.backwards
-    assert (model.forwards > 0) == (passes != 1)
-    assert 0 < model.backwards < model.forwards or passes == 1
-    each = []
+    found = ensemble(evaluation)
+    assert found["forward"].sum() == model.forwards
+    assert found["backward"].sum() == model.backwards
+    assert 0 < model.backwards < model.forwards
     for query in range(0, 40, 5):
         model.forwards = 0
-        part = hunted(evaluation, torch.tensor([query]))
-        assert part.forward.sum() == model.forwards
-        each.append(model.forwards)
-        if int(part.by) >= 0 and goal != "shift":
-            assert part.forward[0, int(part.by) + 1 :].sum() == 0, "a lost query was attacked again"
-            assert part.forward[0, int(part.by)] > 0
-    if passes is not None:
-        assert max(each) <= passes
-        assert max(each) == passes or passes == 1
+        part = ensemble(evaluation, torch.tensor([query]))
+        assert part["forward"].sum() == model.forwards
+        if int(part["by"]) >= 0 and goal != "shift":
+            assert part["forward"][0, int(part["by"]) + 1 :].sum() == 0, "a lost query was attacked again"
+            assert part["forward"][0, int(part["by"])] > 0
 
 
 def test_a_transfer_counts_both_networks(prepared: Prepared) -> None:
@@ -248,23 +224,23 @@ def test_a_transfer_counts_both_networks(prepared: Prepared) -> None:
     evaluation = prepared("shift", model, surrogate=other, search="square")
     for network in (model, other):
         network.forwards = network.backwards = 0
-    found = hunted(evaluation)
-    assert found.forward[0].tolist() == [other.forwards + 40, model.forwards - 40]
+    found = ensemble(evaluation)
+    assert found["forward"][0].tolist() == [other.forwards + 40, model.forwards - 40]
     assert other.forwards == 40 * 7
-    assert int(found.backward.sum()) == other.backwards > 0
+    assert int(found["backward"].sum()) == other.backwards > 0
     assert model.backwards == 0
 
 
 def test_a_query_that_is_lost_before_costs_nothing(prepared: Prepared) -> None:
     model = Counted(make_network())
     evaluation = prepared("misrank", model)
-    lost = (hunted(evaluation).before == 0).nonzero()[:, 0]
+    lost = (ensemble(evaluation)["before"] == 0).nonzero()[:, 0]
     assert len(lost) == 3
     model.forwards = 0
-    found = hunted(evaluation, lost)
-    assert model.forwards == found.forward.sum() == 0
-    assert found.by.tolist() == [BEFORE] * 3
-    assert found.change.tolist() == [0.0] * 3
+    found = ensemble(evaluation, lost)
+    assert model.forwards == found["forward"].sum() == 0
+    assert found["by"].tolist() == [BEFORE] * 3
+    assert found["change"].tolist() == [0.0] * 3
 
 
 class Fetched:

@@ -12,10 +12,20 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import DISTANCE, PGD, Column, Draws, Gallery, Queries, RankingAttack, Search, Target
-from robustmetric.attacks import EmbeddingShift
+from robustmetric.attacks import (
+    DISTANCE,
+    PGD,
+    Column,
+    EmbeddingShift,
+    Gallery,
+    Problem,
+    Queries,
+    RankingAttack,
+    Search,
+    Target,
+)
 from robustmetric.evaluation import Check, Findings, Plan, Record, Verdict
-from robustmetric.perturb import Budget, Objective
+from robustmetric.perturb import Budget
 from robustmetric.validate import UserError
 
 Evaluated = Callable[..., Record]
@@ -110,7 +120,7 @@ def broken(method: str, result: Callable[..., Any]) -> RankingAttack:
         ("measure", lambda z, *_: z[:, 0], "returned float32", "a dict of its columns, MY:D"),
         ("measure", lambda z, *_: {}, "the names of nothing", "MY:D"),
         ("measure", lambda z, *_: {"MY:D": z}, r"shape \(16, 16\) for MY:D", r"floats of shape \(16,\)"),
-        ("measure", lambda z, *_: {"MY:D": z[:, 0] / 0}, "infinity for MY:D", "NaN where there is none"),
+        ("measure", lambda z, *_: {"MY:D": z[:, 0] / 0}, "infinity for MY:D", "NaN where undefined"),
         ("start", lambda images, draws: images[:1], r"shape \(1, 1, 6, 6\)", r"None, or .* \(16, 1, 6, 6\)"),
     ],
 )
@@ -135,16 +145,8 @@ class Odd(Search):
     way: Callable[[Tensor], Any]
     follows_gradient = False
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        found: Tensor = self.way(images)
+    def minimise(self, problem: Problem) -> Tensor:
+        found: Tensor = self.way(problem.images)
         return found
 
 
@@ -160,15 +162,15 @@ class Odd(Search):
 def test_a_search_that_breaks_its_contract(
     way: Callable[[Tensor], Any], got: str, images: Tensor, labels: Tensor, network: nn.Module
 ) -> None:
-    with pytest.raises(UserError, match=r"Odd\.__call__ .*finite floats of shape \(16, 1, 6, 6\)") as told:
+    with pytest.raises(UserError, match=r"Odd\.minimise .*finite floats of shape \(16, 1, 6, 6\)") as told:
         rm.evaluate(network, images, labels, attacks=["ES"], search=Odd(way=way), batch=16, checks="none")
     assert told.match(got)
 
 
 def test_a_search_that_does_not_say_whether_it_follows_gradients() -> None:
     class Mute(Search):
-        def __call__(self, images: Tensor, *_: Any, **__: Any) -> Tensor:
-            return images
+        def minimise(self, problem: Problem) -> Tensor:
+            return problem.images
 
     with pytest.raises(TypeError, match="follows_gradient"):
         Mute()  # type: ignore[abstract]

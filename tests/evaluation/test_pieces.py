@@ -156,9 +156,9 @@ def test_findings_hold_what_the_pieces_found(tiny: Tiny) -> None:
     record = evaluation.run()
     (findings,) = seen
     assert list(findings.found) == ["ES", "GTM"]
-    assert torch.equal(findings.found["ES"].number, findings.numbers)
+    assert torch.equal(findings.found["ES"]["number"], findings.numbers)
     assert torch.equal(findings.numbers, evaluation.plan.draw(40))
-    assert float(findings.found["GTM"].after["GTM"].mean()) == pytest.approx(record["GTM"])
+    assert float(findings.found["GTM"]["after/GTM"].mean()) == pytest.approx(record["GTM"])
     assert findings.recall == pytest.approx(record["R@1"])
     assert (findings.attacks, findings.budget) == (evaluation.plan.goals, evaluation.plan.budget)
 

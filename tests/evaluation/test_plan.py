@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import DISTANCE, NES, PGD, Column, Search, Transfer
-from robustmetric.attacks import EmbeddingShift
+from robustmetric.attacks import DISTANCE, NES, PGD, Column, EmbeddingShift, Problem, Search, Transfer
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Plan
 from robustmetric.validate import UserError
 
@@ -332,8 +331,8 @@ class Still(Search):
 
     follows_gradient = False
 
-    def __call__(self, images: Tensor, *_: Any, **__: Any) -> Tensor:
-        return images
+    def minimise(self, problem: Problem) -> Tensor:
+        return problem.images
 
 
 def test_searches_of_ones_own(file: Path) -> None:
@@ -366,7 +365,7 @@ def test_a_search_takes_no_surrogate_that_is_not_its_own() -> None:
     assert transfer.search_on().network is network
     assert transfer.search_on(network).network is network
     for plan in (transfer, Plan.make(search=PGD())):
-        with pytest.raises(UserError, match="give no surrogate") as refused:
+        with pytest.raises(UserError, match="takes no surrogate") as refused:
             plan.search_on(other)
         assert refused.value.parameter == "surrogate"
     with pytest.raises(UserError, match="takes no surrogate"):

@@ -22,8 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Draws, Gallery, Queries, Search, Target, Transfer
-from robustmetric.attacks import EmbeddingShift
+from robustmetric.attacks import Draws, EmbeddingShift, Gallery, Queries, Search, Target, Transfer
 from robustmetric.evaluation import Evaluation, Plan, Record, Subject
 from robustmetric.evaluation.store import Store
 from robustmetric.perturb import Budget, Objective

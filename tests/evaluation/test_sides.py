@@ -33,7 +33,7 @@ def values(evaluation: Evaluation) -> dict[str, Tensor]:
     return {
         f"{a.name}/{name}": value
         for a in evaluation.plan.goals
-        for name, value in evaluation.materials.found(a).tensors().items()
+        for name, value in evaluation.materials.found(a).items()
     }
 
 

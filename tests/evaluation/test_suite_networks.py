@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_transfer_is_searched_on_the_surrogate_and_judged_on_the_network(tiny:
     other, scene = materials.other, materials.scene
     assert other is not None
     assert (other.gallery.z.shape[1], scene.gallery.z.shape[1]) == (5, 16)
-    (way, _) = materials.ways["shift"]
+    (way, _) = materials.attempts["shift"]
     assert isinstance(way.search, Transfer)
     assert way.search.network is other.model
     with evaluation.subject.frozen():
@@ -78,16 +79,14 @@ def test_a_transfer_is_searched_on_the_surrogate_and_judged_on_the_network(tiny:
             scene,
             way.attack,
             materials.numbers,
-            materials.suite_budget,
-            way.search,
+            replace(materials.suite_threat, search=way.search),
             surrogate=other,
             purpose=way.purpose,
         )
-    hunted = materials.hunted["shift"]
-    torch.testing.assert_close(
-        hunted.worst[hunted.by == 0], found.after["shift"][hunted.by == 0], rtol=0, atol=1e-6
-    )
-    assert (hunted.by == 0).any()
+    worst = materials.worst["shift"]
+    first = worst["by"] == 0
+    torch.testing.assert_close(worst["worst"][first], found.after["shift"][first], rtol=0, atol=1e-6)
+    assert first.any()
 
 
 class Numpy(nn.Module):
@@ -165,19 +164,18 @@ def test_a_ball_of_l2_is_not_one_of_pixels(tiny: Tiny, images: Tensor) -> None:
     evaluation = tiny(**{**FEW, **L2, "eps": 0.5})
     evaluation.run()
     materials = evaluation.materials
-    way = materials.ways["shift"][0]
+    way = materials.attempts["shift"][0]
     with evaluation.subject.frozen():
         found = run_attack(
             materials.scene,
             way.attack,
             materials.numbers,
-            materials.suite_budget,
-            way.search,
+            replace(materials.suite_threat, search=way.search),
             purpose=way.purpose,
         )
-    first = materials.hunted["shift"].by == 0
+    first = materials.worst["shift"]["by"] == 0
     assert first.any()
-    change = materials.hunted["shift"].change[first]
+    change = materials.worst["shift"]["change"][first]
     moved = (found.images - images[materials.numbers])[first].double()
     lengths = [sum(float(pixel) ** 2 for pixel in one.flatten()) ** 0.5 for one in moved]
     # Another batch rounds otherwise, and steps add that up; the largest pixel is less than two thirds of it.
@@ -245,4 +243,4 @@ def test_goals_with_another_objective_are_noisy_at_the_same_targets(tiny: Tiny) 
     (attack,) = evaluation.plan.goals
     with evaluation.subject.frozen():
         _, _, target = materials.findings.aimed(attack, materials.numbers)
-    assert torch.equal(target.index, materials.found(attack).target)
+    assert torch.equal(target.index, materials.found(attack)["target"])

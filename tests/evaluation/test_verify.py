@@ -536,8 +536,8 @@ from robustmetric.attacks import Search
 class Up(Search):
     by: float = 0.01
     follows_gradient = False
-    def __call__(self, images, objective, budget, *, draws, start=None):
-        return (images + self.by).clamp(0, 1)
+    def minimise(self, problem):
+        return (problem.images + self.by).clamp(0, 1)
 """
 
 

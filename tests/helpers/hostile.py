@@ -39,7 +39,7 @@ def hostile_record(**how: Any) -> Record:
         }
         for status in ("warn", "pass")
     ]  # fmt: skip
-    settings = Plan.make(checks="none").model_dump(mode="json") | {
+    settings = Plan.make(checks="none").settings.model_dump(mode="json") | {
         "attacks": [hostile("attack")], "search": hostile("search"), "suite": hostile("suite"),
     }  # fmt: skip
     return altered(

@@ -62,7 +62,7 @@ def a_record(
 def altered(record: Record, **entries: Any) -> Record:
     """Return a record with some entries changed, those of objects one by one, and the digests that fit."""
     content = _merged(record.model_dump(mode="json", by_alias=True), entries)
-    return FORMAT.make({k: v for k, v in content.items() if k not in ("arrays", "sha256")}, b"")
+    return Record(**{**content, "sha256": None}).sealed()
 
 
 def _merged(before: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,26 +7,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robustmetric.attacks import PGD, Draws
-from robustmetric.perturb import Budget, Objective
+from robustmetric.attacks import PGD, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class Own(PGD):
     """A search of one's own that counts as a white-box attack: `way` does the work."""
 
-    way: Callable[[Tensor, Objective, Budget, Draws], Tensor]
+    way: Callable[[Problem], Tensor]
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        return self.way(images, objective, budget, draws)
+    def minimise(self, problem: Problem) -> Tensor:
+        return self.way(problem)
 
     @property
     def name(self) -> str:

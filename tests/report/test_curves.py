@@ -47,6 +47,11 @@ def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Settings]:
     return [plan.settings for point, plan in plans.items() if point.axis == axis]
 
 
+def different(plan: Plan) -> list[Settings]:
+    """The settings of the points for 40 images, those of both curves once."""
+    return [*{point.folder: each.settings for point, each in curve_plans(plan, 40).items()}.values()]
+
+
 # Plans
 
 
@@ -65,15 +70,14 @@ def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Settings]:
     ids=str,
 )
 def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
-    made = Plan.make(**settings)
-    plan, plans = made.settings, curve_plans(made, 1000)
+    plans, plan = curve_plans(Plan.make(**settings), 1000), Plan.make(**settings).settings
     radii, steps = ([getattr(each, axis) for each in along(plans, axis)] for axis in ("eps", "steps"))
     most = 1.0 if plan.norm == "linf" else 2 * plan.eps
     # From a quarter to twice the radius, as far as there is room, and no value twice.
     assert radii == sorted({min(share * plan.eps, most) for share in (0.25, 0.5, 1, 1.5, 2)})
     assert plan.eps in radii
     assert steps == sorted({1, 2, 4, 8, 16, 32, 64, plan.steps})
-    for point, each in ((point, each.settings) for point, each in plans.items()):
+    for point, each in ((point, plan.settings) for point, plan in plans.items()):
         assert point.value == (each.eps if point.axis == "eps" else each.steps)
         # What moves is on its axis, and the step that goes with it.
         fixed = {"queries": min(plan.queries or QUERIES, QUERIES), "checks": "none", "suite": "none"}
@@ -146,20 +150,21 @@ def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject
 def test_images_are_embedded_and_ranked_once_for_all_points(
     images: Tensor, labels: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, ranked, rank = Counted(make_network()), [], Evaluation._rank
+    network, calls = Counted(make_network()), []
+    for name in ("_embed", "_rank"):
+        make = getattr(Evaluation, name)
 
-    def counted(self: Evaluation, tick: Any) -> Any:
-        ranked.append(1)
-        return rank(self, tick)
+        def counted(*args: Any, name: str = name, make: Any = make) -> Any:
+            calls.append(name)
+            return make(*args)
 
-    monkeypatch.setattr(Evaluation, "_rank", counted)
+        monkeypatch.setattr(Evaluation, name, counted)
     plan = Plan.make(**FEW)
     make_curves(subject_of(images, labels, network), plan, tmp_path)
-    assert len(ranked) == 1
-    different = {point.folder: each.settings for point, each in curve_plans(plan, 40).items()}
-    assert len(different) == POINTS - 1
+    assert calls == ["_embed", "_rank"]
+    assert len(different(plan)) == POINTS - 1
     # A query goes through the network in each step, in the end, and rounded.
-    points = sum(TRIED + 6 * (each.steps + 2) for each in different.values())
+    points = sum(TRIED + 6 * (each.steps + 2) for each in different(plan))
     assert network.forwards == 40 + points
 
 

@@ -25,7 +25,7 @@ LOGGED = "step,loss,hardness/reached,R@1\n10,0.5,-0.2,\n20,0.25,-0.1,98.0\n30,na
 def planned(name: str = "c2f2 N/A[S]", attacks: tuple[str, ...] | None = None, **how: Any) -> Record:
     """A record of a plan with 8 steps, of these columns alone if some are given."""
     plan = Plan.make(**{"eps": 16 / 255, "steps": 8, "queries": 9, "checks": "none", **how})
-    record = altered(a_record(name=name), settings=plan.model_dump(mode="json"))
+    record = altered(a_record(name=name), settings=plan.settings.model_dump(mode="json"))
     if attacks is None:
         return record
     kept = {name: score for name, score in record.scores.items() if name in attacks}

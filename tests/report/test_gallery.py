@@ -13,7 +13,7 @@ from torch import nn
 
 import robustmetric as rm
 from robustmetric import UserError
-from robustmetric.evaluation import Evaluation, Plan, Record, Subject, load_arrays
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Subject, load_arrays
 from robustmetric.report import page as pages
 from robustmetric.report.page import MOST_BYTES, write_report
 from robustmetric.report.pictures import FOLDER, LIST, encoded, make_pictures
@@ -198,7 +198,7 @@ def evaluated(folder: Path, images: int) -> Record:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).eval()
     pixels = torch.rand(images, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    subject = Subject(network, pixels, torch.arange(images) % 10)
+    subject = Subject(network, Data(pixels, torch.arange(images) % 10))
     plan = Plan.make(attacks=["ES"], steps=1, eps=0.1, checks="none", batch=2500)
     record = Evaluation(subject, plan, folder).run()
     make_pictures(Evaluation(subject, plan), record, load_arrays(folder), folder)

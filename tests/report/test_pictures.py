@@ -227,12 +227,11 @@ def test_no_more_are_perturbed_together_than_the_plan_says(tiny: Tiny, tmp_path:
 
 def shot_of(made: Made, one: Picture) -> Shot:
     """Attack the query of a picture once more, alone."""
-    scene, threat = made.evaluation.scene, made.evaluation.threat
-    (goal,) = (goal for goal in made.evaluation.plan.attacks if goal.name == one.attack)
-    number = torch.tensor([one.number])
-    with made.evaluation.subject.frozen():
-        outcome = run_attack(scene, goal, number, threat)
-    return take_shots(scene, goal, number, outcome, K)[0]
+    evaluation, number = made.evaluation, torch.tensor([one.number])
+    (goal,) = (goal for goal in evaluation.plan.attacks if goal.name == one.attack)
+    with evaluation.frozen():
+        outcome = run_attack(evaluation.scene, goal, number, evaluation.threat)
+    return take_shots(evaluation.scene, goal, number, outcome, K)[0]
 
 
 def levels(image: Tensor) -> np.ndarray[Any, Any]:
@@ -344,14 +343,12 @@ def test_a_gallery_of_its_own(images: Tensor, labels: Tensor, tmp_path: Path) ->
     own = torch.arange(16)
     own[::3] = -1
     files, theirs = [f"asked/{k}.png" for k in range(16)], [f"ranked/{k}.png" for k in range(40)]
+    names = ["ant", "bee", "cow", "dog", "elk"]
     gallery = Data(images.double(), labels, files=theirs)
-    classes = ["ant", "bee", "cow", "dog", "elk"]
-    asked = images[:16].double()
-    data = Data(asked, labels[:16], gallery=gallery, own=own, classes=classes, files=files)
+    data = Data(images[:16].double(), labels[:16], gallery=gallery, own=own, classes=names, files=files)
     subject = Subject(make_network().double(), data)
     plan = Plan.make(attacks=["GTM", "CA+"], steps=2, eps=0.1, checks="none")
     made = picture(lambda out: Evaluation(subject, plan, out), tmp_path)
-    names = ["ant", "bee", "cow", "dog", "elk"]
     assert len(made.found.pictures) == 12
     for one in made.found.pictures:
         assert one.query.name == files[one.number]

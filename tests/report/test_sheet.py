@@ -16,7 +16,7 @@ from PIL._util import DeferredError
 from torch import nn
 
 from robustmetric.attacks import PGD, Column, Gallery, Queries, attack
-from robustmetric.evaluation import Origin, Scene, run_attack
+from robustmetric.evaluation import Data, Scene, Threat, run_attack
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.perturb import Budget
 from robustmetric.report import sheet
@@ -41,8 +41,15 @@ def a_scene(shape: tuple[int, int, int], apart: bool = False) -> Scene:
 
 
 def shots_of(scene: Scene, name: str, numbers: Sequence[int], k: int = 5, eps: float = 0.1) -> list[Shot]:
-    goal, budget, queries = attack(name), Budget(eps=eps, alpha=eps / 2, steps=3), torch.tensor(numbers)
-    return take_shots(scene, goal, queries, run_attack(scene, goal, queries, budget, PGD()), k)
+    goal, threat, queries = attack(name), Threat(Budget(eps, eps / 2, steps=3), PGD()), torch.tensor(numbers)
+    return take_shots(scene, goal, queries, run_attack(scene, goal, queries, threat), k)
+
+
+def album(scene: Scene, files: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> Album:
+    """The images of a scene, with names."""
+    gallery = None if scene.ranked is None else Data(scene.ranked, scene.gallery.labels)
+    data = Data(scene.images, scene.queries.labels, gallery=gallery, files=files, classes=classes)
+    return Album(scene, data)
 
 
 def a_shot(scene: Scene, number: int = 0, change: float = 0.0, **entries: Any) -> Shot:
@@ -57,7 +64,7 @@ def a_shot(scene: Scene, number: int = 0, change: float = 0.0, **entries: Any) -
 def drawn(
     shots: Sequence[Shot], scene: Scene, columns: Sequence[Column] | None = None, **names: Any
 ) -> Image.Image:
-    return draw_sheet(shots, Album(scene, **names), columns or [Column("GTM", "higher")], title="a title")
+    return draw_sheet(shots, album(scene, **names), columns or [Column("GTM", "higher")], title="a title")
 
 
 def rgb(colour: str) -> tuple[int, ...]:
@@ -214,7 +221,7 @@ def test_texts_say_what_was_done(written: list[str]) -> None:
     shot = a_shot(scene, 4, targets=(2,), place=(None, 7))
     shot.values.update({"deep": (float("nan"), 0.25)})  # type: ignore[attr-defined]
     files = [f"dir/{k}.png" for k in range(12)]
-    drawn([shot], scene, columns, classes=("ant", "bee", "cow"), origin=Origin(files=files))
+    drawn([shot], scene, columns, classes=("ant", "bee", "cow"), files=files)
     told = "place of the first right image  - → 7"
     assert f"GTM ↑  100.0 → 0.0      deep  - → 0.250      {told}" in written
     heads = ["image", "perturbed", "change × 1", "target"]
@@ -297,10 +304,10 @@ def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_any_name_is_drawn_in_its_place(font: str) -> None:
     scene = a_scene((3, 8, 8))
     shots = [a_shot(scene, number, 0.01, targets=((2 * number) % 12,)) for number in range(12)]
-    usual = drawn(shots, scene, classes=("a", "b", "c"), origin=Origin(files=["a"] * 12))
+    usual = drawn(shots, scene, classes=("a", "b", "c"), files=["a"] * 12)
     whole = draw_sheet(
         shots,
-        Album(scene, (HOSTILE[1], HOSTILE[2], HOSTILE[9]), Origin(files=HOSTILE)),
+        album(scene, HOSTILE, (HOSTILE[1], HOSTILE[2], HOSTILE[9])),
         [Column("GTM", "higher")],
         title=" ".join(HOSTILE[1:9]) + HOSTILE[9],
     )

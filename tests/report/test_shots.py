@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import ATTACKS, PGD, Draws, Gallery, Queries, RankingAttack, Target, attack
-from robustmetric.evaluation import AttackResult, Scene, Threat, run_attack
-from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation import AttackResult, Threat
+from robustmetric.evaluation.scene import Scene, embed_all, run_attack
 from robustmetric.perturb import Budget
 from robustmetric.report.shots import Ranked, Shot, take_shots
 from tests.evaluation.conftest import make_network

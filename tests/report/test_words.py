@@ -12,7 +12,7 @@ import pytest
 import robustmetric as rm
 from robustmetric.cli import options
 from robustmetric.cli.request import Request
-from robustmetric.evaluation import CHECKS, COLUMNS, Plan, load_record
+from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings, load_record
 from robustmetric.evaluation.suite import GOALS
 from robustmetric.report.words import AIMS, CHECK_MEANINGS, COLUMN_MEANINGS, aim, command, goal_meaning
 from robustmetric.validate import UserError, command_line
@@ -21,12 +21,12 @@ from tests.helpers.command import refused
 from tests.helpers.records import a_record, altered
 
 
-def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[options.Tested, Plan]:
+def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[options.Tested, Settings]:
     """Run a command as far as its options are read, and return what they ask for."""
-    seen: list[tuple[options.Tested, Plan]] = []
+    seen: list[tuple[options.Tested, Settings]] = []
 
     def stop(tested: options.Tested, settings: Mapping[str, Any]) -> Request:
-        seen.append((tested, Plan.make(**settings)))
+        seen.append((tested, Plan.make(**settings).settings))
         raise UserError("read")
 
     monkeypatch.setattr(Request, "of", stop)
@@ -57,7 +57,7 @@ PLANS: dict[str, dict[str, Any]] = {
 def test_the_command_asks_for_the_same_plan(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan.make(**PLANS[name])
+    plan = Plan.make(**PLANS[name]).settings
     record = altered(a_record(), settings=plan.model_dump(mode="json"))
     assert record.settings == plan
     tested, found = asked(command(record, "runs/my run"), tmp_path / "out", monkeypatch)
@@ -82,7 +82,7 @@ def test_the_command_names_what_is_of_the_user_s_own(tmp_path: Path, monkeypatch
     own = "from robustmetric.attacks import EmbeddingShift\n\nclass Mine(EmbeddingShift):\n"
     file.write_text(f"{own}    name = 'Mine'\n")
     monkeypatch.chdir(tmp_path)
-    plan = Plan.make(attacks=[f"{file}:Mine", "GTM"])
+    plan = Plan.make(attacks=[f"{file}:Mine", "GTM"]).settings
     record = altered(a_record(), settings=plan.model_dump(mode="json"), data={"name": "sets.py:birds(k=2)"})
     line = command(record)
     assert "--data 'sets.py:birds(k=2)'" in line
@@ -105,7 +105,7 @@ def test_the_command_names_what_is_of_the_user_s_own(tmp_path: Path, monkeypatch
 def test_the_command_names_images_that_the_run_was_not_trained_on(
     data: str, trained: str | None, words: list[str]
 ) -> None:
-    record = altered(a_record(data=data), settings=Plan.make(eps=8 / 255).model_dump(mode="json"))
+    record = altered(a_record(data=data), settings=Plan.make(eps=8 / 255).settings.model_dump(mode="json"))
     assert command(record, "runs/a", trained) == shlex.join(
         ["robustmetric", "evaluate", "runs/a", *words, "--eps", "8/255"]
     )
@@ -129,7 +129,7 @@ def test_a_word_of_a_command_is_quoted_as_one_types_it(word: str, typed: str) ->
 def test_every_part_of_the_package_is_explained() -> None:
     assert {*COLUMNS, "R@1", "R@2", "mAP", "mAP@R", "NMI", "ERS"} == COLUMN_MEANINGS.keys()
     assert set(CHECKS) == CHECK_MEANINGS.keys()
-    for name in Plan.make().attacks:
+    for name in Plan.make().settings.attacks:
         assert AIMS[name]
     for name in GOALS:
         assert goal_meaning(name)

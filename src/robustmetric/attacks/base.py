@@ -208,9 +208,8 @@ class RankingAttack(ABC):
         )
         if not fits or bool(((index < 0) | (index >= len(gallery))).any()):
             got = f"positions from {int(index.min())} to {int(index.max())}" if fits else describe(index)
-            wanted = (
-                f"integers of shape ({len(queries)}, W): positions in the gallery, 0 to {len(gallery) - 1}"
-            )
+            shape = f"integers of shape ({len(queries)}, W), a row for each query"
+            wanted = f"{shape}: positions in the gallery, from 0 to {len(gallery) - 1}"
             raise self._breach("select", got, wanted)
         return index
 

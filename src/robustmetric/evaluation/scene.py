@@ -170,9 +170,10 @@ def run_attack(
 
     The search of the `threat` perturbs them, all in one batch, within its budget. Its random draws depend on
     the seed and on the `purpose`, by default the attack's name. Targets are those of the network under
-    attack, or `index` (B, W). With a `surrogate`, its embeddings of the same images are what the search sees.
-    The search lets a query go that is where the attack wants it, unless `stop` is False. `tick` is called
-    after each evaluation of the objective. Unless it is `clean`, the images as they were are not measured.
+    attack, or `index` (B, W). With a `surrogate`, its embeddings of the same images are what the search
+    sees. The search lets a query go that is where the attack wants it, unless `stop` is False. `tick` is
+    called after each evaluation of the objective. Unless it is `clean`, the images as they were are not
+    measured.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
