@@ -254,7 +254,10 @@ def _task(
     size = torch.searchsorted(ordered, query_labels, right=True) - begin
     seen = (None, None) if cameras is None or query_cameras is None else (cameras, query_cameras)
     task = _Task(members, begin, size, own, *(c if c is None else c.to(labels.device) for c in seen))
-    relevant = task.relevant()
+    if cameras is None:  # all of the class but the query itself: no need to look at each
+        relevant = size - ((own >= 0) & (labels[own] == query_labels)).long()
+    else:
+        relevant = task.relevant()
     if not relevant.any():
         if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
             raise UserError(
