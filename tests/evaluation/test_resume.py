@@ -22,10 +22,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Draws, EmbeddingShift, Gallery, Queries, Search, Target, Transfer
+from robustmetric.attacks import EmbeddingShift, Gallery, Problem, Queries, Search, Target, Transfer
 from robustmetric.evaluation import Evaluation, Plan, Record, Subject
 from robustmetric.evaluation.store import Store
-from robustmetric.perturb import Budget, Objective
 from tests.helpers.processes import at_call, die, forked, run_program
 
 Tiny = Callable[..., Evaluation]
@@ -392,16 +391,8 @@ class Nudge(Search):
     def name(self) -> str:
         return "nudge"
 
-    def __call__(
-        self,
-        images: Tensor,
-        objective: Objective,
-        budget: Budget,
-        *,
-        draws: Draws,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        return (images + self.size * budget.eps).clamp(0, 1)
+    def minimise(self, problem: Problem) -> Tensor:
+        return (problem.images + self.size * problem.budget.eps).clamp(0, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import PGD
+from robustmetric.attacks import PGD, Problem
 from robustmetric.evaluation import (
     Subject,
     Verification,
@@ -518,10 +518,10 @@ def test_an_unknown_setting() -> None:
 
 
 def test_a_search_that_leaves_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def far(self: PGD, images: Tensor, *_: Any, **__: Any) -> Tensor:
-        return (images + 0.2).clamp(0, 1)
+    def far(self: PGD, problem: Problem) -> Tensor:
+        return (problem.images + 0.2).clamp(0, 1)
 
-    monkeypatch.setattr(PGD, "__call__", far)
+    monkeypatch.setattr(PGD, "minimise", far)
     with pytest.raises(
         UserError, match=r"search 'pgd' changed a pixel by 0\.2, to within .*; eps is 0\.03, and"
     ):
