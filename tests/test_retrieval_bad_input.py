@@ -74,12 +74,12 @@ EYE, FOUR = torch.eye(4), torch.tensor([0, 0, 1, 1])
         (
             (EYE, FOUR, EYE, FOUR),
             {"cameras": FOUR},
-            "^cameras are given and query_cameras are not: pass both, or none",
+            "^cameras of the gallery are given and those of the queries are not",
         ),
         (
             (EYE, FOUR, EYE, FOUR),
             {"query_cameras": FOUR},
-            "^query_cameras are given and cameras are not: pass both, or none",
+            "^cameras of the queries are given and those of the gallery are not",
         ),
         (
             (EYE, FOUR),

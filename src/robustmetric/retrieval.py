@@ -351,13 +351,13 @@ def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: 
     >>> check_cameras(torch.tensor([0, 1]), None, 2, 2)
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: cameras are given and query_cameras are not: pass both, or none
+    robustmetric.UserError: cameras of the gallery are given and those of the queries are not: give both, or ...
     """
     if (cameras is None) != (query_cameras is None):
-        given, missing = (
-            ("cameras", "query_cameras") if query_cameras is None else ("query_cameras", "cameras")
+        given, missing = ("gallery", "queries") if query_cameras is None else ("queries", "gallery")
+        raise UserError(
+            f"cameras of the {given} are given and those of the {missing} are not: give both, or neither"
         )
-        raise UserError(f"{given} are given and {missing} are not: pass both, or none")
     for name, value, count in (("cameras", cameras, images), ("query_cameras", query_cameras, queries)):
         if value is not None and (value.dtype not in WHOLE or value.shape != (count,)):
             raise UserError(
