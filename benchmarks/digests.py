@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
+from robustmetric.evaluation.store import PARTS, Store
 from torch import nn
 
 import robustmetric as rm
 from robustmetric.data.pairs import PairLoader
 from robustmetric.data.stored import Stored, block_digests
-from robustmetric.evaluation.store import PARTS, Store
 from robustmetric.files import read_sealed, write_atomically, write_sealed
 from robustmetric.models.weights import digest_of
 

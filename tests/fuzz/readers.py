@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image
+from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
+from robustmetric.evaluation.store import PARTS, Storable, Store, check_folder
 from safetensors.torch import save
 from scipy.io import savemat
 from torch import nn
@@ -32,9 +34,7 @@ from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
 from robustmetric.data.pair_lists import read_pairs
 from robustmetric.evaluation import certify, load_certificate, load_verification, verify
-from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
 from robustmetric.evaluation.record import load_arrays, load_record
-from robustmetric.evaluation.store import PARTS, Storable, Store, check_folder
 from robustmetric.files import digest_of_entries, write_sealed
 from robustmetric.locks import LOCK, locked
 from robustmetric.report.pictures import load_pictures
