@@ -168,7 +168,7 @@ def main() -> None:
             noted = list(passes.noted)
             ours, naked = [], []
             for turn in range(arguments.turns):
-                ours.append(seconds(partial(run_attack, scene, attack, numbers, BUDGET, PGD())))
+                ours.append(seconds(partial(run_attack, scene, attack, numbers, Threat(BUDGET, PGD()))))
                 naked.append(seconds(partial(bare, model, images[:128], noted)))
                 ours_all[turn] += ours[-1]
                 bare_all[turn] += naked[-1]
