@@ -304,9 +304,9 @@ def test_a_network_without_a_run(tmp_path: Path, weights: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--count", "1"), "not 1: half of the pairs are same (--count)"),
-        (("--threshold", "3"), "threshold must be in [0, 2], not 3.0: it is a distance"),
-        (("--threshold", "much"), "threshold must be in [0, 2], not 'much'"),
+        (("--count", "1"), "count is 1: input should be greater than or equal to 2"),
+        (("--threshold", "3"), "threshold is 3.0: input should be less than or equal to 2"),
+        (("--threshold", "much"), "threshold is 'much': input should be a valid number"),
         (("--far", "10"), "far must be in (0, 1), not 10.0"),
         (("--far", "0.1", "--threshold", "1"), "give one of threshold and far (--far)"),
         (("--eps", "8"), "eps must be in [0, 1], not 8.0"),
