@@ -21,9 +21,9 @@ GOLDEN = Path(__file__).parent / "golden"
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 # No test looks at a clock: a busy machine takes many times as long. `make test-all` explores new examples.
-PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("explore", **PATIENT)
-settings.register_profile("same", **PATIENT, derandomize=True)
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", patient)
+settings.register_profile("same", patient, derandomize=True)
 settings.load_profile("same")
 
 

@@ -155,7 +155,7 @@ SEEN, ONE = (Data(*APART, cameras=numbers) for numbers in (torch.arange(10), tor
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"images": X * 255}, r"pixels are in \[.*, 2\d\d\.\d+\]; they must be in \[0, 1\]: divide .* by 255"),
+        ({"images": X * 255}, r"pixels are in \[.*, 2\d\d\.\d+\]; they must be in \[0, 1\]: divide .* 255"),
         ({"images": X - 0.5}, r"pixels are in \[-0\.\d+, 0\.\d+\]; they must be in \[0, 1\]"),
         ({"images": X * 1.001}, r"use images\.clamp\(0, 1\)"),
         ({"images": X.masked_fill(torch.arange(40)[:, None, None, None] == 39, torch.nan)}, "NaN"),
