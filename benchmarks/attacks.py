@@ -164,11 +164,12 @@ def main() -> None:
     with frozen(passes):
         for attack in map(rm.attack, ERS_ATTACKS):
             passes.noted = []
-            outcome = run_attack(scene, attack, numbers, Threat(BUDGET, PGD()))
+            run = partial(run_attack, scene, attack, numbers, Threat(BUDGET, PGD()))
+            outcome = run()
             noted = list(passes.noted)
             ours, naked = [], []
             for turn in range(arguments.turns):
-                ours.append(seconds(partial(run_attack, scene, attack, numbers, BUDGET, PGD())))
+                ours.append(seconds(run))
                 naked.append(seconds(partial(bare, model, images[:128], noted)))
                 ours_all[turn] += ours[-1]
                 bare_all[turn] += naked[-1]

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import nn
 import robustmetric as rm
 from robustmetric.data.pairs import PairLoader
 from robustmetric.data.stored import Stored, block_digests
-from robustmetric.evaluation.store import PARTS, Store
+from robustmetric.evaluation.job import PARTS, Job, Piece
 from robustmetric.files import read_sealed, write_atomically, write_sealed
 from robustmetric.models.weights import digest_of
 
@@ -131,12 +131,11 @@ def pieces(folder: Path) -> None:
     images = torch.from_numpy(test.pixels[:].copy()).permute(0, 3, 1, 2).float() / 255
     model, plan = rm.model("c2f2", size=8), rm.Plan.make(steps=4, queries=64, checks="none")
     kept: list[bytes] = []
-    tidy, file = Store.tidy, folder / "piece"
+    keep, file = Job.keep, folder / "piece"
 
-    def keeping(self: Store) -> None:
-        # A record that is finished leaves none of its pieces.
-        kept[:] = [path.read_bytes() for path in (folder / "evaluation" / PARTS).iterdir()]
-        tidy(self)
+    def keeping(job: Job[Any], piece: Piece, value: object) -> None:
+        keep(job, piece, value)
+        kept.append((folder / "evaluation" / PARTS / piece.file).read_bytes())
 
     def evaluate() -> float:
         shutil.rmtree(folder / "evaluation", ignore_errors=True)
@@ -148,13 +147,13 @@ def pieces(folder: Path) -> None:
             lambda: [_through(file, one, write_atomically, Path.read_bytes) for one in kept]
         )
 
-    Store.tidy = keeping  # type: ignore[method-assign]
+    Job.keep = keeping  # type: ignore[method-assign, assignment]
     try:
         evaluate()
-        size = sum(map(len, kept))
-        shares(f"{len(kept)} pieces, {size:,} bytes, of {plan.queries} queries of digits", more, evaluate)
     finally:
-        Store.tidy = tidy  # type: ignore[method-assign]
+        Job.keep = keep  # type: ignore[method-assign]
+    size, queries = sum(map(len, kept)), plan.settings.queries
+    shares(f"{len(kept)} pieces, {size:,} bytes, of {queries} queries of digits", more, evaluate)
 
 
 def _through(

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 import robustmetric as rm
-from robustmetric.evaluation import Evaluation, Plan, Record, Subject
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Subject
 from robustmetric.training.trained import Run
 
 BESIDE = {"ES": "ES:R", "LTM": "LTM", "GTM": "GTM"}
@@ -35,7 +35,7 @@ def evaluated(subject: Subject, eps: float, queries: int, seed: int) -> tuple[Re
     plan = Plan.make(eps=eps, attacks=[*BESIDE], suite=SUITE, queries=queries, seed=seed, checks="none")
     evaluation = Evaluation(subject, plan)
     record = evaluation.run()
-    each = [evaluation.materials.found(goal)[f"after/{BESIDE[goal.name]}"].numpy() for goal in plan.goals]
+    each = [evaluation.found[name][f"after/{column}"].numpy() for name, column in BESIDE.items()]
     return record, float(np.nanmean(np.min(each, axis=0)))
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     )
     for folder in arguments.runs:
         run = rm.load_run(folder)
-        subject = Subject(run.network, *test_images(run, arguments.root))
+        subject = Subject(run.network, Data(*test_images(run, arguments.root)))
         for eps in arguments.eps or [run.recipe.eps]:
             for seed in range(arguments.seeds):
                 record, least = evaluated(subject, eps, arguments.queries, seed)

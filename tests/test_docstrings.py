@@ -120,7 +120,9 @@ def test_every_parameter_is_described() -> None:
         wanting[name] = undescribed(kind)
         if not issubclass(kind, LIGHTNING):  # Lightning describes what its trainer passes
             for method, function, named in methods(kind):
-                wanting[f"{name}.{method}"] = missing(f"{function.__doc__}\n{kind.__doc__}", named)
+                checked = getattr(kind, method.removeprefix("checked_"), None)  # which it calls
+                told = "\n".join(str(one.__doc__) for one in (function, kind, checked))
+                wanting[f"{name}.{method}"] = missing(told, named)
     assert len(wanting) > 200
     assert not {name: unnamed for name, unnamed in wanting.items() if unnamed}
 

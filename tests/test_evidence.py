@@ -44,6 +44,7 @@ from benchmarks.evidence.plan import (
     tasks,
     written,
 )
+from robustmetric.evaluation import Settings
 from robustmetric.training import run as training
 from robustmetric.training.recipe import Recipe, load_recipe
 from tests.helpers.command import works
@@ -131,12 +132,12 @@ def test_a_record_is_what_its_command_makes(network: Network, kind: Kind) -> Non
     record, words = record_of(network, kind), network.evaluate(kind)
     assert record is not None
     options = dict(zip(words[2::2], words[3::2], strict=True))
-    plan = {key: value for field in rm.Plan.model_fields if (value := options.get(key := f"--{field}"))}
+    plan = {key: value for field in Settings.model_fields if (value := options.get(key := f"--{field}"))}
     asked: dict[str, Any] = {key[2:]: int(v) if v.isdigit() else v for key, v in plan.items()}
     if "attacks" in asked:
         asked["attacks"] = asked["attacks"].split(",")
     asked["eps"] = {None: 77, "8/255": 8}[asked.get("eps")] / 255
-    assert record.settings == rm.Plan.make(**asked)
+    assert record.settings == rm.Plan.make(**asked).settings
     assert (record.data.name, record.data.images, record.queries.count) == (network.data, 10000, 1000)
     assert record.network.name.endswith(f" {network.defense}")
     assert record.network.weights == "last weights"

@@ -1,4 +1,4 @@
-"""The house: modules import downward only, in the order of docs/architecture.md, and no file is too long."""
+"""The house: modules import downward only, in the order of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import robustmetric
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "robustmetric"
-MOST_LINES = 400
 
 
 def declared() -> list[str]:
@@ -134,17 +133,6 @@ def test_an_import_upward_is_found(source: str, caught: bool, tmp_path: Path) ->
 def test_a_circle_is_found() -> None:
     assert set(cycle({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}, "d": {"a": 1}})) == {"a", "b", "c"}
     assert not cycle({"a": {"b": 1, "c": 2}, "b": {"c": 1}, "c": {}})
-
-
-def test_no_file_is_long_without_a_reason() -> None:
-    """A long file says why at its top: a line of its docstring that begins with "Long because"."""
-    too_long = {}
-    for file in PACKAGE.rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        told = re.search(r"^Long because: \S", ast.get_docstring(ast.parse(text)) or "", re.MULTILINE)
-        if (lines := len(text.splitlines())) > MOST_LINES and told is None:
-            too_long[str(file.relative_to(PACKAGE))] = lines
-    assert not too_long
 
 
 def test_all_that_is_printed_comes_through_the_terminal() -> None:

@@ -18,6 +18,7 @@ from mkdocs.config import load_config
 
 import robustmetric as rm
 from docs.tools.pages import as_markdown, end_paragraphs, lead_links
+from robustmetric.evaluation import Settings
 from tests.helpers.site import CONFIG, build_site
 
 ROOT = Path(__file__).parents[1]
@@ -165,9 +166,9 @@ def test_what_the_documentation_uses_is_in_the_reference(reference: dict[str, st
 
 
 @pytest.mark.slow
-def test_a_field_of_a_plan_is_described(reference: dict[str, str]) -> None:
-    steps = rm.Plan.model_fields["steps"]
-    text = reference["robustmetric.Plan.steps"]
+def test_a_setting_is_described(reference: dict[str, str]) -> None:
+    steps = Settings.model_fields["steps"]
+    text = reference["robustmetric.evaluation.Settings.steps"]
     assert f"steps: int = {steps.default}" in text
     assert f"{steps.description}." in text
 

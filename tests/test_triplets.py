@@ -685,11 +685,14 @@ class Mine(Sampler):
     [
         (None, "must be a Triplets, not None"),
         ((t(0), t(1), t(2)), "must be a Triplets, not a tuple"),
-        (Triplets([0], t(1), t(2)), "a list as anchor"),  # type: ignore[arg-type]
-        (Triplets(t(0), t(1.0), t(2)), "float32 of shape (1,) as positive"),
-        (Triplets(t(0)[0], t(1), t(2)), "int64 of shape () as anchor"),
-        (Triplets(t(0)[:0], t(1)[:0], t(2)[:0]), "at least one"),
-        (Triplets(t(0, 2), t(1, 3), t(2)), "2, 2, 1 anchors, positives and negatives"),
+        (Triplets([0], t(1), t(2)), "anchor: a list"),  # type: ignore[arg-type]
+        (Triplets(t(0), t(1.0), t(2)), "positive: float32 of shape (1,)"),
+        (Triplets(t(0)[0], t(1), t(2)), "anchor: int64 of shape ()"),
+        (Triplets(t(0)[:0], t(1)[:0], t(2)[:0]), "T at least 1"),
+        (
+            Triplets(t(0, 2), t(1, 3), t(2)),
+            "negative: int64 of shape (1,); each must be int64 of one shape (T,)",
+        ),
         (Triplets(t(0), t(1), t(8)), "positions from 0 to 8; they must be from 0 to 7"),
         (Triplets(t(-1), t(1), t(2)), "positions from -1 to 2"),
         (Triplets(t(0, 2), t(1, 2), t(2, 0)), "an anchor as its own positive; it must be another image: tri"),

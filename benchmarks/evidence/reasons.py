@@ -34,7 +34,7 @@ from benchmarks.evidence.plan import (
 )
 from benchmarks.evidence.tables import FEW, FULL, RANKED, before, minus, table
 from robustmetric.evaluation.ers import COLUMNS, ers
-from robustmetric.evaluation.worst import Broke
+from robustmetric.evaluation.worst import AttackShare
 from robustmetric.experiments.published import published
 from robustmetric.report.summary import SCORES, record_scores
 from robustmetric.report.verdict import RECALLS
@@ -344,6 +344,6 @@ def checks() -> str:
     return "\n\n".join([table(["training", *WEAK.values()], rows), said])
 
 
-def _share(attacks: Sequence[Broke], *, blind: bool) -> float:
+def _share(attacks: Sequence[AttackShare], *, blind: bool) -> float:
     """Return the share of queries, in %, that fell to attacks that are `blind` to gradients, or to others."""
     return sum(a.broke or 0.0 for a in attacks if a.search is not None and (a.search == "square") == blind)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from robustmetric.distance import cross_distance, embed, hardness
     from robustmetric.evaluation import (
         Certificate,
+        Data,
         Plan,
         Record,
         Smoothed,
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Budget",
     "Certificate",
+    "Data",
     "Defense",
     "Plan",
     "Record",
@@ -91,6 +93,7 @@ _FROM = {
     "distance": ("cross_distance", "embed", "hardness"),
     "evaluation": (
         "Certificate",
+        "Data",
         "Plan",
         "Record",
         "Smoothed",

@@ -14,7 +14,7 @@ from robustmetric.validate import UserError, check_signature, describe, instance
 
 
 class Destination(nn.Module):
-    """The hardness (T,) that each source triplet of a batch is to reach.
+    """The hardness (T,) that the source triplets of a batch should reach.
 
     A subclass implements `hardness` and, if it follows the loss, `update`; its state is in buffers, so that
     it is saved and restored with the training. It is found by a name in ``HM[S,name]`` once it is registered
@@ -33,7 +33,7 @@ class Destination(nn.Module):
         check_signature(f"{cls.__name__}.hardness", cls.hardness, "self, mined, *, generator")
 
     def hardness(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
-        """Return the hardness (T,) that `mined` triplets are to reach; draw with the `generator` alone."""
+        """Return the hardness (T,) that `mined` triplets should reach; draw with the `generator` alone."""
         name = type(self).__name__
         raise UserError(f"the destination {name} must implement hardness(mined, *, generator)")
 
@@ -44,7 +44,7 @@ class Destination(nn.Module):
         if not isinstance(wanted, Tensor) or not wanted.is_floating_point() or wanted.shape != shape:
             raise UserError(
                 f"{who} returned {describe(wanted)} for {len(mined.hardness)} triplets; it must return a "
-                f"floating-point tensor of shape {tuple(shape)}, the hardness that each is to reach"
+                f"floating-point tensor of shape {tuple(shape)}, the hardness that each should reach"
             )
         if not torch.isfinite(wanted).all():
             raise UserError(f"{who} returned NaN or infinity; it must return numbers")

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own, split_options
-from robustmetric.validate import UserError, a, brief, describe
+from robustmetric.validate import UserError, brief
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,7 +52,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
     def register(self, name: str, **fixed: Any) -> Callable[[F], F]:
         """Decorate a class or a function that makes a part, to be found by `name`; `fixed` options are set.
 
-        A name that is taken is refused, unless it is the same file that defines the part again.
+        A name that is taken is an error, unless the same file defines the part again.
         """
 
         def add(factory: F) -> F:
@@ -78,8 +78,8 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
     def make(self, text: str, /, offered: Mapping[str, Any] | None = None, **options: Any) -> T:
         """Make the part that `text`, such as ``"name(option=2)"``, names.
 
-        `options` come beside those in the brackets; all must be options of the part. What is `offered` is the
-        default of an option of that name, and left out where the part has none.
+        `options` are added to those in the brackets; all must be options of the part. `offered` are defaults
+        for the options of these names that the part has.
         """
         factory, given = self.find(text)
         what, expects = f"{self.kind} {text!r}", self.expects or object
@@ -109,7 +109,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
             with neighbours(source.file.absolute().parent):
                 made = run_own(text, partial(factory, **found))
         if not isinstance(made, expects):
-            raise UserError(f"{what} made {describe(made)}; it must make {a(expects.__name__)}")
+            raise UserError(f"{what} made a {type(made).__name__}; it must make a {expects.__name__}")
         return cast("T", made)
 
     def bind(self, text: str) -> Callable[..., T]:

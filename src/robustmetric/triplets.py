@@ -154,17 +154,10 @@ class Sampler:
         who = f"{type(self).__name__}.draw"
         wanted = "write Triplets(anchor, positive, negative)"
         drawn = instance(f"what {who} returns", self.draw(batch, generator=generator), Triplets, why=wanted)
-        for role, positions in drawn._asdict().items():
-            if not isinstance(positions, Tensor) or positions.dtype != torch.int64 or positions.ndim != 1:
-                raise UserError(
-                    f"{who} returned {describe(positions)} as {role}; it must be int64 of shape (T,)"
-                )
-        sizes = [len(positions) for positions in drawn]
-        if len({*sizes}) > 1 or not sizes[0]:
-            raise UserError(
-                f"{who} returned {', '.join(map(str, sizes))} anchors, positives and negatives; there must "
-                "be as many of each, and at least one"
-            )
+        fit = all(isinstance(part, Tensor) and part.dtype == torch.int64 and part.ndim == 1 for part in drawn)
+        if not fit or len({len(part) for part in drawn}) > 1 or len(drawn.anchor) == 0:
+            found = ", ".join(f"{role}: {describe(part)}" for role, part in drawn._asdict().items())
+            raise UserError(f"{who} returned {found}; each must be int64 of one shape (T,), T at least 1")
         low, high = (int(end) for end in drawn.stack().aminmax())
         if low < 0 or high >= len(batch.labels):
             raise UserError(

@@ -48,7 +48,7 @@ def printable(text: str) -> str:
 
 def _visible(found: re.Match[str]) -> str:
     code = ord(found[0])
-    return f"\\x{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02x}"  # bytes stand behind 0xDC00
+    return f"\\x{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02x}"  # bytes follow 0xDC00
 
 
 def one_line(text: str) -> str:
@@ -209,7 +209,7 @@ def describe(value: object) -> str:
     >>> describe(np.zeros((3, 2)))
     'an array, float64 of shape (3, 2)'
 
-    A tensor is told alike: float32 of shape (3, 2).
+    A tensor is float32 of shape (3, 2).
     """
     if value is None or isinstance(value, str | Real):
         return brief(value)
@@ -267,17 +267,8 @@ def _without_middle(text: str, kept: int) -> str:
     return f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}"
 
 
-def called(part: object) -> str:
-    """Return what a `part` is called in messages: its name if it is a function, else that of its class.
-
-    >>> called(shorten), called(0.5)
-    ('shorten', 'float')
-    """
-    return str(getattr(part, "__name__", type(part).__name__))
-
-
 def check_signature(who: str, method: Callable[..., Any], written: str) -> None:
-    """Refuse a `method` that cannot be called as its contract says.
+    """Reject a `method` that cannot be called as its contract says.
 
     `who` is its name in the message, `written` its parameters, such as ``"batch, *, generator"``.
 

@@ -141,7 +141,7 @@ def roc(distances: Tensor, same: Tensor) -> Roc:
 def weighted_roc(
     distances: NDArray[np.float64], same: NDArray[np.bool_]
 ) -> Callable[[NDArray[np.float64]], Roc]:
-    """Return the ROC of pairs with `distances` (P,) as a function of how often (P,) each one counts."""
+    """Return the ROC of pairs, `distances` (P,) and `same` (P,), as a function of how often each counts."""
     levels, place = np.unique(distances, return_inverse=True)
 
     def curve(often: NDArray[np.float64]) -> Roc:
@@ -190,7 +190,10 @@ def check_far(far: object) -> float:
 def check_kinds(
     same: NDArray[np.bool_], what: str, advice: str = "give some", parameter: str | None = None
 ) -> None:
-    """Reject pairs of which none is `same` (P,), or all; `what` they are, and what to do, say the message."""
+    """Reject pairs of which none is `same` (P,), or all; the message has `what` they are and the `advice`.
+
+    `parameter` is the argument at fault.
+    """
     for kind, flags in (("same", same), ("different", ~same)):
         if not flags.any():
             raise UserError(f"none of the {len(same)} {what} is {kind}: {advice}", parameter=parameter)

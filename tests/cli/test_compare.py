@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from robustmetric import load_record
 from tests.cli.tables import ONE, scores_in
 from tests.helpers.command import cells, refused, works
+from tests.helpers.records import altered, written
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,8 @@ def records(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     }
     for name, options in changes.items():
         works("evaluate", run, "--out", folder / name, *ONE, *options)
-    (folder / "data").mkdir()
-    content = json.loads((folder / "plain" / "record.json").read_text())
     other = {"name": "other", "sha256": "0" * 64, "shape": [3, 32, 32], "images": 20, "classes": 4}
-    content["data"] |= other
-    del content["sha256"]  # as in records of before
-    (folder / "data" / "record.json").write_text(json.dumps(content))
+    written(altered(load_record(folder / "plain"), data=other), folder / "data")
     return {name: folder / name for name in [*changes, "data"]}
 
 
@@ -98,7 +94,7 @@ def test_what_is_no_record(records: dict[str, Path], tmp_path: Path) -> None:
         ("no JSON", "is not a record: it is not JSON"),
         ("[1]", "is not a record of this version: its schema is None"),
         ('{"schema": "robustmetric/record/9"}', "its schema is 'robustmetric/record/9', not"),
-        ('{"schema": "robustmetric/record/1"}', "is not a whole record: network: "),
+        ('{"schema": "robustmetric/record/1"}', "is not a whole record: "),
     ]:
         file.write_text(text)
         said = refused("compare", records["plain"], file)

@@ -26,7 +26,7 @@ from rich.text import Text
 from robustmetric.cli.progress import Decoding, Training
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import Terminal, styled
-from robustmetric.evaluation.store import Store
+from robustmetric.evaluation.job import Job
 from robustmetric.locks import LOCK, locked
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.training.progress import Status
@@ -65,7 +65,7 @@ def test_a_damaged_piece_is_said_and_made_anew(
     heard: None,
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(Store, "keep", at_call(9, stop_by(signal.SIGINT), Store.keep))
+    monkeypatch.setattr(Job, "keep", at_call(9, stop_by(signal.SIGINT), Job.keep))
     assert command("evaluate", run, *SMALL, "--out", out).code == 130
     monkeypatch.undo()
     file = sorted((out / "parts").glob("attack*"))[0]

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from robustmetric import cli
-from robustmetric.evaluation.store import Store
+from robustmetric.evaluation.job import Job
 from robustmetric.evaluation.workers import WorkerError
 from robustmetric.models.c2f2 import C2F2
 from tests.cli.tables import DIGITS, SMALL, contents, scores_in
@@ -57,7 +57,7 @@ def arm(kind: str, number: float) -> None:
     act = stop_by(signal.Signals[kind.split()[0]]) if kind.startswith("SIG") else die
     patched: dict[str, tuple[Any, str]] = {
         "forward": (C2F2, "forward"),
-        "piece": (Store, "keep"),  # a piece is made and not yet kept
+        "piece": (Job, "keep"),  # a piece is made and not yet kept
         "fsync": (os, "fsync"),  # a file is written and not in its place, or the folder's entry not safe
     }
     if (what := kind.split()[-1]) in patched:

@@ -74,7 +74,7 @@ BAD: list[tuple[list[str], str]] = [
     (["evaluate", "RUN", "--surrogate", "RUN"], "--surrogate"),
     (["evaluate", "RUN", "--search", "transfr", "--surrogate", "RUN"], "transfer"),
     (["evaluate", "RUN", "--search", "transfer(restarts=9)", "--surrogate", "RUN"], "search"),
-    (["evaluate", "RUN", "--out", "FILE"], "FILE is a file: give a folder for the record"),
+    (["evaluate", "RUN", "--out", "FILE"], "FILE is a file: give a folder for the evaluation"),
     (["evaluate", "RUN", "--out", "FILE/x"], "the folder FILE/x cannot be written to (Not a dir"),
     (["evaluate", "RUN", "--split", "train"], "unknown split 'train'; known: all, test"),
     (["evaluate", "RUN", "--out", "LINK"], "LINK cannot be written to (a link that leads nowhere): give"),

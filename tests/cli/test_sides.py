@@ -419,7 +419,7 @@ def shots(tmp_path: Path) -> Path:
         ({"--search": "transfer", "--surrogate": "{out}"}, "is no run: a surrogate is the folder of one"),
         (
             {"--surrogate": "{run}"},
-            "transfer or a suite, not with 'pgd' alone (--surrogate)",
+            "transfer or a suite, not 'pgd' alone (--surrogate)",
         ),
         ({"--search": "transfer", "--surrogate": "{run}"}, "the surrogate does not fit the images"),
         ({"--attacks": "LMT"}, "unknown attack 'LMT' (did you mean 'LTM'?)"),
@@ -435,7 +435,7 @@ def shots(tmp_path: Path) -> Path:
         ({"--gallery": "nowhere"}, "there is no nowhere to take images from"),
         ({"--queries-from": "nowhere"}, "there is no nowhere to take images from"),
         ({"--model": "{nets}:narrow"}, "the network failed on images of shape (1, 3, 8, 8)"),
-        ({"--out": "{nets}"}, "is a file: give a folder for the record"),
+        ({"--out": "{nets}"}, "is a file: give a folder for the evaluation"),
         ({"--out": "{run}"}, "is not empty and holds no evaluation: give another folder (--out)"),
     ],
 )

@@ -61,7 +61,7 @@ def test_two_runs_are_shown_on_the_same_images_each_with_its_own_embeddings(
         assert torch.allclose(scene.gallery.z[:40], z, atol=1e-5)
     assert first.gallery.z.shape == (797, 16)
     assert second.gallery.z.shape == (797, 12)
-    assert trial.subject.classes == [str(digit) for digit in range(10)]
+    assert trial.data.classes == [str(digit) for digit in range(10)]
 
 
 def test_a_network_by_name_and_options_of_the_page(served: dict[str, Any], tmp_path: Path) -> None:

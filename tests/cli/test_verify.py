@@ -14,9 +14,9 @@ from PIL import Image
 from robustmetric import load_run, load_verification, model, save_weights
 from robustmetric.data.cache import Pixels
 from robustmetric.distance import embed
-from robustmetric.evaluation import verify_pieces
-from robustmetric.evaluation.store import PARTS
+from robustmetric.evaluation.job import PARTS, Job
 from robustmetric.evaluation.verified import FORMAT
+from robustmetric.evaluation.verify import Verifying
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import Sets, load_sets
 from tests.cli.tables import DIGITS
@@ -82,8 +82,7 @@ def test_no_value_makes_the_table_too_wide(run: Path, tmp_path: Path) -> None:
 def test_a_finished_verification_is_shown_at_once(
     run: Path, verified: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for piece in (verify_pieces.EmbedPiece, verify_pieces.AttackPiece):
-        monkeypatch.setattr(piece, "make", lambda *_: pytest.fail("it was computed again"))
+    monkeypatch.setattr(Job, "keep", lambda *_: pytest.fail("it was computed again"))
     assert rows_of(works("verify", run, *FEW)) == rows_of(verified[1])
 
 
@@ -106,8 +105,7 @@ def test_a_stopped_command_goes_on(number: signal.Signals, code: int, run: Path,
     whole = works(*order, "--out", tmp_path / "whole")
     order += ("--out", tmp_path / "out")
     with pytest.MonkeyPatch.context() as patch:
-        make = verify_pieces.AttackPiece.make
-        patch.setattr(verify_pieces.AttackPiece, "make", at_call(3, stop_by(number), make))
+        patch.setattr(Verifying, "_attack", at_call(3, stop_by(number), Verifying._attack))
         said = command(*order)
     assert said.code == code
     assert "stopped; what is finished is kept: the same command goes on from there" in said.out
@@ -306,9 +304,9 @@ def test_a_network_without_a_run(tmp_path: Path, weights: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--count", "1"), "not 1: half of the pairs are same (--count)"),
-        (("--threshold", "3"), "threshold must be in [0, 2], not 3.0: it is a distance"),
-        (("--threshold", "much"), "threshold must be in [0, 2], not 'much'"),
+        (("--count", "1"), "count is 1: input should be greater than or equal to 2"),
+        (("--threshold", "3"), "threshold is 3.0: input should be less than or equal to 2"),
+        (("--threshold", "much"), "threshold is 'much': input should be a valid number"),
         (("--far", "10"), "far must be in (0, 1), not 10.0"),
         (("--far", "0.1", "--threshold", "1"), "give one of threshold and far (--far)"),
         (("--eps", "8"), "eps must be in [0, 1], not 8.0"),

@@ -223,7 +223,7 @@ def test_a_surrogate_of_another_size_is_refused(run: Path, tmp_path: Path) -> No
 
 def test_a_surrogate_without_a_suite_or_transfer_is_refused(run: Path, tmp_path: Path) -> None:
     said = refused("evaluate", run, "--out", tmp_path / "out", *ONE, "--surrogate", run)
-    assert "a surrogate goes with the search transfer or a suite, not with 'pgd' alone" in said
+    assert "a surrogate needs the search transfer or a suite, not 'pgd' alone" in said
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from robustmetric.data import ImageSet, load, load_pixels
 from robustmetric.data.cache import cached
 from robustmetric.data.decode import Fit, resized
 from robustmetric.data.inputs import Inputs, usual_inputs
-from robustmetric.evaluation.images import Fingerprint
 from robustmetric.training.parts import inputs_of, suited_recipe
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.runs import RunFolder
@@ -178,8 +177,7 @@ def test_a_run_keeps_its_fit_everywhere(wide: tuple[object, ...], tmp_path: Path
     for out, other in others.items():
         inputs = Inputs(10, 10, 3, other)
         (test,) = load_pixels("folder", recipe.root, inputs, ["test"], tmp_path / "cache")
-        nowhere = torch.full((len(test),), -1)
-        expected = Fingerprint.of(inputs.images(test)[:], test.labels, None, nowhere)
+        expected = rm.Data(inputs.images(test), test.labels).fingerprint
         assert rm.load_record(tmp_path / out).data.sha256 == expected.sha256
 
 

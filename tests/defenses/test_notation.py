@@ -29,7 +29,6 @@ from robustmetric.triplets import (
 
 PUBLISHED = Path(__file__).parent.parent / "golden" / "published.csv"
 Form = Literal["NFC", "NFD"]
-# Derandomised: a failure is due to a change of the code, not to luck.
 thorough = settings(max_examples=150)
 
 

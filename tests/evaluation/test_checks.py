@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import robustmetric as rm
 from robustmetric.attacks import (
     PGD,
     Column,
@@ -553,3 +554,17 @@ def test_transfer_finds_gradients_that_only_this_network_hides(ask: Ask, network
     check = ask("transfer", Masked())
     assert check.status == "fail", check
     assert figure(check) > 0.9
+
+
+def test_a_network_that_takes_no_single_image_fails_the_check_of_one() -> None:
+    class Batches(nn.Flatten):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 1:
+                raise ValueError("at least two")
+            return super().forward(x)
+
+    images, labels = torch.rand(24, 1, 4, 4), torch.arange(24) % 4
+    record = rm.evaluate(Batches(), images, labels, queries=8, batch=4, steps=2, attacks=["ES"])
+    (check,) = [check for check in record.checks if check.name == "batch-1"]
+    assert check.status == "fail"
+    assert "at least two" in check.says

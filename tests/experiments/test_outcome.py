@@ -58,7 +58,7 @@ def test_a_cell_is_a_run_and_the_record_of_its_last_weights(made: Path, tiny: Sc
     assert found.record == load_record(evaluation_of(made, tiny))
     assert found.record is not None
     assert found.record.network.weights == "last weights"
-    assert found.record.settings == tiny.plan(CELL)
+    assert found.record.settings == tiny.plan(CELL).settings
     assert run_of(made).recipe().reference
     assert found.seconds is not None
     assert found.seconds.keys() == {"train", "evaluate"}

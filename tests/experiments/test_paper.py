@@ -185,7 +185,7 @@ def test_cells_are_trained_as_published() -> None:
         "HM[S,LGA]&ICS(λ=0.05)", 32, 1e-5, True,
     )  # fmt: skip
     assert (recipe.reference, recipe.validation, recipe.epochs, recipe.batch) == (True, 0, 75, 112)
-    plan = Scale().plan(Cell.of("sop", "HM[S,LGA]&ICS", 32))
+    plan = Scale().plan(Cell.of("sop", "HM[S,LGA]&ICS", 32)).settings
     assert (plan.protocol, plan.eps, plan.alpha, plan.steps) == ("reference", 8 / 255, 3 / 255, 32)
 
 

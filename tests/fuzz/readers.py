@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +30,18 @@ from robustmetric.data.cache import cached
 from robustmetric.data.idx import read_idx
 from robustmetric.data.inputs import Inputs
 from robustmetric.data.pair_lists import read_pairs
-from robustmetric.evaluation import certify, load_certificate, load_verification, verify
-from robustmetric.evaluation.pieces import CheckPiece, RetrievalPiece
+from robustmetric.evaluation import (
+    Data,
+    Evaluation,
+    Plan,
+    Subject,
+    certify,
+    load_certificate,
+    load_verification,
+    verify,
+)
+from robustmetric.evaluation.job import PARTS, PLAN, check_folder
 from robustmetric.evaluation.record import load_arrays, load_record
-from robustmetric.evaluation.store import PARTS, Storable, Store, check_folder
 from robustmetric.files import digest_of_entries, write_sealed
 from robustmetric.locks import LOCK, locked
 from robustmetric.report.pictures import load_pictures
@@ -44,8 +51,7 @@ from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import kept_rows
 from robustmetric.vectors import About, Vectors, open_index, save_vectors
 from robustmetric.zoo.entries import read_label
-
-RECORDS = Path(__file__).parents[1] / "golden" / "records"
+from tests.helpers.records import altered, golden, written
 
 Read = Callable[[Path, bytes], object]
 """Reads bytes as the file that they would be, in an empty folder."""
@@ -191,7 +197,7 @@ def _picture_list(folder: Path, content: bytes) -> object:
         if isinstance(entries, dict):
             content = json.dumps({**entries, "sha256": digest_of_entries(entries)}).encode()
     _put(folder / "pictures" / "pictures.json", content)
-    record = load_record(RECORDS / "strict").model_copy(update={"sha256": "0" * 64})
+    record = golden("strict").model_copy(update={"sha256": "0" * 64})
     return load_pictures(folder, record).model_dump_json()
 
 
@@ -229,27 +235,31 @@ def _pairs(folder: Path, content: bytes) -> object:
 
 
 def _arrays(folder: Path, content: bytes) -> object:
-    record = json.loads((RECORDS / "strict" / "record.json").read_text(encoding="utf-8"))
-    record["arrays"]["sha256"] = hashlib.sha256(content).hexdigest()
-    _put(folder / "record.json", json.dumps(record).encode())
-    _put(folder / record["arrays"]["file"], content)
+    digest = {"sha256": hashlib.sha256(content).hexdigest()}
+    record = written(altered(golden("strict"), arrays=digest), folder)
+    _put(record / "queries.safetensors", content)
     return load_arrays(folder)
 
 
 def _plan(folder: Path, content: bytes) -> object:
     _put(folder / "plan.json", content)
-    return check_folder(folder, {"settings": {"eps": 0.1}, "options": None, "model": "0" * 64})
+    settings = {"eps": 0.1}
+    return check_folder(
+        folder, {"kind": "evaluation", "settings": settings, "options": None, "model": "0" * 64}
+    )
 
 
-def _piece(folder: Path, content: bytes, piece: Storable[Any] = RetrievalPiece()) -> object:  # noqa: B008
-    store = Store(folder)
-    store.begin({"settings": {}})
-    _sealed(folder / PARTS / piece.file, content, store.key(piece))
-    return store.get(piece)
+def _piece(folder: Path, content: bytes, stage: str = "retrieval") -> object:
+    subject = Subject(nn.Flatten(), Data(torch.rand(6, 1, 2, 2), torch.arange(6) % 2))
+    job = Evaluation(subject, Plan.make(attacks=["ES"], checks="none"), folder)
+    _put(folder / PLAN, b"{}")
+    piece = job.stages[stage][0]
+    _sealed(folder / PARTS / piece.file, content, job._key(piece))
+    return job._read(piece)
 
 
 def _check(folder: Path, content: bytes) -> object:
-    return _piece(folder, content, CheckPiece("collapse"))
+    return _piece(folder, content, "checks")
 
 
 def _lock(folder: Path, content: bytes) -> None:
@@ -411,7 +421,7 @@ def _of_vectors() -> list[Reader]:
 def readers() -> dict[str, Reader]:
     """Return all readers by name."""
     cache = _cache_files()
-    record = (RECORDS / "strict" / "record.json").read_bytes()
+    record = golden("strict").model_dump_json(by_alias=True).encode()
     recipe = yaml.safe_dump(json.loads(load_recipe("digits").model_dump_json())).encode()
     tensors = {name: torch.rand(4).double() for name in ("R@1", "R@2", "mAP", "mAP@R", "NMI", "left_out")}
     pixels = np.arange(2 * 3 * 4, dtype=np.uint8).tobytes()
@@ -424,7 +434,7 @@ def readers() -> dict[str, Reader]:
     pictures += [_picture("JPEG", "CMYK"), _picture("JPEG", exif=exif), _picture("TIFF", "F")]
     pictures += [_picture("JPEG", progressive=True), _picture("TIFF", compression="tiff_lzw")]
     check = {"name": "collapse", "status": "pass", "figure": 0.5, "limit": "none", "says": "fine"}
-    plan = {"settings": {"eps": 0.1}, "options": None, "model": "0" * 64}
+    plan = {"kind": "evaluation", "settings": {"eps": 0.1}, "options": None, "model": "0" * 64}
     about = {"seed": 0, "skipped": [], "choice": {"images": "validation images"}, "starts": []}
     about |= {"images": {"height": 8, "width": 8, "channels": 1}}
     owner = {"host": "elsewhere", "process": 1, "doing": "a training", "since": "2020-01-01 00:00:00"}

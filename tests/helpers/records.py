@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from robustmetric.evaluation import COLUMNS, Check, Plan, Record, ers, terms
-from robustmetric.evaluation.record import FORMAT
+from robustmetric.evaluation.record import FORMAT, failures
+from tests.conftest import GOLDEN
 
 CLEAN = ("R@1", "R@2", "mAP", "NMI")
 SCORES: dict[str, float] = {
@@ -60,9 +61,23 @@ def a_record(
 
 
 def altered(record: Record, **entries: Any) -> Record:
-    """Return a record with some entries changed, those of objects one by one, and the digests that fit."""
+    """Return a record with some entries changed, those of objects one by one, and its digest.
+
+    Its ERS is not valid if a check failed.
+    """
     content = _merged(record.model_dump(mode="json", by_alias=True), entries)
-    return Record(**{**content, "sha256": None}).sealed()
+    made = Record(**{**content, "sha256": None})
+    if made.ers is not None and (why := failures(made.checks)):
+        made = made.model_copy(update={"ers": made.ers.model_copy(update={"valid": False, "why": why})})
+    return made.sealed()
+
+
+def golden(name: str) -> Record:
+    """Read a golden record, with what records tell today: how columns are read, and a digest."""
+    content = json.loads((GOLDEN / "records" / name / "record.json").read_text(encoding="utf-8"))
+    for column in Plan.make(**content["settings"]).columns.values():
+        content["scores"][column.name] |= {"better": column.better, "unit": column.unit.name}
+    return Record(**content).sealed()
 
 
 def _merged(before: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,14 +16,14 @@ import pytest
 import robustmetric as rm
 from robustmetric import UserError
 from robustmetric.attacks import Column
-from robustmetric.evaluation import COLUMNS, Record, load_record
+from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.report.page import write_report
 from robustmetric.validate import spreadsheet_text
 from tests.conftest import GOLDEN
 from tests.helpers.faults import fault
 from tests.helpers.pages import Element, parsed
 from tests.helpers.pictured import pictured
-from tests.helpers.records import a_record, altered, written
+from tests.helpers.records import a_record, altered, golden, written
 from tests.report.conftest import Show
 
 RECORDS = sorted(path.name for path in (GOLDEN / "records").iterdir())
@@ -104,8 +104,8 @@ def downloaded(page: Element, name: str) -> str:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_the_values_are_those_of_the_record(name: str, show: Show) -> None:
-    record = load_record(GOLDEN / "records" / name)
-    page = show(GOLDEN / "records" / name)
+    record = golden(name)
+    page = show(record)
     assert list(scores(page).items()) == list(expected(record).items())
     for row in page.by_id("scores").rows()[1:]:
         number = record[row[0].text.split()[0].replace("−", "-")]
@@ -121,8 +121,8 @@ def test_the_values_are_those_of_the_record(name: str, show: Show) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_checks_facts_and_citation_are_those_of_the_record(name: str, show: Show) -> None:
-    record = load_record(GOLDEN / "records" / name)
-    page = show(GOLDEN / "records" / name)
+    record = golden(name)
+    page = show(record)
     signs = {"pass": "✓", "warn": "!", "fail": "✗", "not run": "–"}
     for row, check in zip(checks(page), record.checks, strict=True):
         figure = "" if check.figure is None else f" {check.figure:.3g}"
@@ -159,8 +159,8 @@ def test_checks_facts_and_citation_are_those_of_the_record(name: str, show: Show
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_downloads_hold_the_numbers_of_the_record_exactly(name: str, show: Show) -> None:
-    record = load_record(GOLDEN / "records" / name)
-    page = show(GOLDEN / "records" / name)
+    record = golden(name)
+    page = show(record)
     assert json.loads(downloaded(page, "records.json")) == [record.model_dump(mode="json", by_alias=True)]
     rows = list(csv.DictReader(io.StringIO(downloaded(page, "scores.csv"))))
     numbers = {
@@ -425,7 +425,7 @@ def test_nothing_is_refused() -> None:
         ("", "is not a record: it is not JSON"),
         ("{}", "is not a record of this version: its schema is None, not 'robustmetric/record/1'"),
         ('{"schema": "robustmetric/record/9"}', "its schema is 'robustmetric/record/9', not"),
-        ('{"schema": "robustmetric/record/1"}', "is not a whole record: network: Field required"),
+        ('{"schema": "robustmetric/record/1"}', "is not a whole record: "),
         ("[" * 9999, "is not a record: it is not JSON"),
         (None, "is damaged, or was changed by hand: its digest does not match"),
     ],

@@ -12,13 +12,13 @@ import pytest
 import robustmetric as rm
 from robustmetric.cli import options
 from robustmetric.cli.request import Request
-from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings, load_record
+from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings
 from robustmetric.evaluation.suite import GOALS
 from robustmetric.report.words import AIMS, CHECK_MEANINGS, COLUMN_MEANINGS, aim, command, goal_meaning
 from robustmetric.validate import UserError, command_line
 from tests.conftest import GOLDEN
 from tests.helpers.command import refused
-from tests.helpers.records import a_record, altered
+from tests.helpers.records import a_record, altered, golden
 
 
 def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[options.Tested, Settings]:
@@ -67,10 +67,8 @@ def test_the_command_asks_for_the_same_plan(
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (GOLDEN / "records").iterdir()))
-def test_the_command_of_a_record_of_before(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = load_record(GOLDEN / "records" / name)
+def test_the_command_of_a_golden_record(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = golden(name)
     tested, plan = asked(command(record), tmp_path / "out", monkeypatch)
     assert plan == record.settings
     assert (tested.run, tested.data) == (Path("RUN"), "DATA"), "the record does not know them"

@@ -1,4 +1,4 @@
-"""Batches of pairs: every image is an anchor once an epoch, beside another image of its class."""
+"""Batches of pairs: each image is an anchor once an epoch, paired with another image of its class."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ from robustmetric.validate import UserError, check_signature, describe, instance
 class Step:
     """The loss of a batch, a scalar to call `backward` on, with figures to log and the batch it was taken on.
 
-    A defense of your own returns the `loss` alone, or adds `logs`, figures by name, and what another loss
-    could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets` as
-    positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it holds the
-    anchor, positive and negative of one triplet after the other, M = 3T; for EST the N images of the batch,
-    moved; for N/A those as they are.
+    Your own defense returns the `loss` alone, or adds `logs`, numbers by name, and the batch that another
+    loss could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets`
+    as positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it is the
+    anchor, positive and negative of each triplet in turn, M = 3T; for EST the N images of the batch, moved;
+    for N/A those as they are.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1])
@@ -86,8 +86,7 @@ class Defense(nn.Module):
     A subclass implements `step`; it is found by a name once it is registered with
     ``robustmetric.register("defense", name)``. The defense draws its triplets with the sampler `source`,
     perturbs within the `budget`, and `margin` is γ of its loss. Its draws come from a generator of its own
-    that starts at `seed` and whose state is part of `state_dict()`: a restored training goes on with the same
-    draws.
+    with the random seed `seed`, whose state is part of `state_dict()`: a resumed training draws the same.
 
     >>> import robustmetric as rm
     >>> @rm.register("defense", "plain")
@@ -143,7 +142,7 @@ class Defense(nn.Module):
         network = Network(model)
         if model.training and not torch.is_grad_enabled():
             raise UserError(
-                "gradients are off, and a network in training mode is to learn from a step: take it outside "
+                "gradients are off, and a network in training mode learns from a step: take it outside "
                 "torch.no_grad(), or call model.eval() to look at the loss alone"
             )
         check_images(images)
@@ -256,8 +255,8 @@ def defense(
     perturbations, `margin` is γ, `seed` is the random seed of the triplets.
 
     With `reference`, S may draw the anchor as its own positive, and EST begins as the published training did;
-    the name stays the same. It changes no other part; one of your own has a say in it if it has an option:
-    a sampler `itself`, a defense `reference`.
+    the name stays the same. It changes no other part but your own that have the option: a sampler `itself`,
+    a defense `reference`.
 
     >>> defense("HM[S,-gamma/2]&ICS(lambda=0.05)", eps=8 / 255, alpha=1 / 255, steps=8).name
     'HM[S,-γ/2]&ICS(λ=0.05)'

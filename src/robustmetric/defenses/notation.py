@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from typing import Any, NoReturn, TypeVar
 
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
@@ -185,14 +186,13 @@ class _Reader:
         _, arguments = part.call()
         powers = {name: power for power, name in Gradual.NAMES.items()}
         if name in powers:
-            return _with_parameters(
-                partial(Gradual, power=powers[name], margin=self.margin), arguments, {"u": "u"}, name
-            )
+            gradual = partial(Gradual, power=powers[name], margin=self.margin)
+            return _with_parameters(gradual, arguments, {"u": "u"}, name)
         if name == "gB":
             if not arguments:
                 part.fail("gB takes a destination to raise, such as gB(M) or gB(M,ξ=0.1)")
-            make = partial(Boosted, self.destination(arguments[0]), margin=self.margin)
-            return _with_parameters(make, arguments[1:], {"ξ": "xi", "u": "u"}, name)
+            boosted = partial(Boosted, self.destination(arguments[0]), margin=self.margin)
+            return _with_parameters(boosted, arguments[1:], {"ξ": "xi", "u": "u"}, name)
         if name in DESTINATIONS:
             return self.make(part, DESTINATIONS)
         if name in SAMPLERS:
@@ -333,18 +333,12 @@ class _Part:
         opened = self.text.find(begin)
         if opened < 0:
             return self, None, self.part(len(self.text), len(self.text))
-        closed, depth = opened, 0
-        for closed in range(opened, len(self.text)):
-            depth += (self.text[closed] in "([") - (self.text[closed] in ")]")
-            if depth == 0:
-                break
+        depths = accumulate((letter in "([") - (letter in ")]") for letter in self.text[opened:])
+        closed = opened + list(depths).index(0)  # brackets are balanced: `split` has looked
         if self.text[closed] != end:
             self.part(closed, closed + 1).fail(f"{end} must close what {begin} opens")
-        return (
-            self.part(0, opened),
-            self.part(opened + 1, closed),
-            self.part(closed + 1, len(self.text)),
-        )
+        rest = self.part(closed + 1, len(self.text))
+        return self.part(0, opened), self.part(opened + 1, closed), rest
 
     def call(self) -> tuple[_Part, list[_Part]]:
         """Take `head(a,b)` apart; without brackets there are no arguments."""

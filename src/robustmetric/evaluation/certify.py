@@ -182,7 +182,7 @@ class Certification(Job[Certificate]):
         return self.joined("embed")["v"]
 
     def sides(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return the positions of what counts for a query: images of its class, and of others."""
+        """Return the positions of what counts for the query `number`: images of its class, and of others."""
         query = self.data.as_queries(torch.empty(len(self.data.images), 0))[torch.tensor([number])]
         gallery = self.data.as_gallery(self.vectors)
         counts = ~excluded(query, gallery, slice(0, len(gallery)))[0]
@@ -192,9 +192,10 @@ class Certification(Job[Certificate]):
     def judge(
         self, image: Tensor, number: int, purpose: str = "certify", *, how_far: bool = True
     ) -> Judged | None:
-        """Judge the ranking of an image (C, H, W) as that of a query; None if it has no answer to find.
+        """Judge the ranking of an `image` (C, H, W) as that of the query `number`; None if it has no answer.
 
-        All its samples are in memory if `how_far` is asked, which needs their distribution.
+        Its noise is of the stream (`number`, `purpose`). All its samples are in memory if `how_far` is
+        asked, which needs their distribution.
         """
         plan, (mates, others) = self.plan, self.sides(number)
         if len(mates) == 0:
@@ -222,7 +223,7 @@ class Certification(Job[Certificate]):
         )
 
     def samples(self, image: Tensor, number: int, purpose: str, count: int) -> Iterator[Tensor]:
-        """Embed `count` noisy copies of an image (C, H, W), drawn from the stream (number, purpose)."""
+        """Embed `count` noisy copies of an `image` (C, H, W), drawn from the stream (`number`, `purpose`)."""
         plan = self.plan
         return noisy_embeddings(
             self.subject.model,
@@ -291,16 +292,16 @@ class Certification(Job[Certificate]):
         return {name: torch.stack(columns, dim=1) for name, columns in found.items()}
 
     def attacked(self, numbers: Tensor, radius: float, tick: Tick | None = None) -> Tensor:
-        """Return the images (B, C, H, W) of queries, moved by at most a radius (L2) to be misranked.
+        """Return the images (B, C, H, W) of the queries `numbers`, moved by at most `radius` (L2).
 
         The search sees the smoothed network with a few fixed noises, in the gallery that is certified. It
-        goes past the boundary, for what is found is judged with other noise.
+        goes past the boundary, for what is found is judged with other noise. `tick` is that of `run_attack`.
         """
         threat = self.plan.threat(radius)
         return run_attack(self.scene(numbers), Misrank(), numbers, threat, stop=False, tick=tick).images
 
     def scene(self, numbers: Tensor) -> Scene:
-        """Return the scene of the smoothed network with few noises; of queries, these alone are embedded."""
+        """Return the scene of the smoothed network with few noises; of queries, `numbers` are embedded."""
         plan, device = self.plan, device_of(self.subject.model)
         model = Smoothed(self.subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch)
         with torch.no_grad():

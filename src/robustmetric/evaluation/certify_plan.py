@@ -61,10 +61,10 @@ class CertifyPlan(Part):
         robustmetric.UserError: samples is 10, and nothing can be certified with fewer than 15 where alpha...
         """
         sigma: Any = settings.get("sigma")
-        if settings.get("radii") is None and is_number(sigma):
+        if (radii := settings.pop("radii", None)) is not None:
+            settings["radii"] = _radii(radii)
+        elif is_number(sigma):
             settings["radii"] = (sigma / 4, sigma / 2, sigma)
-        elif "radii" in settings:
-            settings["radii"] = _radii(settings["radii"])
         plan = validated(cls, "setting", settings)
         if plan.samples < (least := least_samples(plan.alpha)):
             raise UserError(

@@ -272,7 +272,7 @@ class Subject:
         return self.data.images[torch.arange(min(size, len(self.data.images)))]
 
     def probe(self, size: int, *, gradient: bool, of_surrogate: bool = False) -> int:
-        """Embed a batch of `size` images, with a `gradient` and that of the surrogate if they will be needed.
+        """Embed a batch of `size` images, with a `gradient` if it will be needed, and `of_surrogate` as well.
 
         A network that fails is an error that names the images. Returns the length of the embeddings.
         """

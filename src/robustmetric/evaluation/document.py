@@ -66,7 +66,8 @@ def validated(kind: type[P], what: str, given: dict[str, Any]) -> P:
         field = kind.model_fields.get(name)
         meaning = f" ({field.description})" if field is not None and field.description else ""
         told = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-        raise UserError(f"{name} is {brief(first['input'])}: {told}{meaning}", parameter=name) from None
+        value = "missing" if first["type"] == "missing" else brief(first["input"])
+        raise UserError(f"{name} is {value}: {told}{meaning}", parameter=name) from None
 
 
 class Arrays(Part):

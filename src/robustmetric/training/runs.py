@@ -1,7 +1,4 @@
-"""The folder of a run: what is in it, whether it can be taken, and where its network comes from.
-
-Long because: one place knows the files of a run.
-"""
+"""The folder of a run: what is in it, whether it can be taken, and where its network comes from."""
 
 from __future__ import annotations
 
