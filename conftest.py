@@ -22,10 +22,10 @@ for part in ("attacks", "data", "defenses", "evaluation", "models", "training.lo
 @pytest.fixture(autouse=True)
 def _registered_parts() -> Iterator[None]:
     """Forget what a test or an example registers, and which code it trusts in this process."""
-    before = {kind: dict(registry(kind)._known) for kind in KINDS}
+    before = {kind: dict(registry(kind)) for kind in KINDS}
     yield
     for kind, known in before.items():
-        registry(kind)._known.clear()
-        registry(kind)._known.update(known)
+        registry(kind).clear()
+        registry(kind).update(known)
     for of_this_process in (trust.known.digests, trust.known.files, trust.known.folders):
         of_this_process.clear()

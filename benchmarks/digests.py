@@ -85,7 +85,7 @@ def cache(folder: Path, shape: tuple[int, int, int, int], network: str, crop: in
     stored = Stored(file, shape)
     blocks = block_digests(stored)
     loader = PairLoader(stored, torch.arange(shape[0]) % 50, pairs=pairs, seed=0, crop=crop, flip=True)
-    images, model = next(iter(loader)).images, rm.model(network)
+    (images, _), model = next(iter(loader)), rm.model(network)
 
     def check() -> float:
         return seconds(lambda: stored.damaged(blocks))

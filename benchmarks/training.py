@@ -19,7 +19,7 @@ from PIL import Image
 
 import robustmetric as rm
 from robustmetric.data.cache import cached
-from robustmetric.data.pairs import Batch, PairLoader
+from robustmetric.data.pairs import PairLoader
 from robustmetric.training import MetricModule
 
 STEPS, ROUNDS = 8, 5
@@ -45,7 +45,7 @@ def input_path(folder: Path) -> None:
     ratios = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()
-        from_cache = sum(len(batch.images) for batch in loader)
+        from_cache = sum(len(images) for images, _ in loader)
         middle = time.perf_counter()
         assert images.files is not None
         for file in images.files[:56]:
@@ -77,7 +77,7 @@ class Waiting:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         batches = iter(self.loader)
         while True:
             begin = time.perf_counter()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -21,8 +21,9 @@ GOLDEN = Path(__file__).parent / "golden"
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 # No test looks at a clock: a busy machine takes many times as long. `make test-all` explores new examples.
-settings.register_profile("explore", deadline=None)
-settings.register_profile("same", deadline=None, derandomize=True)
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", patient)
+settings.register_profile("same", patient, derandomize=True)
 settings.load_profile("same")
 
 

@@ -46,9 +46,11 @@ def test_the_version_is_one() -> None:
     assert robustmetric.__version__ == stated[1]
 
 
-def test_the_schema_of_records_is_published() -> None:
-    from robustmetric.evaluation import Record
+@pytest.mark.parametrize("kind", ["Record", "Certificate", "Verification"])
+def test_the_schemas_of_documents_are_published(kind: str) -> None:
+    import robustmetric.evaluation
 
-    schema = Record.model_json_schema(by_alias=True, mode="serialization")
-    text = (ROOT / "docs" / "record.schema.json").read_text(encoding="utf-8")
+    document = getattr(robustmetric.evaluation, kind)
+    schema = document.model_json_schema(by_alias=True, mode="serialization")
+    text = (ROOT / "docs" / f"{kind.lower()}.schema.json").read_text(encoding="utf-8")
     assert text == json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

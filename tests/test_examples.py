@@ -40,10 +40,10 @@ def test_an_example_trains(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.name)
-def test_an_example_explains_its_options(script: Path) -> None:
+@pytest.mark.parametrize("name", ["lightning_trainer.py", "new_attack.py", "plain_loop.py"])
+def test_an_example_explains_its_options(name: str) -> None:
     done = subprocess.run(  # noqa: S603
-        [sys.executable, script, "--help"], capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, EXAMPLES / name, "--help"], capture_output=True, text=True, timeout=600, check=True
     )
     for option in ("--epochs", "--batch", "--lr", "--defense", "--eps", "--steps", "--seed"):
         assert option in done.stdout

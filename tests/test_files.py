@@ -189,7 +189,7 @@ def test_sigkill_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
         command = [sys.executable, "-c", KILLED, stage, str(tmp_path / stage / "file.bin")]
         children[stage] = subprocess.Popen(command)  # noqa: S603
     for stage, child in children.items():
-        assert child.wait(60) == -signal.SIGKILL
+        assert child.wait(600) == -signal.SIGKILL
         assert (tmp_path / stage / "file.bin").read_bytes() == stages[stage], stage
         # What is left over does not look like the file, and does not stand in the way of the next attempt.
         rests = [name for name in names(tmp_path / stage) if name != "file.bin"]

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from robustmetric.defenses import HardnessManipulation
+from robustmetric.defenses.notation import name_of
 from robustmetric.losses import ROLES as TABLE
-from robustmetric.losses import TERMS, SextupletTerm, check_term, term_loss, triplet_loss
+from robustmetric.losses import TERMS, SextupletTerm, Term, triplet_loss
 from robustmetric.validate import UserError
 
 pytestmark = pytest.mark.kernels
@@ -87,8 +89,7 @@ def test_triplet_loss_rises_with_each_part_as_it_should() -> None:
 
 
 def test_the_terms_are_those_of_the_paper() -> None:
-    assert {kind: tuple(roles[:3]) for kind, roles in TABLE.items()} == KINDS
-    assert {kind for kind, roles in TABLE.items() if roles.intra_class} == set(WITHIN_A_CLASS)
+    assert TABLE == KINDS
     assert {kind: TERMS.make(kind) for kind in TERMS} == {kind: SextupletTerm(kind) for kind in KINDS}
     assert {kind: SextupletTerm(kind).roles for kind in KINDS} == KINDS
 
@@ -265,7 +266,7 @@ def test_an_active_hinge_at_zero_distance_still_moves_the_positive() -> None:
     ],
 )
 def test_the_name_is_the_papers(term: SextupletTerm, name: str) -> None:
-    assert term.name == name
+    assert name_of(term) == name
 
 
 @pytest.mark.parametrize(
@@ -297,10 +298,10 @@ def test_a_term_cannot_be_changed_afterwards() -> None:
     assert term.weight == 0.05
 
 
-# --- terms of the user's own ------------------------------------------------------------------------------
+# --- terms of one's own -----------------------------------------------------------------------------------
 
 
-class Mine:
+class Mine(Term):
     """A term that returns what it was made with."""
 
     roles: Any = ("a", "a~")
@@ -308,7 +309,7 @@ class Mine:
     def __init__(self, returned: Any = 0.0) -> None:
         self.returned = returned
 
-    def __call__(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
+    def loss(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
         found: Tensor = self.returned
         return found
 
@@ -316,37 +317,35 @@ class Mine:
 @pytest.mark.parametrize("roles", [(), ("a", "b"), "a", None, ("a", 1)])
 def test_a_term_names_roles_of_the_sextuplet(roles: Any) -> None:
     term = Mine()
-    check_term(term)
+    HardnessManipulation.check_roles(term)
     term.roles = roles
     with pytest.raises(UserError, match=r"Mine\.roles is .*a, p, n, a~, p~, n~") as error:
-        check_term(term)
+        HardnessManipulation.check_roles(term)
     assert repr(roles) in str(error.value)
 
 
 def test_what_is_no_term_is_refused() -> None:
-    class Before:
-        roles = ("a",)
-
-        def __call__(self, embeddings: Mapping[str, Tensor]) -> Tensor:
-            return embeddings["a"].mean()
-
+    wrong: Any
     for wrong in ("ICS", 0.5, Mine, lambda embeddings, margin: 0.0):
-        with pytest.raises(UserError, match="an object with roles that is called"):
-            check_term(wrong)
-    with pytest.raises(UserError, match=r"Before.__call__ takes \(embeddings\); it must take .*margin"):
-        check_term(Before())
+        with pytest.raises(UserError, match="a term must be a Term, not "):
+            HardnessManipulation.check_roles(wrong)
+    with pytest.raises(UserError, match=r"Before\.loss takes .*must take \(self, embeddings, \*, margin\)"):
+
+        class Before(Term):
+            def loss(self, embeddings: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+                return embeddings["a"].mean()
 
 
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        (0.5, "a loss that is a float; it must be a scalar"),
-        (torch.zeros(3), r"a loss of torch.float32 of shape \(3,\); it must be a scalar.*mean\(\)"),
-        (torch.tensor(1), r"a loss of torch.int64 of shape \(\); it must be a scalar floating-point"),
+        (0.5, "the loss 0.5; it must be a scalar"),
+        (torch.zeros(3), r"the loss float32 of shape \(3,\); it must be a scalar.*mean\(\)"),
+        (torch.tensor(1), r"the loss int64 of shape \(\); it must be a scalar floating-point"),
         (torch.tensor(math.nan), "the loss nan; it must be a number"),
         (torch.tensor(math.inf), "the loss inf; it must be a number"),
     ],
 )
-def test_a_term_that_returns_no_scalar_is_told(returned: Any, says: str) -> None:
-    with pytest.raises(UserError, match=r"Mine\.__call__ returned " + says):
-        term_loss(Mine(returned), sextuplet(), margin=0.2)
+def test_a_term_must_return_a_scalar(returned: Any, says: str) -> None:
+    with pytest.raises(UserError, match=r"Mine\.loss returned " + says):
+        Mine(returned)(sextuplet(), margin=0.2)

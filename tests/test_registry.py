@@ -9,7 +9,7 @@ import pytest
 
 from robustmetric.registry import Registry, lookup, registry, take_apart, unknown
 from robustmetric.usercode import file_of, without_folder
-from robustmetric.validate import UserError, fraction, parameters
+from robustmetric.validate import UserError, fraction
 
 KNOWN = {"resnet18": 18, "resnet50": 50, "C2F2": 2, "nothing": 0}
 
@@ -53,28 +53,6 @@ def test_unknown_names_the_value_the_nearest_and_all_in_order(name: str, hint: s
 
 def test_unknown_does_not_need_anything_to_be_known() -> None:
     assert unknown("model", "x", {}) == "unknown model 'x'; known: "
-
-
-def test_parameters_are_written_as_floats_in_the_order_given() -> None:
-    assert parameters(λ=1, γ=0.25) == "λ=1.0,γ=0.25"
-    assert parameters(γ=0.25, λ=1) == "γ=0.25,λ=1.0"
-
-
-def test_parameters_leave_out_what_was_not_given_but_not_zero() -> None:
-    assert parameters(λ=None, γ=0.0) == "γ=0.0"
-
-
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-7, 2.2, -0.5])
-def test_parameters_lose_no_digit(value: float) -> None:
-    symbol, _, text = parameters(u=value).partition("=")
-    assert symbol == "u"
-    assert float(text) == value
-
-
-def test_parameters_put_the_lead_only_before_something() -> None:
-    assert parameters(",", ξ=0.1, u=None) == ",ξ=0.1"
-    assert parameters(lead=",", ξ=None, u=None) == ""
-    assert parameters() == ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +251,7 @@ def test_an_object_of_a_file_is_made_with_its_options(own: Path) -> None:
         ("Mein", "unknown name 'Mein' .did you mean 'Mine'"),
         ("count", "'count' of .*own.py is a int; the part must be a class or a function"),
         ("Mine(sise=2)", "unexpected keyword argument 'sise'; its options: size"),
-        ("made(size=2)", "is made already and takes no options"),
+        ("made(size=2)", "is an instance and takes no options"),
         ("Mine(size=2", "no closing bracket"),
     ],
 )

@@ -96,7 +96,7 @@ def network_errors(model: nn.Module, images: Tensor, what: str = "network") -> I
             f"network for these{', also for one image alone' if len(images) == 1 else ''}"
         )
         if (own := own_traceback(error)) is not None:
-            raise UserCodeError(f"{told}\n{own}", parameter="size") from error
+            raise UserCodeError(f"{told}\n{own}") from error
         raise UserError(told, parameter="size") from error
 
 

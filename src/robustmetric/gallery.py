@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from robustmetric.distance import at
 from robustmetric.labels import check_labels
 from robustmetric.squares import distances, keys_of, positions_of
-from robustmetric.validate import UserError, is_number
+from robustmetric.validate import UserError, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,7 @@ class Gallery:
                 f"the gallery has {len(self.z)} images; give at least 5, for a top 4 besides the query"
             )
         check_labels(self.labels, len(self.z))
-        if not (is_number(self.chunk, Integral) and self.chunk >= 1):
-            raise UserError(f"chunk must be a whole number of at least 1, not {self.chunk!r}")
+        whole("chunk", self.chunk, 1)
 
     def __len__(self) -> int:
         return len(self.z)

@@ -9,7 +9,7 @@ from robustmetric.validate import UserError
 
 
 def check_labels(labels: Tensor, count: int) -> None:
-    """Refuse `labels` that do not name a class for each of `count` images.
+    """Reject `labels` that do not name a class for each of `count` images.
 
     >>> check_labels(torch.tensor([4, 4, 4]), 2)
     Traceback (most recent call last):
@@ -35,7 +35,7 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_classes(labels: Tensor) -> None:
-    """Refuse `labels` (N,) from which no triplet can be made.
+    """Reject `labels` (N,) from which no triplet can be made.
 
     >>> check_classes(torch.tensor([4, 4, 4]))
     Traceback (most recent call last):

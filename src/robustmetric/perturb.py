@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.registry import unknown
-from robustmetric.validate import UserError, is_number
+from robustmetric.validate import UserError, number, whole
 
 Norm = Literal["linf", "l2"]
 """How a perturbation is measured: by its largest pixel, or by its Euclidean length."""
@@ -41,27 +39,13 @@ class Budget:
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
             raise UserError(unknown("norm", self.norm, dict.fromkeys(get_args(Norm))), parameter="norm")
-        if self.norm == "l2" and not (is_number(self.eps) and self.eps >= 0):
-            raise UserError(
-                f"eps must be a number of at least 0, not {self.eps!r}: with the norm l2 it is the length of "
-                "a perturbation",
-                parameter="eps",
-            )
-        if self.norm == "linf" and not (is_number(self.eps) and 0 <= self.eps <= 1):
-            raise UserError(
-                f"eps must be in [0, 1], not {self.eps!r}: pixels are in [0, 1], so 8 grey levels are 8/255",
-                parameter="eps",
-            )
-        if not (is_number(self.alpha) and 0 < self.alpha <= 1):
-            raise UserError(
-                f"alpha must be in (0, 1], not {self.alpha!r}: pixels are in [0, 1], so a grey level is "
-                "1/255",
-                parameter="alpha",
-            )
-        if not (is_number(self.steps, Integral) and self.steps >= 1):
-            raise UserError(
-                f"steps must be a whole number of at least 1, not {self.steps!r}", parameter="steps"
-            )
+        if self.norm == "l2":
+            number("eps", self.eps, 0, why="with the norm l2 it is the length of a perturbation")
+        else:
+            number("eps", self.eps, 0, 1, why="pixels are in [0, 1], so 8 grey levels are 8/255")
+        why = "pixels are in [0, 1], so a grey level is 1/255"
+        number("alpha", self.alpha, 0, 1, open_low=True, why=why)
+        whole("steps", self.steps, least=1)
 
     @property
     def stride(self) -> float:
@@ -70,7 +54,7 @@ class Budget:
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse `images` that are not a batch (N, C, H, W) of floating-point numbers in [0, 1].
+    """Reject `images` that are not a batch (N, C, H, W) of floating-point numbers in [0, 1].
 
     >>> check_images(torch.full((1, 1, 2, 2), 255.0))
     Traceback (most recent call last):
@@ -78,16 +62,19 @@ def check_images(images: Tensor) -> None:
     robustmetric.UserError: pixels are in [255, 255]; they must be in [0, 1]: divide 8-bit images by 255 ...
     """
     if not isinstance(images, Tensor) or not images.is_floating_point():
-        found = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        raise UserError(f"images must be a floating-point tensor, not {found}: {_to_floats(images)}")
-    if images.ndim != 4 or _channels_last(images):
+        kind = type(images).__name__
+        found = images.dtype if isinstance(images, Tensor) else kind
         raise UserError(
-            f"images have shape {tuple(images.shape)}; they must have shape (N, C, H, W){_to_batch(images)}"
+            f"images must be a floating-point tensor, not {found}: {_TO_FLOATS.get(kind, _TO_FLOATS['list'])}"
+        )
+    shape = tuple(images.shape)
+    channels_last = len(shape) == 4 and shape[3] in (1, 3) and min(shape[1:3]) > 3
+    if len(shape) != 4 or channels_last:
+        raise UserError(
+            f"images have shape {shape}; they must have shape (N, C, H, W){_TO_BATCH.get(len(shape), '')}"
         )
     if images.numel() == 0:
-        raise UserError(
-            f"images have shape {tuple(images.shape)}: there is nothing in them; give at least one image"
-        )
+        raise UserError(f"images have shape {shape}: there is nothing in them; give at least one image")
     if images.isnan().any():
         raise UserError("pixels hold NaN; they must be in [0, 1]: look at how the images were made")
     low, high = (float(v) for v in images.detach().aminmax())
@@ -98,34 +85,19 @@ def check_images(images: Tensor) -> None:
         raise UserError(f"pixels are in [{low:.9g}, {high:.9g}]; they must be in [0, 1]: {advice}")
 
 
-def _to_floats(images: object) -> str:
-    """Say how to make floating-point images of what is none."""
-    if isinstance(images, Tensor):
-        return "use images.float() / 255 for 8 bits"
-    if isinstance(images, np.ndarray):
-        return "use torch.from_numpy(images).float(), divided by 255 for 8 bits"
-    return "put them into one with torch.stack(images)"
-
-
-def _channels_last(images: Tensor) -> bool:
-    """Return whether the 1 or 3 channels of a batch are its last axis, where its width should be."""
-    _, second, third, last = images.shape
-    return last in (1, 3) and second > 3 and third > 3
-
-
-def _to_batch(images: Tensor) -> str:
-    """Say how to bring the axes of images into order, where it can be told."""
-    if images.ndim == 4:
-        return ": use images.permute(0, 3, 1, 2)"
-    if images.ndim == 3:
-        return (
-            ": use images[None] for the batch axis of one image, images[:, None] for the channel of grey ones"
-        )
-    return ""
+_TO_FLOATS = {
+    "Tensor": "use images.float() / 255 for 8 bits",
+    "ndarray": "use torch.from_numpy(images).float(), divided by 255 for 8 bits",
+    "list": "put them into one with torch.stack(images)",
+}
+_TO_BATCH = {
+    4: ": use images.permute(0, 3, 1, 2)",
+    3: ": use images[None] for the batch axis of one image, images[:, None] for the channel of grey ones",
+}
 
 
 def project(x: Tensor, origin: Tensor, eps: float, norm: Norm = "linf") -> Tensor:
-    """Return `x` (B, …) brought back to within `eps` of `origin` (B, …) in a `norm`, and to within [0, 1].
+    """Return `x` (B, …) projected to within `eps` of `origin` (B, …) in a `norm`, and to [0, 1].
 
     >>> project(torch.tensor([0.9, -0.2]), torch.tensor([0.5, 0.1]), 0.25)
     tensor([0.7500, 0.0000])
@@ -232,7 +204,7 @@ def pgd(
     """Return `x` (T, …) moved to where an `objective` is least, row by row, as far as a `budget` allows.
 
     Each step goes `budget.stride` against the sign of the gradient of `x`, then back into the budget. A row
-    whose gradient is zero everywhere would stay where it is for ever: it drops out of the computation. The
+    whose gradient is zero everywhere would never move again: it drops out of the computation. The
     descent begins at `x`, or at `start` (T, …) projected into the budget, which is of the norm linf.
     `gradient` replaces differentiation. Call it inside `frozen(model)`.
 
@@ -268,7 +240,7 @@ def pgd(
 
 
 def steepness(slope: Tensor) -> Tensor:
-    """Return the size of the largest entry of each gradient of `slope` (R, …): (R,); refuse broken ones.
+    """Return the size of the largest entry of each gradient of `slope` (R, …): (R,); reject broken ones.
 
     >>> steepness(torch.tensor([[0.5, -2.0]]))
     tensor([2.])

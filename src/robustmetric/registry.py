@@ -1,6 +1,6 @@
 """One lookup for every kind of part: a registered name, `name(option=1)`, or `file.py:Object`.
 
-A part of your own works like a built-in one wherever a name is taken: register it, or name its file.
+Your own part works like a built-in one wherever a name is taken: register it, or name its file.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own, split_options
 from robustmetric.validate import UserError, brief
@@ -26,11 +26,11 @@ KINDS = (
 """Every kind of part that can be registered."""
 
 
-class Registry(Mapping[str, Callable[..., T]], Generic[T]):
+class Registry(dict[str, Callable[..., T]], Generic[T]):
     """The parts of one `kind`: what makes each, by name.
 
-    `expects` is the class that a part must be of; None if a part is a function of its own. What is in
-    `passed` is given to each part by those who make it.
+    `expects` is the class that a part must be of; None if a part is a function. The caller supplies the
+    options named in `passed`.
 
     >>> shapes = Registry("shape", dict)
     >>> @shapes.register("square")
@@ -45,90 +45,83 @@ class Registry(Mapping[str, Callable[..., T]], Generic[T]):
     """
 
     def __init__(self, kind: str, expects: type[Any] | None = None) -> None:
+        super().__init__()
         self.kind, self.expects = kind, expects
         self.passed: tuple[str, ...] = ()
-        self._known: dict[str, Callable[..., T]] = {}
-
-    def __getitem__(self, name: str) -> Callable[..., T]:
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def register(self, name: str, **fixed: Any) -> Callable[[F], F]:
         """Decorate a class or a function that makes a part, to be found by `name`; `fixed` options are set.
 
-        A name that is taken is refused, unless it is the same file that defines the part again.
+        A name that is taken is an error, unless the same file defines the part again.
         """
 
         def add(factory: F) -> F:
-            before = self._known.get(name)
+            before = self.get(name)
             if before is not None and _home(before) != _home(factory):
                 raise UserError(
                     f"the {self.kind} {name!r} is registered already, by {_home(before)}: choose another name"
                 )
-            self._known[name] = partial(factory, **fixed) if fixed else factory
+            self[name] = partial(factory, **fixed) if fixed else factory
             return factory
 
         return add
 
     def find(self, text: str) -> tuple[Callable[..., T], dict[str, Any]]:
         """Return what makes the part that `text` names, and the options in its brackets."""
-        if text in self._known:
-            return self._known[text], {}
+        if text in self:
+            return self[text], {}
         name, options = take_apart(self.kind, text)
         if (source := file_of(text)) is not None:
             return _from_file(self.kind, *source, self.expects), options
-        return lookup(self.kind, name, self._known), options
+        return lookup(self.kind, name, self), options
 
     def make(self, text: str, /, offered: Mapping[str, Any] | None = None, **options: Any) -> T:
         """Make the part that `text`, such as ``"name(option=2)"``, names.
 
-        `options` come beside those in the brackets; all must be options of the part. What is `offered` is the
-        default of an option of that name, and left out where the part has none.
+        `options` are added to those in the brackets; all must be options of the part. `offered` are defaults
+        for the options of these names that the part has.
         """
         factory, given = self.find(text)
-        if self.expects is not None and isinstance(factory, self.expects):
+        what, expects = f"{self.kind} {text!r}", self.expects or object
+        if self.expects is not None and isinstance(factory, expects):
             if given or options:
-                raise UserError(f"{self.kind} {text!r} is made already and takes no options: name its class")
-            made: T = factory
-            return made
+                raise UserError(f"{what} is an instance and takes no options; name its class")
+            return cast("T", factory)
         fixed = getattr(factory, "keywords", {})
         if twice := [name for name in given if name in {*options, *fixed, *self.passed}]:
-            raise UserError(f"{self.kind} {text!r}: {twice[0]} is given already; leave it out")
-        if isinstance(factory, type) and self.expects is not None and not issubclass(factory, self.expects):
+            raise UserError(f"{what}: {twice[0]} is given already; leave it out")
+        if isinstance(factory, type) and not issubclass(factory, expects):
             raise UserError(
-                f"{self.kind} {text!r} is the class {factory.__name__}; it must be derived from "
-                f"{self.expects.__name__}"
+                f"{what} is the class {factory.__name__}; it must be derived from {expects.__name__}"
             )
-        whole = {**{k: v for k, v in (offered or {}).items() if _accepts(factory, k)}, **options, **given}
-        _check_options(self.kind, text, factory, whole, {*self.passed, *fixed})
+        signature = signature_of(factory)
+        found = {name: value for name, value in (offered or {}).items() if _accepts(signature, name)}
+        found |= {**options, **given}
+        try:
+            signature.bind(**found)
+        except TypeError as error:
+            allowed = ", ".join(p for p in signature.parameters if p not in {*self.passed, *fixed})
+            name = split_options(text)[0].strip()
+            raise UserError(f"{self.kind} {name!r} {error}; its options: {allowed or 'none'}") from None
         if (source := file_of(text)) is None:
-            made = factory(**whole)
+            made = factory(**found)
         else:
             with neighbours(source.file.absolute().parent):
-                made = run_own(text, partial(factory, **whole))
-        if self.expects is not None and not isinstance(made, self.expects):
-            raise UserError(
-                f"{self.kind} {text!r} made a {type(made).__name__}; it must make a {self.expects.__name__}"
-            )
-        return made
+                made = run_own(text, partial(factory, **found))
+        if not isinstance(made, expects):
+            raise UserError(f"{what} made a {type(made).__name__}; it must make a {expects.__name__}")
+        return cast("T", made)
 
     def bind(self, text: str) -> Callable[..., T]:
         """Return the function that `text` names with its options set, for kinds whose parts are functions."""
         factory, given = self.find(text)
-        parameters = inspect.signature(factory).parameters.values()
+        parameters = signature_of(factory).parameters.values()
         # What has no default is passed by those who call the function.
-        known = [p.name for p in parameters if p.default is not p.empty and _accepts(factory, p.name)]
+        known = [p.name for p in parameters if p.default is not p.empty and p.kind in _BY_NAME]
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        for name in given:
-            if name not in known and not open_ended:
-                raise UserError(
-                    f"{self.kind} {text!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
-                )
+        if wrong := [name for name in given if name not in known and not open_ended]:
+            listed = ", ".join(known) or "none"
+            raise UserError(f"{self.kind} {text!r} has no option {wrong[0]!r}; its options: {listed}")
         return partial(factory, **given) if given else factory
 
 
@@ -265,28 +258,23 @@ def _defined_in(value: object, module: ModuleType) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
-def _accepts(factory: Callable[..., Any], option: str) -> bool:
-    """Return whether a part has an option of this name."""
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def signature_of(factory: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a `factory`; some builtins have none and are taken to accept any option.
+
+    >>> signature_of(dict)
+    <Signature (**options)>
+    """
     try:
-        known = inspect.signature(factory).parameters
-    except ValueError:  # builtins have no signature
-        return True
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return inspect.signature(factory)
+    except ValueError:
+        return inspect.Signature([inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)])
+
+
+def _accepts(signature: inspect.Signature, option: str) -> bool:
+    known = signature.parameters
     if option in known:
-        return known[option].kind in kinds
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-
-
-def _check_options(
-    kind: str, text: str, factory: Callable[..., Any], options: Mapping[str, Any], fixed: set[str]
-) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # builtins have no signature
-        return
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        allowed = ", ".join(p for p in signature.parameters if p not in fixed)
-        name = split_options(text)[0].strip()
-        raise UserError(f"{kind} {name!r} {error}; its options: {allowed or 'none'}") from None
+        return known[option].kind in _BY_NAME
+    return any(p.kind is p.VAR_KEYWORD for p in known.values())

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from robustmetric.squares import (
     distances,
     keys_of,
 )
-from robustmetric.validate import UserError, is_number
+from robustmetric.validate import UserError, is_number, whole
 
 __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
 
@@ -59,30 +58,9 @@ class Ranking:
     average_precision_at_r: Tensor
     left_out: int
 
-    def __post_init__(self) -> None:
-        shape = (len(self.query),)
-        for name in ("query", "first", "average_precision", "average_precision_at_r"):
-            value: Tensor = getattr(self, name)
-            if value.shape != shape:
-                raise UserError(f"{name} has shape {tuple(value.shape)}; it must be {shape}, as query")
-        if shape == (0,):
-            raise UserError("a ranking without queries has no scores: give a query that has an answer")
-        if self.query.min() < 0 or (self.query.diff() <= 0).any():
-            raise UserError("query must be ascending positions, each once: sort all results by their query")
-        if self.first.min() < 1:
-            raise UserError(f"first holds the rank {int(self.first.min())}; ranks are counted from 1")
-        for name in ("average_precision", "average_precision_at_r"):
-            value = getattr(self, name)
-            if not ((value >= 0) & (value <= 1)).all():
-                raise UserError(f"{name} must be in [0, 1], not from {value.min():g} to {value.max():g}")
-        if not is_number(self.left_out, Integral) or self.left_out < 0:
-            raise UserError(f"left_out must be a count of queries, 0 or more, not {self.left_out!r}")
-
     def recall(self, k: int) -> float:
         """Return R@K: the share of queries with a relevant image among the first `k`, in %."""
-        if not is_number(k, Integral) or k < 1:
-            raise UserError(f"k must be a whole number, 1 or more, not {k!r}: R@1 looks at the nearest image")
-        return 100 * int((self.first <= k).sum()) / len(self.first)
+        return 100 * int((self.first <= whole("k", k, 1)).sum()) / len(self.first)
 
 
 @torch.no_grad()
@@ -137,10 +115,10 @@ def rank(
     labels, query_labels = (x.to(gallery.device, torch.long).contiguous() for x in (labels, query_labels))
     own = check_own(own, len(queries), len(gallery)).to(gallery.device)
 
-    task = _Task.of(labels, query_labels, own, cameras, query_cameras)
+    task, relevant = _task(labels, query_labels, own, cameras, query_cameras)
     # The largest classes first: the queries of a chunk have about as many relevant images.
-    order = task.relevant.argsort(descending=True, stable=True)
-    order = order[: int((task.relevant > 0).sum())]
+    order = relevant.argsort(descending=True, stable=True)
+    order = order[: int((relevant > 0).sum())]
     rows, whole = _plan(len(queries), gallery, int(task.size.max()), memory)
     # Two images that query each other are as far apart both ways: half of the product gives all squares.
     mutual = whole and queries is gallery and 2 * len(order) > len(gallery)
@@ -165,7 +143,7 @@ def rank(
             else:
                 row = torch.arange(len(piece), device=gallery.device)
                 squares.write(near[: len(piece)], queries[piece], lengths[piece], scale)
-            for into, part in zip(found, _ranks(near, row, task, piece, pool), strict=True):
+            for into, part in zip(found, _ranks(near, row, task, piece, relevant[piece], pool), strict=True):
                 into[begin : begin + len(piece)] = part
             begin += len(piece)
     query, back = order.sort()
@@ -237,76 +215,76 @@ _nmi = nmi  # the function, where an argument has its name
 
 @dataclass(frozen=True)
 class _Task:
-    """What each query looks for: `members[begin : begin + size]`, where some may not count."""
+    """What each query looks for: `members[begin : begin + size]`, of which some may not count."""
 
     members: Tensor  # (N,) positions of the gallery, class by class
     begin: Tensor  # (Q,)
     size: Tensor  # (Q,)
     own: Tensor  # (Q,) position of the query in the gallery, -1 for none
-    relevant: Tensor  # (Q,) how many images are relevant
-    cameras: Tensor  # (N,)
-    query_cameras: Tensor  # (Q,) the images of its class from this camera do not count
+    cameras: Tensor | None  # (N,)
+    query_cameras: Tensor | None  # (Q,) the images of its class from this camera do not count
 
-    @classmethod
-    def of(
-        cls,
-        labels: Tensor,
-        query_labels: Tensor,
-        own: Tensor,
-        cameras: Tensor | None,
-        query_cameras: Tensor | None,
-    ) -> _Task:
-        ordered, members = labels.sort(stable=True)
-        begin = torch.searchsorted(ordered, query_labels)
-        size = torch.searchsorted(ordered, query_labels, right=True) - begin
-        inside = (own >= 0) & (labels[own] == query_labels)
-        if cameras is None or query_cameras is None:
-            cameras, query_cameras = torch.zeros_like(labels), torch.full_like(query_labels, -1)
-            relevant = size - inside.long()
-        else:
-            # Cameras by their numbers from 0, behind a class as its digits.
-            kinds, both = torch.cat([cameras, query_cameras]).to(labels.device).unique(return_inverse=True)
-            cameras, query_cameras = both.split([len(labels), len(query_labels)])
-            known, number = labels.unique(return_inverse=True)
-            place = torch.searchsorted(known, query_labels).clamp_max(len(known) - 1)
-            taken = (number * len(kinds) + cameras).sort().values
-            asked = place * len(kinds) + query_cameras
-            seen = torch.searchsorted(taken, asked, right=True) - torch.searchsorted(taken, asked)
-            relevant = size - seen.where(known[place] == query_labels, 0)
-            relevant -= (inside & (cameras[own] != query_cameras)).long()
-        if not relevant.any():
-            if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
-                raise UserError(
-                    f"no two of the {len(labels)} images share a class; no query has an answer to find: give "
-                    "at least two images of some class"
-                )
+    def look(self, piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images of the classes of some queries, `piece` (B,), which of them count, and which do not.
+
+        The rule is that of `robustmetric.gallery.exclude`, without a look at the whole gallery. All are
+        (B, W); after the end of its class, images of a query neither count nor do not.
+        """
+        column = torch.arange(int(self.size[piece].max()), device=piece.device)
+        inside = column < self.size[piece, None]
+        member = self.members[(self.begin[piece, None] + column).clamp_max(len(self.members) - 1)]
+        hidden = member == self.own[piece, None]
+        if self.cameras is not None and self.query_cameras is not None:
+            hidden |= self.cameras[member] == self.query_cameras[piece, None]
+        return member, inside & ~hidden, inside & hidden
+
+    def relevant(self) -> Tensor:
+        """Return how many images count for each query: (Q,)."""
+        rows = max(1, 2**18 // max(1, int(self.size.max())))
+        parts = torch.arange(len(self.size), device=self.size.device).split(rows)
+        return torch.cat([self.look(piece)[1].sum(1) for piece in parts])
+
+
+def _task(
+    labels: Tensor, query_labels: Tensor, own: Tensor, cameras: Tensor | None, query_cameras: Tensor | None
+) -> tuple[_Task, Tensor]:
+    """Return what each query looks for, and how many images are relevant (Q,); reject queries without any."""
+    ordered, members = labels.sort(stable=True)
+    begin = torch.searchsorted(ordered, query_labels)
+    size = torch.searchsorted(ordered, query_labels, right=True) - begin
+    seen = (None, None) if cameras is None or query_cameras is None else (cameras, query_cameras)
+    task = _Task(members, begin, size, own, *(c if c is None else c.to(labels.device) for c in seen))
+    if cameras is None:  # all of the class but the query itself: no need to look at each
+        relevant = size - ((own >= 0) & (labels[own] == query_labels)).long()
+    else:
+        relevant = task.relevant()
+    if not relevant.any():
+        if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
             raise UserError(
-                f"none of the {len(query_labels)} queries has an image of its class in the gallery of "
-                f"{len(labels)} (besides itself); no query has an answer to find: look at both labels"
+                f"no two of the {len(labels)} images share a class; no query has an answer to find: give "
+                "at least two images of some class"
             )
-        return cls(members, begin, size, own, relevant, cameras, query_cameras)
+        raise UserError(
+            f"none of the {len(query_labels)} queries has an image of its class in the gallery of "
+            f"{len(labels)} (besides itself); no query has an answer to find: look at both labels"
+        )
+    return task, relevant
 
 
 def _ranks(
-    near: Tensor, row: Tensor, task: _Task, piece: Tensor, pool: ThreadPoolExecutor
+    near: Tensor, row: Tensor, task: _Task, piece: Tensor, relevant: Tensor, pool: ThreadPoolExecutor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return first rank and both average precisions (B,) of queries with squares in `near[row]` (B, N)."""
-    own, relevant = task.own[piece], task.relevant[piece]
-    column = torch.arange(int(task.size[piece].max()), device=near.device)
-    # Behind the end of its class a query looks at itself and at others' images: both are struck out.
-    member = task.members[(task.begin[piece, None] + column).clamp_max(len(task.members) - 1)]
-    wanted = keys_of(near[row[:, None], member], member)
-    beyond = column >= task.size[piece, None]
-    unseen = (task.cameras[member] == task.query_cameras[piece, None]) & ~beyond
-    wanted.masked_fill_((member == own[:, None]) | beyond | unseen, _NONE)
-    near[row[own >= 0], own[own >= 0]] = torch.inf
-    query, place = unseen.nonzero(as_tuple=True)
+    member, counts, hidden = task.look(piece)
+    wanted = keys_of(near[row[:, None], member], member).masked_fill_(~counts, _NONE)
+    query, place = hidden.nonzero(as_tuple=True)
     near[row[query], member[query, place]] = torch.inf
-    del member, beyond, unseen
+    own = task.own[piece]
+    near[row[own >= 0], own[own >= 0]] = torch.inf  # of whichever class
+    del member, counts, hidden
     place = places(near, row, wanted, relevant, pool)
     first = place[:, 0].clone()
-    column = column[: place.shape[1]]
-    count = relevant[:, None]
+    column, count = torch.arange(place.shape[1], device=near.device), relevant[:, None]
     precision = (column + 1) / place.double()
     precision.masked_fill_(column >= count, 0)
     average = precision.sum(1) / relevant
@@ -373,13 +351,13 @@ def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: 
     >>> check_cameras(torch.tensor([0, 1]), None, 2, 2)
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: cameras are given and query_cameras are not: pass both, or none
+    robustmetric.UserError: cameras of the gallery are given and those of the queries are not: ...
     """
     if (cameras is None) != (query_cameras is None):
-        given, missing = (
-            ("cameras", "query_cameras") if query_cameras is None else ("query_cameras", "cameras")
+        given, missing = ("gallery", "queries") if query_cameras is None else ("queries", "gallery")
+        raise UserError(
+            f"cameras of the {given} are given and those of the {missing} are not: give both, or neither"
         )
-        raise UserError(f"{given} are given and {missing} are not: pass both, or none")
     for name, value, count in (("cameras", cameras, images), ("query_cameras", query_cameras, queries)):
         if value is not None and (value.dtype not in WHOLE or value.shape != (count,)):
             raise UserError(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import ClassVar, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robustmetric.distance import cross_distance, wide_dtype
 from robustmetric.labels import check_classes, check_labels
 from robustmetric.registry import Registry, registry
-from robustmetric.validate import UserError, called, check_signature, is_number
+from robustmetric.validate import UserError, check_signature, describe, instance, number
 
 
 class Triplets(NamedTuple):
@@ -38,57 +38,143 @@ class Triplets(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a sampler sees of a batch of N images.
+    """What a sampler sees of a batch of N images; `Batch.of` checks its labels.
 
-    `distances` (N, N) are those of all embeddings to all, `labels` (N,) the classes, `dim` is their length D.
+    `distances` (N, N) are those of all embeddings to all, `labels` (N,) the classes, `dim` is the length D of
+    the embeddings.
+
+    The labels decide which images are anchors. A batch of pairs [a0, p0, a1, p1, …], each of one class, has
+    its T anchors at the even positions, and each anchor's *partner* is the next image. In any other layout
+    each image that shares its class with another is an anchor, and its partner is drawn among those.
 
     >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-    >>> batch.distances.shape, batch.dim
-    (torch.Size([4, 4]), 4)
+    >>> batch.distances.shape, batch.dim, batch.anchors
+    (torch.Size([4, 4]), 4, tensor([0, 2]))
     """
 
     distances: Tensor
     labels: Tensor
     dim: int
 
-    def __post_init__(self) -> None:
-        shape = tuple(self.distances.shape)
-        if len(shape) != 2 or shape[0] != shape[1]:
-            raise UserError(
-                f"distances have shape {shape}; they must be a square matrix, all images against all: use "
-                "cross_distance(embeddings)"
-            )
-        check_labels(self.labels, len(self.distances))
-        check_classes(self.labels)
-        if not torch.isfinite(self.distances).all():
-            raise UserError("distances hold NaN or infinity: look at the embeddings they were computed from")
-        if not (is_number(self.dim, Integral) and self.dim >= 1):
-            raise UserError(
-                f"dim must be the length of the embeddings, not {self.dim!r}: pass dim=z.shape[1]"
-            )
-
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor) -> Batch:
         """Return the batch of (N, D) `embeddings` on the unit sphere with (N,) `labels`."""
+        check_labels(labels, len(embeddings))
+        check_classes(labels)
+        if not embeddings.isfinite().all():
+            raise UserError("embeddings hold NaN or infinity: look at the network they come from")
         z = embeddings.detach()
         return cls(cross_distance(z), labels.to(z.device), z.shape[1])
 
+    @cached_property
+    def anchors(self) -> Tensor:
+        """The positions (T,) of the anchors, ascending."""
+        return find_anchors(self.labels)
 
-class Sampler(Protocol):
-    """Draws triplets from a batch, one for each anchor.
+    @cached_property
+    def rows(self) -> Tensor:
+        """The distances (T, N) of the anchors to all images."""
+        return self.distances[self.anchors]
 
-    The labels decide which images are anchors. A batch of pairs [a0, p0, a1, p1, …], each of one class, has
-    its anchors at the even positions, and each anchor's *partner* is the image after it. In any other
-    layout each image that shares its class with another is an anchor, and its partner is drawn among those.
-    An anchor is not its own positive, unless the sampler has an attribute `itself` that is True.
-    ``robustmetric.register("sampler", name)`` names one of your own.
+    @cached_property
+    def same(self) -> Tensor:
+        """Which images are of an anchor's class, the anchor itself excluded: (T, N)."""
+        return (~self.other).scatter(1, self.anchors[:, None], False)
 
-    >>> check_sampler(lambda batch, *, generator: Triplets(*torch.tensor([[0], [1], [2]])))
+    @cached_property
+    def other(self) -> Tensor:
+        """Which images are of another class than an anchor: (T, N)."""
+        return self.labels[self.anchors, None] != self.labels
+
+    def partners(self, generator: torch.Generator) -> Tensor:
+        """Return the partner (T,) of each anchor, drawn with the `generator` unless the batch is of pairs."""
+        return self.anchors + 1 if _in_pairs(self.labels) else draw_columns(self.same, generator)
+
+
+def find_anchors(labels: Tensor) -> Tensor:
+    """Return the positions (T,) of the anchors of a batch with `labels` (N,), ascending.
+
+    >>> find_anchors(torch.tensor([4, 4, 0, 0])), find_anchors(torch.tensor([4, 0, 1, 4]))
+    (tensor([0, 2]), tensor([0, 3]))
+    """
+    if _in_pairs(labels):
+        return torch.arange(0, len(labels), 2, device=labels.device)
+    _, kind, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    has_mate: Tensor = sizes[kind] > 1
+    return has_mate.nonzero().squeeze(1)
+
+
+def _in_pairs(labels: Tensor) -> bool:
+    return len(labels) % 2 == 0 and torch.equal(labels[0::2], labels[1::2])
+
+
+def draw_columns(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a column (T,) for each row of `weight` (T, N), in proportion to it, with the `generator`.
+
+    >>> draw_columns(torch.tensor([[False, True, False]]), torch.Generator())
+    tensor([1])
+    """
+    wide = wide_dtype(weight.device)
+    edges = weight.to(wide).cumsum(1)
+    # One number an anchor, made where the generator lives: the same triplets on every device.
+    u = torch.rand(len(weight), 1, generator=generator, device=generator.device, dtype=torch.float64)
+    # Below 1 after rounding too: a point at the last edge would be an image without weight.
+    u = u.to(weight.device, wide).clamp_max(1 - torch.finfo(wide).eps)
+    return torch.searchsorted(edges, u * edges[:, -1:], right=True).squeeze(1)
+
+
+class Sampler:
+    """Draws triplets from a batch; a subclass implements `draw`.
+
+    ``robustmetric.register("sampler", name)`` names a sampler of your own. HM[X,X] perturbs nothing if both
+    samplers are one object or equal. What `draw` returns is checked: an anchor is not its own positive,
+    unless the sampler has `itself` set to True.
+
+    >>> class First(Sampler):
+    ...     def draw(self, batch, *, generator):
+    ...         return Triplets(*(role[:1] for role in Random().draw(batch, generator=generator)))
+    >>> First()(Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1])), generator=torch.Generator()).anchor
+    tensor([0])
     """
 
+    name: ClassVar[str] = ""
+    """Its name in a defense's name; that of the class unless given."""
+    itself: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_signature(f"{cls.__name__}.draw", cls.draw, "self, batch, *, generator")
+
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        """Return triplets of positions in the `batch`; all randomness comes from the `generator`."""
+        raise UserError(f"the sampler {type(self).__name__} must implement draw(batch, *, generator)")
+
     def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
-        """Return triplets of positions in the `batch`; all chance comes from the `generator`."""
-        ...
+        """Return what `draw` draws from the `batch` with the `generator`; reject all but valid triplets."""
+        who = f"{type(self).__name__}.draw"
+        wanted = "write Triplets(anchor, positive, negative)"
+        drawn = instance(f"what {who} returns", self.draw(batch, generator=generator), Triplets, why=wanted)
+        fit = all(isinstance(part, Tensor) and part.dtype == torch.int64 and part.ndim == 1 for part in drawn)
+        if not fit or len({len(part) for part in drawn}) > 1 or len(drawn.anchor) == 0:
+            found = ", ".join(f"{role}: {describe(part)}" for role, part in drawn._asdict().items())
+            raise UserError(f"{who} returned {found}; each must be int64 of one shape (T,), T at least 1")
+        low, high = (int(end) for end in drawn.stack().aminmax())
+        if low < 0 or high >= len(batch.labels):
+            raise UserError(
+                f"{who} returned positions from {low} to {high}; they must be from 0 to "
+                f"{len(batch.labels) - 1}, in a batch of {len(batch.labels)} images"
+            )
+        a, p, n = (batch.labels[positions] for positions in drawn)
+        alone = (drawn.anchor == drawn.positive) & (self.itself is not True)
+        for wrong, rule in (
+            (alone, "an anchor as its own positive; it must be another image"),
+            (a != p, "a positive of another class than its anchor; both must be of one class"),
+            (a == n, "a negative of its anchor's class; it must be of another class"),
+        ):
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
+                raise UserError(f"{who} returned {rule}: triplet {row} is {drawn.stack()[row].tolist()}")
+        return drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,257 +194,109 @@ class Mined:
     @classmethod
     def of(cls, batch: Batch, sampler: Sampler, generator: torch.Generator) -> Mined:
         """Return what a `sampler` draws from a `batch` with a `generator`."""
-        triplets = draw_triplets(sampler, batch, generator=generator)
+        triplets = sampler(batch, generator=generator)
         return cls(batch, triplets, triplets.hardness(batch.distances), sampler)
 
 
-def draw_triplets(sampler: Sampler, batch: Batch, *, generator: torch.Generator) -> Triplets:
-    """Return what a `sampler` draws from a `batch` with a `generator`; refuse anything but triplets.
-
-    >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-    >>> draw_triplets(lambda batch, generator: [0, 1, 2], batch, generator=torch.Generator())
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: the sampler <lambda> returned a list; it must return Triplets(anchor, ...
-    """
-    drawn = sampler(batch, generator=generator)
-    who, count = f"the sampler {called(sampler)}", len(batch.labels)
-    if not isinstance(drawn, Triplets):
-        raise UserError(
-            f"{who} returned a {type(drawn).__name__}; it must return Triplets(anchor, positive, negative)"
-        )
-    for role, positions in drawn._asdict().items():
-        found = f"a {type(positions).__name__}"
-        if isinstance(positions, Tensor):
-            found = f"{positions.dtype} of shape {tuple(positions.shape)}"
-            if positions.dtype == torch.int64 and positions.ndim == 1 and len(positions) > 0:
-                continue
-        raise UserError(
-            f"{who} returned {found} as {role}; it must be a tensor (T,) of torch.int64, T at least 1"
-        )
-    if len({len(positions) for positions in drawn}) > 1:
-        raise UserError(
-            f"{who} returned {', '.join(str(len(p)) for p in drawn)} anchors, positives and negatives; there "
-            "must be as many of each"
-        )
-    low, high = (int(end) for end in drawn.stack().aminmax())
-    if low < 0 or high >= count:
-        raise UserError(
-            f"{who} returned positions from {low} to {high}; they must be from 0 to {count - 1}, in a batch "
-            f"of {count} images"
-        )
-    a, p, n = (batch.labels[positions] for positions in drawn)
-    alone = (drawn.anchor == drawn.positive) & (getattr(sampler, "itself", False) is not True)
-    for wrong, rule in (
-        (alone, "an anchor as its own positive; it must be another image"),
-        (a != p, "a positive of another class than its anchor; both must be of one class"),
-        (a == n, "a negative of its anchor's class; it must be of another class"),
-    ):
-        if wrong.any():
-            row = int(wrong.nonzero()[0])
-            raise UserError(f"{who} returned {rule}: triplet {row} is {drawn.stack()[row].tolist()}")
-    return drawn
+def check_margin(margin: object) -> float:
+    """Return `margin` γ; reject all but a number in (0, 2]."""
+    return number("margin", margin, 0, 2, open_low=True, why="distances on the unit sphere are at most 2")
 
 
-def check_sampler(sampler: object) -> None:
-    """Refuse a `sampler` that cannot be called as one.
-
-    >>> check_sampler("S")
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: a sampler is called with (batch, *, generator), which 'S' cannot be
-    """
-    if isinstance(sampler, type) or not callable(sampler):
-        raise UserError(f"a sampler is called with (batch, *, generator), which {sampler!r:.60} cannot be")
-    call = sampler.forward if isinstance(sampler, nn.Module) else sampler
-    check_signature(f"the sampler {called(sampler)}", call, "batch, *, generator")
-
-
-def find_anchors(labels: Tensor) -> Tensor:
-    """Return the positions (T,) of the anchors of a batch with `labels` (N,), ascending.
-
-    In a batch of pairs they are the even ones, else those of images that share their class with another.
-
-    >>> find_anchors(torch.tensor([4, 4, 0, 0])), find_anchors(torch.tensor([4, 0, 1, 4]))
-    (tensor([0, 2]), tensor([0, 3]))
-    """
-    if _in_pairs(labels):
-        return torch.arange(0, len(labels), 2, device=labels.device)
-    _, kind, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    has_mate: Tensor = sizes[kind] > 1
-    return has_mate.nonzero().squeeze(1)
-
-
-def _in_pairs(labels: Tensor) -> bool:
-    return len(labels) % 2 == 0 and torch.equal(labels[0::2], labels[1::2])
-
-
-def check_margin(margin: float) -> None:
-    """Refuse a `margin` γ that is not in (0, 2].
-
-    >>> check_margin(3)
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: margin must be in (0, 2], not 3: distances on the unit sphere are at most 2
-    """
-    if not (is_number(margin) and 0 < margin <= 2):
-        raise UserError(
-            f"margin must be in (0, 2], not {margin!r}: distances on the unit sphere are at most 2"
-        )
-
-
-SAMPLERS: Registry[Sampler] = registry("sampler")
+SAMPLERS: Registry[Sampler] = registry("sampler", Sampler)
 """The samplers by their letters."""
 
 
 @SAMPLERS.register("R")
 @dataclass(frozen=True)
-class Random:
-    """R: the partner and a uniform negative.
+class Random(Sampler):
+    """R: the partner and a uniform negative."""
 
-    >>> batch = Batch.of(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-    >>> Random()(batch, generator=torch.Generator().manual_seed(0)).positive
-    tensor([1, 3])
-    """
+    name = "R"
 
-    letter: ClassVar[str] = "R"
-
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
-        rows = _rows(batch, generator)
-        return Triplets(rows.anchor, rows.partner, _draw(rows.other, generator))
+        return Triplets(batch.anchors, batch.partners(generator), draw_columns(batch.other, generator))
 
 
 @SAMPLERS.register("M")
 @dataclass(frozen=True)
-class Semihard:
-    """M: the partner and a uniform negative among those with d(a, p) < d(a, n) < d(a, p) + `margin`.
+class Semihard(Sampler):
+    """M: the partner and a uniform negative among those with d(a, p) < d(a, n) < d(a, p) + `margin`."""
 
-    >>> Semihard()
-    Semihard(margin=0.2)
-    """
-
-    letter: ClassVar[str] = "M"
+    name = "M"
     margin: float = 0.2
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
 
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
-        rows = _rows(batch, generator)
-        near = rows.dist.gather(1, rows.partner[:, None])
-        band = rows.other & (rows.dist > near) & (rows.dist < near + self.margin)
-        return Triplets(rows.anchor, rows.partner, _draw(_or_else(band, rows.other), generator))
+        partner = batch.partners(generator)
+        near = batch.rows.gather(1, partner[:, None])
+        band = batch.other & (batch.rows > near) & (batch.rows < near + self.margin)
+        return Triplets(batch.anchors, partner, draw_columns(_or_else(band, batch.other), generator))
 
 
 @SAMPLERS.register("S")
 @dataclass(frozen=True)
-class Softhard:
+class Softhard(Sampler):
     """S: a positive beyond the nearest negative and a negative within the farthest positive, both uniform.
 
     Where no positive is beyond the nearest negative, any of the class is drawn: with `itself`, as the
     reference has it, the anchor too.
-
-    >>> Softhard()
-    Softhard(itself=False)
     """
 
-    letter: ClassVar[str] = "S"
+    name = "S"
     itself: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.itself, bool):
-            raise UserError(f"itself is True or False, not {self.itself!r}")
+        instance("itself", self.itself, bool)
 
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
-        rows = _rows(batch, generator)
-        nearest = rows.dist.masked_fill(~rows.other, torch.inf).amin(1, keepdim=True)
-        farthest = rows.dist.masked_fill(~rows.same, -torch.inf).amax(1, keepdim=True)
-        kin = rows.same
-        if self.itself:
-            kin = kin.scatter(1, rows.anchor[:, None], True)
-        positive = _or_else(rows.same & (rows.dist > nearest), kin)
-        negative = _or_else(rows.other & (rows.dist < farthest), rows.other)
-        return Triplets(rows.anchor, _draw(positive, generator), _draw(negative, generator))
+        batch.partners(generator)  # S needs none, but its recorded draws follow this one
+        nearest = batch.rows.masked_fill(~batch.other, torch.inf).amin(1, keepdim=True)
+        farthest = batch.rows.masked_fill(~batch.same, -torch.inf).amax(1, keepdim=True)
+        kin = ~batch.other if self.itself else batch.same
+        positive = _or_else(batch.same & (batch.rows > nearest), kin)
+        negative = _or_else(batch.other & (batch.rows < farthest), batch.other)
+        return Triplets(batch.anchors, draw_columns(positive, generator), draw_columns(negative, generator))
 
 
 @SAMPLERS.register("D")
 @dataclass(frozen=True)
-class Distance:
+class Distance(Sampler):
     """D: the partner and a negative drawn against the density of distances on the sphere.
 
     log w = (2 − D)·log d − (D − 3)/2·log(1 − d²/4), without a cut-off; D is the length of the embeddings.
-
-    >>> Distance()
-    Distance()
     """
 
-    letter: ClassVar[str] = "D"
+    name = "D"
 
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
-        rows = _rows(batch, generator)
         # The ends, a copy of the anchor and its opposite, would have infinite weight.
-        d = rows.dist.to(wide_dtype(rows.dist.device)).clamp(1e-6, 2 - 1e-6)
+        d = batch.rows.to(wide_dtype(batch.rows.device)).clamp(1e-6, 2 - 1e-6)
         log = (2 - batch.dim) * d.log() - (batch.dim - 3) / 2 * (1 - d.square() / 4).log()
-        log = log.masked_fill(~rows.other, -torch.inf)
+        log = log.masked_fill(~batch.other, -torch.inf)
         weight = (log - log.amax(1, keepdim=True)).exp()
-        return Triplets(rows.anchor, rows.partner, _draw(weight, generator))
+        return Triplets(batch.anchors, batch.partners(generator), draw_columns(weight, generator))
 
 
 @SAMPLERS.register("H")
 @dataclass(frozen=True)
-class Hardest:
-    """H: the partner and the nearest negative.
+class Hardest(Sampler):
+    """H: the partner and the nearest negative."""
 
-    >>> Hardest()
-    Hardest()
-    """
+    name = "H"
 
-    letter: ClassVar[str] = "H"
-
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return one triplet for each anchor of the `batch`, drawn with the `generator`."""
-        rows = _rows(batch, generator)
-        negative = rows.dist.masked_fill(~rows.other, torch.inf).argmin(1)
-        return Triplets(rows.anchor, rows.partner, negative)
-
-
-class _Rows(NamedTuple):
-    """What each anchor sees of the batch: (T,) positions, (T, N) distances and (T, N) masks."""
-
-    anchor: Tensor
-    partner: Tensor
-    dist: Tensor
-    same: Tensor
-    other: Tensor
-
-
-def _rows(batch: Batch, generator: torch.Generator) -> _Rows:
-    dist, labels = batch.distances, batch.labels.to(batch.distances.device)
-    same = labels[:, None] == labels
-    other = ~same
-    same.fill_diagonal_(False)
-    anchor = find_anchors(labels)
-    if _in_pairs(labels):
-        return _Rows(anchor, anchor + 1, dist[0::2], same[0::2], other[0::2])
-    same = same[anchor]
-    return _Rows(anchor, _draw(same, generator), dist[anchor], same, other[anchor])
+        negative = batch.rows.masked_fill(~batch.other, torch.inf).argmin(1)
+        return Triplets(batch.anchors, batch.partners(generator), negative)
 
 
 def _or_else(wanted: Tensor, fallback: Tensor) -> Tensor:
     """Replace each empty row of a (T, N) mask by the fallback's."""
     return torch.where(wanted.any(1, keepdim=True), wanted, fallback)
-
-
-def _draw(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw one column for each row of (T, N) weights, in proportion to them."""
-    wide = wide_dtype(weight.device)
-    edges = weight.to(wide).cumsum(1)
-    # One number an anchor, made where the generator lives: the same triplets on every device.
-    u = torch.rand(len(weight), 1, generator=generator, device=generator.device, dtype=torch.float64)
-    # Below 1 after rounding too: a point at the last edge would be an image without weight.
-    u = u.to(weight.device, wide).clamp_max(1 - torch.finfo(wide).eps)
-    return torch.searchsorted(edges, u * edges[:, -1:], right=True).squeeze(1)

@@ -8,9 +8,11 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 _SHOWN = 5  # of many items
+
+T = TypeVar("T")
 
 
 class UserError(ValueError):
@@ -46,7 +48,7 @@ def printable(text: str) -> str:
 
 def _visible(found: re.Match[str]) -> str:
     code = ord(found[0])
-    return f"\\x{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02x}"  # bytes stand behind 0xDC00
+    return f"\\x{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02x}"  # bytes follow 0xDC00
 
 
 def one_line(text: str) -> str:
@@ -169,10 +171,33 @@ def number(
     raise _wrong(name, value, allowed, why)
 
 
+def instance(name: str, value: object, kind: type[T], *, why: str = "") -> T:
+    """Return `value`; reject all but an instance of `kind`.
+
+    `name` is the argument, or what returned the value; `why` the reason or advice that ends the message.
+
+    >>> instance("source", "S", dict)
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: source must be a dict, not 'S'
+    """
+    if isinstance(value, kind):
+        return value
+    raise _wrong(name, value, a(kind.__name__), why)
+
+
 def _wrong(name: str, value: object, allowed: str, why: str) -> UserError:
-    return UserError(
-        f"{name} must be {allowed}, not {brief(value)}{why and f': {why}'}", parameter=name.split()[0]
-    )
+    text = f"{name} must be {allowed}, not {describe(value)}{why and f': {why}'}"
+    return UserError(text, parameter=name if name.isidentifier() else None)
+
+
+def a(noun: str) -> str:
+    """Return `noun` with its indefinite article.
+
+    >>> a("list"), a("int")
+    ('a list', 'an int')
+    """
+    return f"{'an' if noun[:1] in 'aeiouAEIOU' else 'a'} {noun}"
 
 
 def describe(value: object) -> str:
@@ -184,7 +209,7 @@ def describe(value: object) -> str:
     >>> describe(np.zeros((3, 2)))
     'an array, float64 of shape (3, 2)'
 
-    A tensor is told alike: float32 of shape (3, 2).
+    A tensor is float32 of shape (3, 2).
     """
     if value is None or isinstance(value, str | Real):
         return brief(value)
@@ -194,8 +219,7 @@ def describe(value: object) -> str:
     if shape is not None and dtype:
         kind = "" if dtype.startswith("torch.") else "an array, "
         return f"{kind}{dtype.removeprefix('torch.')} of shape {tuple(shape)}"
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeiouAEIO' else 'a'} {kind}"
+    return a(type(value).__name__)
 
 
 def shorten(items: Sequence[object]) -> str:
@@ -243,27 +267,8 @@ def _without_middle(text: str, kept: int) -> str:
     return f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}"
 
 
-def parameters(lead: str = "", **given: float | None) -> str:
-    """Return the parameters that are `given`, after `lead`, as they are written in a defense's name.
-
-    >>> parameters(λ=0.05, γ=None), parameters(lead=",", ξ=0.1)
-    ('λ=0.05', ',ξ=0.1')
-    """
-    text = ",".join(f"{name}={float(value)!r}" for name, value in given.items() if value is not None)
-    return lead + text if text else ""
-
-
-def called(part: object) -> str:
-    """Return what a `part` is called in messages: its name if it is a function, else that of its class.
-
-    >>> called(shorten), called(0.5)
-    ('shorten', 'float')
-    """
-    return str(getattr(part, "__name__", type(part).__name__))
-
-
 def check_signature(who: str, method: Callable[..., Any], written: str) -> None:
-    """Refuse a `method` that cannot be called as its contract says.
+    """Reject a `method` that cannot be called as its contract says.
 
     `who` is its name in the message, `written` its parameters, such as ``"batch, *, generator"``.
 

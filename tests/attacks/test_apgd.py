@@ -323,19 +323,6 @@ def test_a_network_in_double_precision_leaves_pixels_as_they_are() -> None:
 # What cannot be
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"restarts": 0}, "restarts must be a whole number of at least 1, not 0"),
-        ({"restarts": 1.5}, "restarts must be a whole number of at least 1, not 1.5"),
-        ({"random_start": 1}, "random_start must be True or False, not 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        APGD(**options)  # type: ignore[arg-type]
-
-
 def test_broken_gradients_and_inference_mode_are_refused() -> None:
     x, budget = images(), budget_of("linf")
 

@@ -23,13 +23,6 @@ def test_a_stream_depends_on_seed_purpose_and_number_alone() -> None:
     assert len({*seen, tuple(first[0].tolist()), tuple(second[0].tolist())}) == 6
 
 
-@pytest.mark.parametrize(
-    "numbers", [range(5, 8), np.arange(5, 8), torch.arange(5, 8), (5, 6, 7)], ids=lambda n: type(n).__name__
-)
-def test_a_query_number_may_come_from_anywhere(numbers: range) -> None:
-    assert torch.equal(Draws(0, "x", numbers).uniform(3), Draws(0, "x", [5, 6, 7]).uniform(3))
-
-
 def test_rows_draw_from_their_own_streams_and_leave_the_others_alone() -> None:
     for kind in ("uniform", "normal", "signs"):
         some, alone = Draws(0, "x", range(4)), Draws(0, "x", [2])

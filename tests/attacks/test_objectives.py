@@ -285,24 +285,6 @@ def test_strict_means_leave_out_the_query_and_its_target_by_index(name: str) -> 
     assert found == pytest.approx(wanted[name] / 3)
 
 
-@pytest.mark.parametrize("sign", "+-")
-@pytest.mark.parametrize("protocol", ["strict", "reference"])
-def test_sp_qa_without_weight_is_qa(
-    sign: str, protocol: str, gallery: Gallery, queries: Queries, moved: Tensor
-) -> None:
-    for m in (1, 3):
-        free = attack(f"SP-QA{sign}", protocol=protocol, xi=0, m=m)
-        plain = attack(f"QA{sign}", protocol=protocol, m=m)
-        index = aimed(free, queries, gallery)
-        found = []
-        for which, at in ((free, index), (plain, index[:, :m])):
-            leaf = moved.clone().requires_grad_()
-            value = which.objective(leaf, which.aim(at, queries, gallery), queries, gallery)
-            found.append((value.detach(), *torch.autograd.grad(value.sum(), leaf)))
-        assert plain.measure(moved, which.aim(at, queries, gallery), queries, gallery).keys() == {plain.name}
-        torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
-
-
 def test_es_begins_a_tiny_way_off() -> None:
     images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     kept = images.clone()
@@ -367,8 +349,3 @@ def test_all_others_begin_at_the_image_and_are_read_at_the_end() -> None:
                 which = attack(name, protocol=protocol)
                 assert which.start(torch.rand(2, 1, 3, 3), draws=Draws(0, "x", range(2))) is None
                 assert which.read_early == ()
-
-
-def test_es_is_read_early_by_the_reference_alone() -> None:
-    assert attack("ES", protocol="reference").read_early == ("ES:D",)
-    assert attack("ES").read_early == ()

@@ -209,19 +209,6 @@ def test_pgd_is_the_pgd_of_training(name: str) -> None:
     assert (task.value(wanted) <= task.value(images) + 1e-9).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("name", ["CA-", "QA+", "ES", "LTM", "GTM"])
-@pytest.mark.parametrize("random_start", [False, True])
-def test_restarts_are_never_worse_than_one_and_sometimes_better(name: str, random_start: bool) -> None:
-    task = Task(attack(name), Smooth())
-    with frozen(task.network):
-        found = [task.run(PGD(restarts=n, random_start=random_start)) for n in (1, 2, 5)]
-    values = [task.value(x) for x in found]
-    assert (values[1] <= values[0]).all()
-    assert (values[2] <= values[1]).all()
-    assert (values[2] < values[0]).any()
-    assert all(within(x, task.images[:10]) for x in found)
-
-
 @pytest.mark.parametrize("name", ["ES", "LTM", "GTM"])
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_best_keeps_the_lowest_point_of_every_query_s_way(name: str, restarts: int) -> None:
@@ -291,15 +278,6 @@ def test_random_starts_lie_inside_the_ball_and_fill_it(search: PGD) -> None:
         assert offset.max() > 0.9
         assert abs(offset.mean()) < 0.2
         assert not any(torch.equal(x, other) for other in starts[:i])
-
-
-def test_restarts_leave_single_precision_as_it_is() -> None:
-    images = pixels(torch.float32)[:4]
-    found = PGD(restarts=2)(
-        Problem(images, lambda x, rows: x.flatten(1).square().sum(1), BUDGET, Draws(0, "x", range(4)))
-    )
-    assert found.dtype == torch.float32
-    assert (found - images).abs().max() <= BUDGET.eps + 1e-6
 
 
 # Without gradients
@@ -407,15 +385,6 @@ def test_by_trial_asks_for_images_only(search: Search) -> None:
     assert max(high for _, high in seen) <= 1
 
 
-@pytest.mark.parametrize("search", [NES(samples=800), SPSA(samples=800)])
-def test_by_trial_finds_the_slope_of_a_plane(search: Search) -> None:
-    images = torch.full((2, 1, 5, 5), 0.5)
-    slope = torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)).sign()
-    draws, budget = Draws(0, "plane", range(2)), Budget(eps=0.1, alpha=0.1, steps=1)
-    moved = search(Problem(images, lambda x, rows: (x * slope[rows]).flatten(1).sum(1), budget, draws))
-    torch.testing.assert_close(moved, images - 0.1 * slope.sign())
-
-
 @pytest.mark.parametrize("search", [NES(samples=2), SPSA(samples=2)])
 def test_by_trial_works_in_inference_mode(search: Search) -> None:
     task = Task(attack("QA+"), Smooth())
@@ -442,15 +411,3 @@ def test_transfer_searches_on_the_surrogate() -> None:
         with frozen(surrogate):
             assert torch.equal(task.run(search), task.run(inner))
     assert Transfer(surrogate=surrogate).search == PGD()
-
-
-def test_what_is_found_on_a_like_network_carries_over() -> None:
-    network, surrogate = Smooth(), Smooth()
-    with torch.no_grad():
-        surrogate.one.add_(torch.randn(25, 12, generator=torch.Generator().manual_seed(3)), alpha=0.02)
-    search = Transfer(surrogate=surrogate)
-    task, under = Task(attack("TMA"), surrogate), Task(attack("TMA"), network)
-    with frozen(surrogate), frozen(network):
-        moved = task.run(search)
-        assert under.value(moved).mean() < under.value(under.images[:10]).mean() - 0.05
-        assert under.value(under.run(PGD())).mean() < under.value(moved).mean()

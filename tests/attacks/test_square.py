@@ -258,12 +258,3 @@ def test_the_smallest_images(norm: Norm, shape: tuple[int, int, int]) -> None:
     assert ((way * (found - x)).sum((1, 2, 3)) < 0).all()
     if norm == "linf":
         torch.testing.assert_close(found, x - 0.1 * way.sign())
-
-
-@pytest.mark.parametrize(
-    ("trials", "message"),
-    [(0, "trials must be a whole number of at least 1, not 0"), (2.5, "of at least 1, not 2.5")],
-)
-def test_what_cannot_be_is_refused(trials: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Square(trials=trials)

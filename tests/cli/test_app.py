@@ -74,7 +74,11 @@ def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
     assert shown == [f"{records[n][score]:.1f}" for n in DEFENSES for score in ("R@1", "ERS", "misrank")]
     assert len(page.all("article", "shot")) == 2 * 9 * 6
     assert all(page.has(name) for name in ("worst", "map", "training"))
-    assert page.by_id("tested").text.count("chosen on validation images") == 2
+    # A validation set of few digits is ranked as well by many weights: then the last ones are evaluated.
+    weights = [record.network.weights for record in records.values()]
+    assert all(
+        page.by_id("tested").text.count(chosen) == weights.count(chosen) for chosen in weights if chosen
+    )
 
     second, again = demo()
     assert again == files, "something was made anew"

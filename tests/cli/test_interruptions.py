@@ -216,7 +216,7 @@ def test_an_error_in_a_worker_is_told_and_leaves_what_is_finished(
     (folder / "broken").touch()
     said = command(*arguments, "--devices", 2)
     assert said.code == 1
-    assert said.err.startswith("error: your own code failed")
+    assert said.err.startswith("error: the network failed on images of shape (3, 3, 8, 8)")
     assert said.err.count("Traceback") == 1
     assert f'File "{folder / "slow.py"}", line ' in said.err
     assert said.err.endswith("ValueError: this network has no [bold] gradient\n")

@@ -27,22 +27,23 @@ from robustmetric.attacks import DISTANCE, Column, RankingAttack, Search
 from robustmetric.data import ImageSet, load
 from robustmetric.destination import Destination
 from robustmetric.evaluation import Verdict
-from robustmetric.triplets import Random
+from robustmetric.losses import Term
+from robustmetric.triplets import Random, Sampler
 
 
-class Near:
+class Near(Sampler):
     """A sampler."""
 
-    def __call__(self, batch, *, generator):
+    def draw(self, batch, *, generator):
         return Random()(batch, generator=generator)
 
 
 class Halfway(Destination):
-    def forward(self, mined, *, generator):
+    def hardness(self, mined, *, generator):
         return mined.hardness / 2
 
 
-class Pull:
+class Pull(Term):
     """A term."""
 
     roles = ("a", "a~")
@@ -50,7 +51,7 @@ class Pull:
     def __init__(self, weight=0.5):
         self.weight = weight
 
-    def __call__(self, embeddings, *, margin):
+    def loss(self, embeddings, *, margin):
         return self.weight * (embeddings["a"] - embeddings["a~"]).square().sum(1).mean()
 
 
@@ -345,7 +346,7 @@ def mute(findings):
 
 
 class Long(Halfway):
-    def forward(self, mined, *, generator):
+    def hardness(self, mined, *, generator):
         return mined.hardness[:1].new_zeros(3)
 
 
@@ -354,8 +355,8 @@ class Lost(Plain):
         return 0.5
 
 
-class Lone:
-    def __call__(self, batch, *, generator):
+class Lone(Near):
+    def draw(self, batch, *, generator):
         return None
 """
 
@@ -388,9 +389,9 @@ def test_a_breach_in_an_evaluation_names_the_method(
 @pytest.mark.parametrize(
     ("defense", "told"),
     [
-        ("HM[S,breaches.py:Long]", ["Long.forward returned", "(3,)"]),
-        ("breaches.py:Lost", ["Lost.step returned a float", "Step"]),
-        ("N/A[breaches.py:Lone]", ["Lone", "returned", "Triplets"]),
+        ("HM[S,breaches.py:Long]", ["Long.hardness returned", "(3,)"]),
+        ("breaches.py:Lost", ["what Lost.step returns must be a Step, not 0.5"]),
+        ("N/A[breaches.py:Lone]", ["what Lone.draw returns must be a Triplets, not None"]),
     ],
 )
 def test_a_breach_in_a_training_names_the_method(defense: str, told: list[str], home: Path) -> None:

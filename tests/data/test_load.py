@@ -130,14 +130,16 @@ def test_a_missing_root_is_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NEED_ROOT, "fashion-mnist"])
 def test_a_root_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"there is no .*nowhere for {name}; give .*that holds"):
+    with pytest.raises(
+        (FileNotFoundError, rm.UserError), match=rf"there is no .*nowhere for {name}; give .*that holds"
+    ):
         load(name, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", sorted({*NEED_ROOT, "fashion-mnist"} - {"csv"}))
 def test_a_root_that_is_a_file_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FileNotFoundError, match=f"there is no directory .*file for {name}"):
+    with pytest.raises(rm.UserError, match=f"there is no directory .*file for {name}"):
         load(name, tmp_path / "file")
 
 

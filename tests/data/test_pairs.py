@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
 from robustmetric.data.pairs import (
-    Batch,
     ImageArray,
     ImageLoader,
     PairLoader,
@@ -110,7 +109,7 @@ def test_a_loader_pairs_an_image_with_itself_if_it_is_told_to() -> None:
 
     def epoch(*, itself: bool) -> list[tuple[list[float], list[float]]]:
         loader = PairLoader(pixels, labels, pairs=10, seed=0, crop=4, itself=itself)
-        images = [image for batch in loader for image in (batch.images[:, :, 0, 0] * 255).round().tolist()]
+        images = [image for batch, _ in loader for image in (batch[:, :, 0, 0] * 255).round().tolist()]
         return list(zip(images[0::2], images[1::2], strict=True))
 
     assert all(a[0] != p[0] for a, p in epoch(itself=False))
@@ -161,7 +160,7 @@ def test_crops_are_others_in_each_epoch() -> None:
     # All images are alike: only where they are cut differs.
     pixels = np.broadcast_to(np.arange(12, dtype=np.uint8)[:, None, None], (40, 12, 12, 1))
     loader = PairLoader(pixels, torch.arange(8).repeat(5), pairs=8, seed=5, crop=7)
-    first, second = ([batch.images[:, 0, 0, 0].tolist() for batch in loader] for _ in range(2))
+    first, second = ([images[:, 0, 0, 0].tolist() for images, _ in loader] for _ in range(2))
     assert first != second
 
 
@@ -171,13 +170,13 @@ def test_goes_on_from_where_it_is_told() -> None:
     whole = PairLoader(pixels, labels, pairs=8, seed=1, crop=4, flip=True)
     first, second = list(whole), list(whole)
     assert len(first) == len(second) == len(whole) == 5
-    assert not torch.equal(first[0].images, second[0].images)
+    assert not torch.equal(first[0][0], second[0][0])
     later = PairLoader(pixels, labels, pairs=8, seed=1, crop=4, flip=True, progress=lambda: (1, 3))
     rest = list(later)
     assert len(rest) == 2
     for mine, other in zip(rest, second[3:], strict=True):
-        assert torch.equal(mine.images, other.images)
-        assert torch.equal(mine.labels, other.labels)
+        assert torch.equal(mine[0], other[0])
+        assert torch.equal(mine[1], other[1])
 
 
 def test_wrong_settings_are_refused() -> None:
@@ -196,8 +195,8 @@ def photos(count: int = 40, size: int = 12, channels: int = 3) -> tuple[np.ndarr
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8), torch.arange(8).repeat(5)
 
 
-def shown(*epochs: Iterable[Batch]) -> torch.Tensor:
-    return torch.cat([batch.images for epoch in epochs for batch in epoch])
+def shown(*epochs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    return torch.cat([images for epoch in epochs for images, _ in epoch])
 
 
 def test_without_zoom_and_jitter_batches_are_as_they_ever_were() -> None:
@@ -374,10 +373,10 @@ def test_an_image_loader_gives_the_array_in_its_order() -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (10, 6, 6, 1), dtype=np.uint8)
     loader = ImageLoader(pixels, torch.arange(10), batch=4, crop=4)
     batches = list(loader)
-    assert [len(batch.images) for batch in batches] == [4, 4, 2]
+    assert [len(images) for images, _ in batches] == [4, 4, 2]
     assert len(loader) == 3
-    assert torch.equal(torch.cat([batch.images for batch in batches]), ImageArray(pixels, 4)[:])
-    assert torch.equal(torch.cat([batch.labels for batch in batches]), torch.arange(10))
+    assert torch.equal(torch.cat([images for images, _ in batches]), ImageArray(pixels, 4)[:])
+    assert torch.equal(torch.cat([labels for _, labels in batches]), torch.arange(10))
 
 
 @pytest.mark.parametrize("size", [(6, 6), (6, 9), (9, 6)])
@@ -399,10 +398,10 @@ def test_loaders_read_the_rows_that_they_are_given_alone(tmp_path: Path) -> None
     found = list(loader)
     assert len(found) == len(expected) == len(loader)
     for mine, other in zip(found, expected, strict=True):
-        assert torch.equal(mine.images, other.images)
-        assert torch.equal(mine.labels, other.labels)
+        assert torch.equal(mine[0], other[0])
+        assert torch.equal(mine[1], other[1])
     scored = ImageLoader(mapped, labels, batch=16, rows=rows, crop=4)
     batches = list(scored)
     assert len(batches) == len(scored)
-    assert torch.equal(torch.cat([batch.images for batch in batches]), ImageArray(pixels[rows], 4)[:])
-    assert torch.equal(torch.cat([batch.labels for batch in batches]), labels[rows])
+    assert torch.equal(torch.cat([images for images, _ in batches]), ImageArray(pixels[rows], 4)[:])
+    assert torch.equal(torch.cat([labels for _, labels in batches]), labels[rows])

@@ -107,48 +107,17 @@ def with_pixel(value: float) -> Tensor:
     return images
 
 
-IMAGES: dict[str, tuple[Any, list[str]]] = {
-    "no channels": (
-        batch()[0][:, 0],
-        ["images have shape (8, 4, 4)", "they must have shape (N, C, H, W)"],
-    ),
-    "one image": (batch()[0][0], ["images have shape (1, 4, 4)", "they must have shape (N, C, H, W)"]),
-    "five dimensions": (
-        batch()[0][None],
-        ["images have shape (1, 8, 1, 4, 4)", "they must have shape (N, C, H, W)"],
-    ),
-    "8 bits": (
-        (batch()[0] * 255).byte(),
-        ["images must be a floating-point tensor, not torch.uint8", "images.float() / 255"],
-    ),
-    "integers": (
-        batch()[0].long(),
-        ["images must be a floating-point tensor, not torch.int64", "images.float() / 255"],
-    ),
-    "an array": (batch()[0].numpy(), ["images must be a floating-point tensor, not ndarray"]),
-    "a list": ([batch()[0][0]], ["images must be a floating-point tensor, not list"]),
-    "no pixels": (torch.rand(8, 1, 0, 4), ["images have shape (8, 1, 0, 4)", "nothing in them"]),
-    "up to 255": (
-        with_pixel(1.0) * 255,
-        ["pixels are in [0, 255]", "must be in [0, 1]", "divide 8-bit images by 255"],
-    ),
-    "a little too bright": (with_pixel(1.25), ["pixels are in [0, 1.25]", "must be in [0, 1]"]),
-    "standardised": (
-        with_pixel(1.0) * 4.5 - 2,
-        ["pixels are in [-2, 2.5]", "must be in [0, 1]", "leave the normalisation", "to the network"],
-    ),
-    "below zero": (with_pixel(-0.125), ["pixels are in [-0.125, ", "must be in [0, 1]"]),
-    "NaN": (with_pixel(math.nan), ["pixels hold NaN", "must be in [0, 1]"]),
-    "infinite": (with_pixel(math.inf), ["pixels are in [0, inf]", "must be in [0, 1]"]),
-}
-
-
-@pytest.mark.parametrize("case", IMAGES)
-def test_wrong_images_are_refused(case: str) -> None:
-    images, says = IMAGES[case]
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        (batch()[0][:, 0], "images have shape (8, 4, 4)"),
+        ((batch()[0] * 255).byte(), "images must be a floating-point tensor, not torch.uint8"),
+        (with_pixel(1.0) * 4.5 - 2, "pixels are in [-2, 2.5]"),
+    ],
+)
+def test_wrong_images_never_reach_the_network(images: Tensor, says: str) -> None:
     model = Net()
-    message = refused("HM[S,LGA]&ICS", model, images, LABELS)
-    assert [part for part in says if part not in message] == []
+    assert says in refused("HM[S,LGA]&ICS", model, images, LABELS)
     assert model.calls == 0
 
 
@@ -161,41 +130,19 @@ def test_an_empty_batch_is_refused() -> None:
 
 # --- labels -----------------------------------------------------------------------------------------------
 
-CLASSES: dict[str, tuple[Any, list[str]]] = {
-    "too few": (
-        LABELS[:7],
-        ["labels have shape (7,) for 8 images", "must have shape (8,)", "one class for each"],
-    ),
-    "none": (LABELS[:0], ["labels have shape (0,) for 8 images", "must have shape (8,)"]),
-    "too many": (LABELS.repeat(2), ["labels have shape (16,) for 8 images", "must have shape (8,)"]),
-    "a column": (LABELS[:, None], ["labels have shape (8, 1) for 8 images", "must have shape (8,)"]),
-    "one for all": (torch.tensor(3), ["labels have shape () for 8 images", "must have shape (8,)"]),
-    "floats": (
-        LABELS.float(),
-        ["labels must be a tensor of integers, not torch.float32", "torch.as_tensor(labels).long()"],
-    ),
-    "a list": (
-        LABELS.tolist(),
-        ["labels must be a tensor of integers, not list", "torch.as_tensor(labels).long()"],
-    ),
-    "an array": (LABELS.numpy(), ["labels must be a tensor of integers, not ndarray"]),
-    "one class": (
-        torch.full((8,), 4),
-        ["all 8 images are of class 4", "needs a negative", "at least two classes in a batch"],
-    ),
-    "no pair": (
-        torch.arange(8),
-        ["no two of the 8 images share a class", "needs a positive", "at least two images of some class"],
-    ),
-}
 
-
-@pytest.mark.parametrize("case", CLASSES)
-def test_wrong_labels_are_refused(case: str) -> None:
-    labels, says = CLASSES[case]
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (LABELS[:7], "labels have shape (7,) for 8 images"),
+        (LABELS.tolist(), "labels must be a tensor of integers, not list"),
+        (torch.full((8,), 4), "all 8 images are of class 4"),
+        (torch.arange(8), "no two of the 8 images share a class"),
+    ],
+)
+def test_wrong_labels_never_reach_the_network(labels: Any, says: str) -> None:
     model = Net()
-    message = refused("HM[S,LGA]&ICS", model, batch()[0], labels)
-    assert [part for part in says if part not in message] == []
+    assert says in refused("HM[S,LGA]&ICS", model, batch()[0], labels)
     assert model.calls == 0
 
 
@@ -209,46 +156,20 @@ def poison(z: Tensor, value: float) -> Tensor:
     return z + mask
 
 
-NETWORKS: dict[str, tuple[Callable[[Net, Tensor], object], list[str]]] = {
-    "a tuple": (
-        lambda net, z: (z, z),
-        ["the network returned a tuple", "one (N, D) tensor of embeddings", "wrap it in a module"],
-    ),
-    "a dict": (lambda net, z: {"embedding": z}, ["the network returned a dict", "wrap it in a module"]),
-    "nothing": (lambda net, z: None, ["the network returned a NoneType", "wrap it in a module"]),
-    "a map of features": (
-        lambda net, z: z[:, :, None, None],
-        ["a tensor of shape (8, 6, 1, 1) for 8 images", "it must return (8, D)", "flatten or pool"],
-    ),
-    "one number an image": (lambda net, z: z[:, 0], ["shape (8,) for 8 images", "it must return (8, D)"]),
-    "a row too few": (lambda net, z: z[1:], ["shape (7, 6) for 8 images", "it must return (8, D)"]),
-    "a row for all": (lambda net, z: z.mean(0, keepdim=True), ["shape (1, 6) for 8 images"]),
-    "NaN": (
-        lambda net, z: poison(z, math.nan),
-        ["2 of 8 embeddings hold NaN or infinity", "diverged", "lower the learning rate"],
-    ),
-    "infinity": (lambda net, z: poison(z, math.inf), ["2 of 8 embeddings hold NaN or infinity", "diverged"]),
+NETWORKS: dict[str, tuple[Callable[[Net, Tensor], object], str]] = {
+    "a row too few": (lambda net, z: z[1:], "the network returned a tensor of shape ("),
+    "NaN": (lambda net, z: poison(z, math.nan), "embeddings hold NaN or infinity"),
 }
 
 
-@pytest.mark.parametrize("case", NETWORKS)
-def test_a_wrong_network_is_refused(case: str) -> None:
-    spoil, says = NETWORKS[case]
-    model = Net(spoil)
-    message = refused("N/A[R]", model, *batch())
-    assert [part for part in says if part not in message] == []
-    assert model.calls == 1
-
-
+@pytest.mark.parametrize("call", [1, 3])
 @pytest.mark.parametrize("name", ATTACKING)
-@pytest.mark.parametrize("case", ["a row too few", "NaN"])
-def test_a_network_that_goes_wrong_within_pgd_is_refused(name: str, case: str) -> None:
+@pytest.mark.parametrize("case", NETWORKS)
+def test_a_network_that_goes_wrong_in_mining_or_in_pgd_is_refused(name: str, case: str, call: int) -> None:
     spoil, says = NETWORKS[case]
-    model = Net(lambda net, z: spoil(net, z) if net.calls == 3 else z)
-    message = refused(name, model, *batch())
-    # The number of images differs within PGD; what was wrong is said in the same words.
-    assert ("the network returned a tensor of shape (" if "shape (" in says[0] else says[-1]) in message
-    assert model.calls == 3
+    model = Net(lambda net, z: spoil(net, z) if net.calls == call else z)
+    assert says in refused(name, model, *batch())
+    assert model.calls == call
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -348,34 +269,23 @@ def test_an_interrupt_within_pgd_restores_the_network(name: str) -> None:
 
 # --- settings ---------------------------------------------------------------------------------------------
 
-SETTINGS: list[tuple[str, Any, list[str]]] = [
-    *[
-        ("eps", value, ["eps must be in [0, 1], not ", "pixels are in [0, 1], so 8 grey levels are 8/255"])
-        for value in (-0.1, 8, math.nan, math.inf)
-    ],
-    *[
-        ("alpha", value, ["alpha must be in (0, 1], not ", "pixels are in [0, 1], so a grey level is 1/255"])
-        for value in (0, 2, math.nan)
-    ],
-    *[
-        ("steps", value, ["steps must be a whole number of at least 1, not "])
-        for value in (0, 2.5, 8.0, True, math.nan, "8", None)
-    ],
-    *[
-        ("margin", value, ["margin must be in (0, 2], not ", "distances on the unit sphere are at most 2"])
-        for value in (0, 2.01, math.nan)
-    ],
-]
 
-
-@pytest.mark.parametrize(("setting", "value", "says"), SETTINGS, ids=lambda part: str(part)[:12])
-def test_wrong_settings_are_refused(setting: str, value: Any, says: list[str]) -> None:
-    given = {setting: value}
-    with pytest.raises(ValueError, match=rf"^{setting} must be") as error:
-        rm.defense("HM[S,LGA]&ICS", **given)
-    message = str(error.value)
-    assert [part for part in says if part not in message] == []
-    assert f"not {value!r}" in message
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("eps", 8, "eps must be in [0, 1], not 8: pixels are in [0, 1], so 8 grey levels are 8/255"),
+        ("alpha", 0, "alpha must be in (0, 1], not 0"),
+        ("alpha", math.nan, "alpha must be in (0, 1], not nan"),
+        ("steps", 8.0, "steps must be a whole number of at least 1, not 8.0"),
+        ("steps", True, "steps must be a whole number of at least 1, not True"),
+        ("margin", 2.01, "margin must be in (0, 2], not 2.01: distances on the unit sphere are at most 2"),
+        ("seed", -1, "seed must be a whole number of at least 0, not -1"),
+        ("seed", "0", "seed must be a whole number of at least 0, not '0'"),
+    ],
+)
+def test_wrong_settings_are_refused(setting: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
+        rm.defense("HM[S,LGA]&ICS", **{setting: value})
 
 
 @pytest.mark.parametrize(
@@ -392,12 +302,6 @@ def test_the_ends_of_what_is_allowed_work(name: str, setting: str, value: Any) -
     assert torch.isfinite(model.last.weight.grad).all()
 
 
-@pytest.mark.parametrize(("given", "says"), [({"eps": 2}, "not 2"), ({"steps": 0}, "not 0")])
-def test_a_budget_of_its_own_is_checked_alike(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=f"{says}$|{says}:"):
-        rm.Budget(**({"eps": 0.1, "alpha": 0.1, "steps": 1} | given))
-
-
 def test_a_pixel_just_beyond_the_end_gets_other_advice() -> None:
     images = with_pixel(1.0)
     images[0, 0, 0, 0] = 1.0000001
@@ -411,28 +315,22 @@ def test_a_network_that_cuts_the_way_to_the_images_is_refused(name: str) -> None
     assert "the embeddings do not depend on the images: take no_grad() and detach() out" in message
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, None, True, "0"])
-def test_a_seed_is_a_whole_number(seed: int) -> None:
-    with pytest.raises(ValueError, match="seed must be a whole number of at least 0, not "):
-        rm.defense("N/A[R]", seed=seed)
-
-
 def test_a_network_is_a_module() -> None:
-    with pytest.raises(ValueError, match=re.escape("the network must be a torch.nn.Module, not a function")):
+    with pytest.raises(ValueError, match=re.escape("the network must be a Module, not a function")):
         rm.defense("N/A[R]")(lambda x: x, with_pixel(1.0), LABELS)
 
 
 def test_parts_put_together_by_hand_are_checked() -> None:
     budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
     wrong: Any = "LGA"
-    with pytest.raises(ValueError, match="a destination is a Destination, not 'LGA'"):
+    with pytest.raises(ValueError, match="destination must be a Destination, not 'LGA'"):
         HardnessManipulation(Softhard(), wrong, budget=budget)
-    with pytest.raises(ValueError, match=r"a term must be an object with roles.* not a str"):
+    with pytest.raises(ValueError, match="a term must be a Term, not 'LGA'"):
         HardnessManipulation(Softhard(), Gradual(), [wrong], budget=budget)
 
     class Broken(Gradual):
         def relative_loss(self) -> Tensor:
             return torch.tensor(math.nan)
 
-    with pytest.raises(ValueError, match="the destination LGA holds NaN or infinity"):
+    with pytest.raises(ValueError, match=r"Broken\.hardness returned NaN or infinity"):
         HardnessManipulation(Softhard(), Broken(), budget=budget)(Net(), with_pixel(1.0), LABELS)

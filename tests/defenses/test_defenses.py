@@ -19,7 +19,7 @@ from robustmetric.defenses.est import shift
 from robustmetric.distance import cross_distance, embed
 from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
-from robustmetric.triplets import Batch, Softhard, Triplets
+from robustmetric.triplets import Batch, Sampler, Softhard, Triplets
 
 pytestmark = pytest.mark.kernels
 
@@ -193,10 +193,10 @@ def test_other_losses_learn_from_the_same_batch(
     assert after < before
 
 
-class First:
+class First(Sampler):
     """A sampler that returns one triplet whatever the number of anchors."""
 
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         return Triplets(*(role[:1] for role in Softhard()(batch, generator=generator)))
 
 

@@ -17,7 +17,7 @@ from robustmetric.destination import Benign, Constant, Destination, Gradual
 from robustmetric.distance import embed, hardness
 from robustmetric.losses import SextupletTerm, triplet_loss
 from robustmetric.perturb import Budget, frozen, project
-from robustmetric.triplets import SAMPLERS, Batch, Mined, Semihard, Softhard, Triplets
+from robustmetric.triplets import SAMPLERS, Batch, Mined, Sampler, Semihard, Softhard, Triplets
 
 pytestmark = pytest.mark.kernels
 
@@ -26,7 +26,7 @@ BUDGET = Budget(eps=16 / 255, alpha=2 / 255, steps=8)
 FIGURES = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
 
 
-class Fixed:
+class Fixed(Sampler):
     """Returns the triplets it was made with; those of the reference have some anchors twice."""
 
     itself = True
@@ -34,7 +34,7 @@ class Fixed:
     def __init__(self, positions: NDArray[Any]) -> None:
         self.triplets = Triplets(*torch.tensor(positions))
 
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         return self.triplets
 
 

@@ -29,7 +29,6 @@ from robustmetric.triplets import (
 
 PUBLISHED = Path(__file__).parent.parent / "golden" / "published.csv"
 Form = Literal["NFC", "NFD"]
-# Derandomised: a failure is due to a change of the code, not to luck.
 thorough = settings(max_examples=150)
 
 
@@ -450,12 +449,12 @@ WRONG = [
     Wrong("HM[S,gB]", "gB", "gB takes a destination to raise, such as gB(M) or gB(M,ξ=0.1)"),
     Wrong("HM[S,]", len("HM[S,"), "unknown destination ''; known: ", DESTINATIONS),
     Wrong("HM[S,-]", "-", "unknown destination '-'; known: ", DESTINATIONS),
-    Wrong("HM[S,LGA(u=1)x]", "x]", "nothing may stand behind the bracket"),
+    Wrong("HM[S,LGA(u=1)x]", "x]", "nothing may follow the bracket"),
     # a bad constant
-    Wrong("HM[S,3]", "3", "a constant destination must be in [-2, 2], the range of hardness, not 3.0"),
-    Wrong("HM[S,-2.5]", "-2.5", "a constant destination must be in [-2, 2], the range of hardness, not -2.5"),
-    Wrong("HM[S,20γ]", "20γ", "a constant destination must be in [-2, 2], the range of hardness, not 4.0"),
-    Wrong("HM[S,gB(3)]", "3", "a constant destination must be in [-2, 2], the range of hardness, not 3.0"),
+    Wrong("HM[S,3]", "3", "a constant destination must be in [-2, 2], not 3.0: the range of hardness"),
+    Wrong("HM[S,-2.5]", "-2.5", "a constant destination must be in [-2, 2], not -2.5: the range of hardness"),
+    Wrong("HM[S,20γ]", "20γ", "a constant destination must be in [-2, 2], not 4.0: the range of hardness"),
+    Wrong("HM[S,gB(3)]", "3", "a constant destination must be in [-2, 2], not 3.0: the range of hardness"),
     Wrong("HM[S,γ/0]", "γ/0", "unknown destination 'γ/0'; known: ", DESTINATIONS),
     Wrong("HM[S,1/0.0]", "1/0.0", "unknown destination '1/0.0'; known: ", DESTINATIONS),
     Wrong("HM[S,γ/γ]", "γ/γ", "unknown destination 'γ/γ'; known: ", DESTINATIONS),
@@ -469,7 +468,7 @@ WRONG = [
     Wrong("HM[S,LGA]&L(a,p,λ=1)", "L(", "unknown term 'L(a,p,λ=1)'", tuple(TERMS)),
     Wrong("HM[S,LGA]&L", len("HM[S,LGA]&"), "unknown term 'L'", tuple(TERMS)),
     Wrong("HM[S,LGA]&ICS x", "ICS x", "unknown term 'ICSx' (did you mean 'ICS'?)", tuple(TERMS)),
-    Wrong("HM[S,LGA]&ICS(λ=1)x", "x", "nothing may stand behind the bracket"),
+    Wrong("HM[S,LGA]&ICS(λ=1)x", "x", "nothing may follow the bracket"),
     # parameter's name
     Wrong("HM[S,LGA(v=1)]", "v", "unknown parameter of LGA 'v'; known: u"),
     Wrong("HM[S,LGA(U=1)]", "U", "unknown parameter of LGA 'U' (did you mean 'u'?); known: u"),
@@ -508,7 +507,7 @@ WRONG = [
     Wrong("&ICS", 0, "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     # terms where their roles do not exist
     Wrong(
-        "N/A[R]&L(a,p,n)", "L(", "HM, ACT and EST take terms behind &; N/A does not, for it perturbs nothing"
+        "N/A[R]&L(a,p,n)", "L(", "HM, ACT and EST take terms after &; N/A does not, for it perturbs nothing"
     ),
     Wrong("ACT[S]& ICS&ICS", "ICS", "ACT leaves the anchor as it is: there is no ã, which ICS takes"),
 ]
@@ -537,11 +536,11 @@ def test_a_wrong_name_is_refused_and_pointed_at(wrong: Wrong) -> None:
 @pytest.mark.parametrize(
     ("name", "piece", "says"),
     [
-        ("HM[S,LGA(u=0)]", "LGA", "u must be a positive number, not 0.0: the loss is clipped at u (γ by def"),
-        ("HM[S,g2(u=-1)]", "g2", "u must be a positive number, not -1.0: the loss is clipped at u"),
-        ("HM[S,LGA(u=nan)]", "LGA", "u must be a positive number, not nan: the loss is clipped at u"),
-        ("HM[S,gB(M,u=inf)]", "gB", "u must be a positive number, not inf: the loss is clipped at u"),
-        ("HM[S,gB(gB(M,ξ=nan))]", "gB(M", "ξ must be a finite number, not nan (0.1 by default)"),
+        ("HM[S,LGA(u=0)]", "LGA", "u must be a number above 0, not 0.0: the loss is clipped at u (γ by def"),
+        ("HM[S,g2(u=-1)]", "g2", "u must be a number above 0, not -1.0: the loss is clipped at u"),
+        ("HM[S,LGA(u=nan)]", "LGA", "u must be a number above 0, not nan: the loss is clipped at u"),
+        ("HM[S,gB(M,u=inf)]", "gB", "u must be a number above 0, not inf: the loss is clipped at u"),
+        ("HM[S,gB(gB(M,ξ=nan))]", "gB(M", "ξ must be a finite number, not nan"),
         ("HM[S,LGA]&ICS(λ=-1)", "ICS", "λ of ICS must be a number of at least 0, not -1.0"),
         ("HM[S,LGA]&ICS(γ=inf)", "ICS", "γ of ICS must be a number of at least 0, not inf"),
         ("HM[S,LGA]&L(a,p,n,λ=nan)", "L(", "λ of L(a,p,n) must be a number of at least 0, not nan"),

@@ -17,8 +17,9 @@ import robustmetric as rm
 from robustmetric.defenses import HardnessManipulation
 from robustmetric.defenses.base import Network
 from robustmetric.destination import Benign, Constant, Destination, Gradual
+from robustmetric.losses import Term
 from robustmetric.registry import registry
-from robustmetric.triplets import Batch, Mined, Softhard, Triplets
+from robustmetric.triplets import Batch, Mined, Sampler, Softhard, Triplets
 from robustmetric.usercode import UserCodeError
 
 FILE = '''
@@ -28,46 +29,47 @@ import torch
 import robustmetric as rm
 from robustmetric.defenses import HardnessManipulation
 from robustmetric.destination import Destination
-from robustmetric.triplets import Random
+from robustmetric.losses import Term
+from robustmetric.triplets import Random, Sampler
 
-class Nearest:
-    """Counts its calls: no two of it are equal once one was called."""
+class Nearest(Sampler):
+    """Counts its calls."""
     def __init__(self, k=1):
         self.k, self.calls = k, 0
-    def __call__(self, batch, *, generator):
+    def draw(self, batch, *, generator):
         self.calls += 1
         return Random()(batch, generator=generator)
 
 @dataclass(frozen=True, slots=True)
-class Slotted:
+class Slotted(Sampler):
     k: int = 1
-    def __call__(self, batch, *, generator):
+    def draw(self, batch, *, generator):
         return Random()(batch, generator=generator)
 
-def drawn(batch, *, generator, k=1):
-    return Random()(batch, generator=generator)
+def drawn(k=1):
+    return Slotted(k)
 
-class Margin:
+class Margin(Sampler):
     def __init__(self, margin):
         self.margin = margin
-    def __call__(self, batch, *, generator):
+    def draw(self, batch, *, generator):
         return Random()(batch, generator=generator)
 
 class Harder(Destination):
     def __init__(self, k=1, text="a"):
         super().__init__()
         self.k, self.text = k, text
-    def forward(self, mined, *, generator):
+    def hardness(self, mined, *, generator):
         return mined.hardness + 0.1 * self.k
 
 def harder(k=3):
     return Harder(k)
 
-class Pull:
+class Pull(Term):
     roles = ("a", "a~")
     def __init__(self, weight=0.5):
         self.weight = weight
-    def __call__(self, embeddings, *, margin):
+    def loss(self, embeddings, *, margin):
         return self.weight * (embeddings["a"] - embeddings["a~"]).square().sum(1).mean()
 
 class Plain(rm.Defense):
@@ -166,7 +168,6 @@ FROM_FILE = [
     "HM[S,<Nearest(k=2)>]",
     "HM[<Nearest>,gB(<Nearest>)]",
     "N/A[<drawn>]",
-    "HM[<drawn>,<drawn>]",
     "HM[S,<Harder>]",
     "HM[S,<Harder(k=2)>]",
     "HM[S,gB(<Harder(k=2)>,ξ=0.2)]",
@@ -292,10 +293,12 @@ def test_another_sampler_perturbs(name: str, pairs: tuple[Tensor, Tensor]) -> No
 
 
 @pytest.mark.parametrize("part", ["Nearest", "Slotted"])
-def test_twins_made_by_hand_leave_every_pixel(part: str, file: Path, pairs: tuple[Tensor, Tensor]) -> None:
+def test_one_sampler_made_by_hand_leaves_every_pixel(
+    part: str, file: Path, pairs: tuple[Tensor, Tensor]
+) -> None:
     kind, _ = registry("sampler").find(f"{file}:{part}")
-    budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
-    assert pixels_kept(HardnessManipulation(kind(), Benign(kind()), budget=budget), pairs)
+    budget, one = rm.Budget(eps=0.1, alpha=0.1, steps=1), kind()
+    assert pixels_kept(HardnessManipulation(one, Benign(one), budget=budget), pairs)
     assert not pixels_kept(HardnessManipulation(kind(), Benign(kind(k=2)), budget=budget), pairs)
 
 
@@ -317,7 +320,7 @@ def refusal(name: str) -> tuple[str, int]:
     [
         ("N/A[n]", "n]", ["unknown sampler 'n'", "did you mean 'N'", "known: D, H, M, N, O, R, S, drawn"]),
         ("N/A[N(z=1)]", "N(", ["sampler 'N'", "'z'", "its options: k"]),
-        ("N/A[drawn(z=1)]", "drawn", ["sampler 'drawn(z=1)'", "no option 'z'", "k"]),
+        ("N/A[drawn(z=1)]", "drawn", ["sampler 'drawn'", "'z'", "its options: k"]),
         ("N/A[N(k)]", "N(", ["'k' must be option=value"]),
         ("N/A[N(k=1,k=2)]", "N(", ["k is given already"]),
         ("HM[S,mime]", "mime", ["unknown destination 'mime'", "did you mean 'mine'", "LGA", "gB(…)", "-γ/2"]),
@@ -332,7 +335,7 @@ def refusal(name: str) -> tuple[str, int]:
         (
             "plain[S]&ICS",
             "ICS",
-            ["HM, ACT and EST take terms behind &; plain does not, for it is derived from none"],
+            ["HM, ACT and EST take terms after &; plain does not, for it is derived from none"],
         ),
         ("own[S]", "S]", ["own takes a source and a destination"]),
         ("HM(k=1)[S,LGA]", "HM", ["'k'"]),
@@ -350,9 +353,9 @@ def test_a_wrong_part_is_refused_and_pointed_at(name: str, at: str, says: list[s
         ("N/A[<Nearst>]", 4, ["unknown name 'Nearst'", "did you mean 'Nearest'", "for the sampler"]),
         ("N/A[<number>]", 4, ["'number'", "is a int", "sampler must be a class or a function"]),
         ("N/A[<Nearest(z=1)>]", 4, ["'z'", "its options: k"]),
-        ("N/A[<Harder>]", 4, ["Harder is a destination", "the sampler"]),
-        ("HM[S,<Pull>]", 5, ["Pull takes", "it must take (batch, *, generator)"]),
-        ("HM[S,LGA]&<Nearest>", 10, ["an object with roles"]),
+        ("N/A[<Harder>]", 4, ["is the class Harder; it must be derived from Sampler"]),
+        ("HM[S,<Pull>]", 5, ["is the class Pull; it must be derived from Destination"]),
+        ("HM[S,LGA]&<Nearest>", 10, ["is the class Nearest; it must be derived from Term"]),
         ("<Nearest>[S]", 0, ["defense", "must be derived from Defense"]),
         ("<Forgetful>", 0, ["Forgetful.__init__ must call super().__init__(source"]),
     ],
@@ -441,17 +444,17 @@ def test_what_a_step_holds_is_counted_and_measured(pairs: tuple[Tensor, Tensor])
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        (None, ["Returns.step returned a NoneType", "robustmetric.Step(loss)"]),
-        (lambda z: z.std(), ["Returns.step returned a Tensor", "robustmetric.Step(loss)"]),
-        (lambda z: rm.Step(ANY["loss"]), ["a loss that is a float", "a scalar floating-point tensor"]),
-        (lambda z: rm.Step(z.std(1)), ["a loss of torch.float32 of shape (64,)", "scalar", "mean()"]),
+        (None, ["must be a Step, not None", "robustmetric.Step(loss)"]),
+        (lambda z: z.std(), ["must be a Step, not float32 of shape ()"]),
+        (lambda z: rm.Step(ANY["loss"]), ["the loss 0.5", "a scalar floating-point tensor"]),
+        (lambda z: rm.Step(z.std(1)), ["the loss float32 of shape (64,)", "scalar", "mean()"]),
         (lambda z: rm.Step(z.std() * math.nan), ["the loss nan", "must be a number"]),
         (lambda z: rm.Step(z.std().detach()), ["a loss without a gradient", "detach()"]),
-        (lambda z: rm.Step(z.std(), ANY["logs"]), ["logs as a list", "dict"]),
+        (lambda z: rm.Step(z.std(), ANY["logs"]), ["logs that", "must be a Mapping, not a list"]),
         (lambda z: rm.Step(z.std(), ANY["text"]), ["'mine' as 'much'", "must be a number"]),
         (lambda z: rm.Step(z.std(), {"mine": z}), ["'mine' as", "must be a number"]),
-        (lambda z: rm.Step(z.std(), embeddings=z[0]), ["embeddings of shape (16,)", "(M, D)"]),
-        (lambda z: rm.Step(z.std(), triplets=ANY["triplets"]), ["triplets as a tuple", "Triplets"]),
+        (lambda z: rm.Step(z.std(), embeddings=z[0]), ["embeddings float32 of shape (16,)", "(M, D)"]),
+        (lambda z: rm.Step(z.std(), triplets=ANY["triplets"]), ["must be a Triplets, not a tuple"]),
     ],
 )
 def test_a_step_that_cannot_be_learned_from_is_told(
@@ -472,15 +475,15 @@ def test_a_defense_without_step_or_sampler_says_so(pairs: tuple[Tensor, Tensor],
     class Silent(rm.Defense):
         pass
 
-    class Before(rm.Defense):
-        def step(self, images: Tensor, labels: Tensor) -> rm.Step:  # type: ignore[override]
-            return rm.Step(images.mean())
-
     budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
     with pytest.raises(rm.UserError, match=r"Silent must implement step\(network, images, labels\)"):
         Silent(budget=budget)(network(), *pairs)
-    with pytest.raises(rm.UserError, match=r"Before\.step takes \(images, labels\); it must take "):
-        Before(budget=budget)
+    with pytest.raises(rm.UserError, match=r"Before\.step takes \(self, images, labels\); it must take "):
+
+        class Before(rm.Defense):
+            def step(self, images: Tensor, labels: Tensor) -> rm.Step:  # type: ignore[override]
+                return rm.Step(images.mean())
+
     with pytest.raises(rm.UserError, match=r"made without a sampler: write it NAME\[S\]"):
         rm.defense(f"{file}:Plain")(network(), *pairs)
 
@@ -488,33 +491,33 @@ def test_a_defense_without_step_or_sampler_says_so(pairs: tuple[Tensor, Tensor],
 # --- contracts within a training step ---------------------------------------------------------------------
 
 
-class Itself:
+class Itself(Sampler):
     """A sampler whose anchors are their own positives."""
 
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         a, _, n = Softhard()(batch, generator=generator)
         return Triplets(a, a, n)
 
 
 class Scalar(Destination):
-    def forward(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
+    def hardness(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
         return mined.hardness.mean()
 
 
-class Rows:
+class Rows(Term):
     roles = ("a~", "n")
 
-    def __call__(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
+    def loss(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
         return (embeddings["a~"] - embeddings["n"]).abs().sum(1)
 
 
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("source", "Itself returned an anchor as its own positive"),
-        ("benign", "Itself returned an anchor as its own positive"),
-        ("destination", r"Scalar\.forward returned torch.float32 of shape \(\) for 32 triplets"),
-        ("term", r"Rows\.__call__ returned a loss of torch.float32 of shape \(32,\)"),
+        ("source", "Itself.draw returned an anchor as its own positive"),
+        ("benign", "Itself.draw returned an anchor as its own positive"),
+        ("destination", r"Scalar\.hardness returned float32 of shape \(\) for 32 triplets"),
+        ("term", r"Rows\.loss returned the loss float32 of shape \(32,\)"),
     ],
 )
 def test_a_part_that_breaks_its_contract_is_told_and_the_network_restored(
@@ -534,12 +537,12 @@ def test_a_part_that_breaks_its_contract_is_told_and_the_network_restored(
 def test_a_sampler_in_a_file_is_checked_in_every_family(tmp_path: Path, pairs: tuple[Tensor, Tensor]) -> None:
     path = tmp_path / "broken.py"
     path.write_text(
-        "import torch\nimport robustmetric as rm\n\n"
-        "class Far:\n    def __call__(self, batch, *, generator):\n"
+        "import torch\nimport robustmetric as rm\nfrom robustmetric.triplets import Sampler\n\n"
+        "class Far(Sampler):\n    def draw(self, batch, *, generator):\n"
         "        return rm.Triplets(*torch.tensor([[0], [1], [64]]))\n"
     )
     for name in (f"N/A[{path}:Far]", f"EST[{path}:Far]", f"ACT[{path}:Far]", f"HM[{path}:Far,{path}:Far]"):
-        with pytest.raises(rm.UserError, match="the sampler Far returned positions from 0 to 64"):
+        with pytest.raises(rm.UserError, match=r"Far\.draw returned positions from 0 to 64"):
             rm.defense(name, steps=1)(network(), *pairs)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.defenses import AntiCollapse, EmbeddingShifted, HardnessManipulation
+from robustmetric.defenses.notation import name_of
 from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import Constant
 from robustmetric.distance import embed
@@ -165,18 +166,21 @@ def test_terms_by_hand_are_refused_alike() -> None:
         AntiCollapse(Softhard(), [SextupletTerm("ICS")], budget=budget)
     for kind in ROLES:
         terms = [SextupletTerm(kind)]
-        assert EmbeddingShifted(Softhard(), terms, budget=budget).name.endswith(terms[0].name)
-        assert HardnessManipulation(Softhard(), Constant(0), terms, budget=budget).name.endswith(
-            terms[0].name
-        )
+        for made in (
+            EmbeddingShifted(Softhard(), terms, budget=budget),
+            HardnessManipulation(Softhard(), Constant(0), terms, budget=budget),
+        ):
+            assert made.name.endswith(f"]&{name_of(terms[0])}")
 
 
 OWN = """
-class Pull:
+from robustmetric.losses import Term
+
+class Pull(Term):
     def __init__(self, roles="a p~", weight=1.0):
         self.roles, self.weight = tuple(roles.split()), weight
 
-    def __call__(self, embeddings, *, margin):
+    def loss(self, embeddings, *, margin):
         one, other = (embeddings[role] for role in self.roles)
         self.seen = sorted(embeddings)
         return self.weight * (one - other).square().sum(1).mean()

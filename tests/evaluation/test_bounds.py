@@ -398,5 +398,3 @@ def test_samples_are_kept_in_single_precision_whatever_the_parts() -> None:
     assert seen.sorted(ways).numpy() == pytest.approx(
         np.sort(ways.numpy() @ z.numpy().T.astype(float)), abs=1e-6
     )
-
-

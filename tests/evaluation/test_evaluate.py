@@ -3,8 +3,6 @@
 import copy
 import json
 import math
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,35 +18,22 @@ from robustmetric.distance import embed
 from robustmetric.evaluation import (
     COLUMNS,
     ERS_ATTACKS,
+    Data,
     Evaluation,
     Plan,
-    Record,
     Subject,
     certify,
     evaluate,
     run_attack,
     verify,
 )
-from robustmetric.evaluation.store import Store
-from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import frozen
+from tests.evaluation.conftest import Evaluated, Tiny, values
 
 pytestmark = pytest.mark.kernels
 
-Tiny = Callable[..., Evaluation]
-Evaluated = Callable[..., Record]
 Golden = dict[str, NDArray[Any]]
-
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
-
-
-def values(evaluation: Evaluation) -> dict[str, Tensor]:
-    """All per-query values of an evaluation that was run, by attack and name."""
-    return {
-        f"{a.name}/{name}": value
-        for a in evaluation.plan.goals
-        for name, value in evaluation.materials.found(a).items()
-    }
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -71,16 +56,8 @@ def pixels(golden: Golden) -> tuple[Tensor, Tensor]:
 def test_retrieval_scores_are_those_of_the_reference(golden: Golden, golden_network: nn.Module) -> None:
     images, labels = pixels(golden)
     for protocol in ("strict", "reference"):
-        record = evaluate(
-            golden_network,
-            images,
-            labels,
-            steps=1,
-            queries=2,
-            attacks=["ES"],
-            protocol=protocol,
-            checks="none",
-        )
+        how: dict[str, Any] = {"steps": 1, "queries": 2, "attacks": ["ES"], "checks": "none"}
+        record = evaluate(golden_network, images, labels, protocol=protocol, **how)
         benign = {name: 100 * value for name, value in GOLDEN["benign"].items()}
         assert record["R@1"] == pytest.approx(80.0, abs=1e-9) == benign["R@1"]
         assert record["R@2"] == pytest.approx(85.75, abs=1e-9) == benign["R@2"]
@@ -95,8 +72,8 @@ def test_attacks_leave_what_the_reference_leaves(golden: Golden, golden_network:
     """On its 64 queries: without a random target to one query, with one to three standard errors."""
     images, labels = pixels(golden)
     plan = Plan.make(protocol="reference", eps=16 / 255, alpha=3 / 255, checks="none", queries=64)
-    evaluation = Evaluation(Subject(golden_network, images, labels), plan)
-    evaluation.materials.numbers = torch.arange(64)
+    evaluation = Evaluation(Subject(golden_network, Data(images, labels)), plan)
+    evaluation.numbers = torch.arange(64)
     record = evaluation.run()
     found = values(evaluation)
     query = 100 / 64 + 1e-9
@@ -182,14 +159,6 @@ def test_the_batch_size_changes_nothing(
         assert record.ers.low == pytest.approx(found[0][1].ers.low, abs=1e-6)
 
 
-@pytest.mark.slow
-def test_in_single_precision_the_batch_size_moves_no_score_by_more_than_a_query(evaluated: Evaluated) -> None:
-    whole, pieces = (evaluated(batch=batch) for batch in (64, 7))
-    for name in COLUMNS:
-        a_query = {"TMA": 0.01, "ES:D": 0.02}.get(name, 100 / 40)
-        assert pieces[name] == pytest.approx(whole[name], abs=a_query + 1e-9), name
-
-
 @pytest.mark.parametrize("attack", ["LTM", "GTM", "QA-", "ES"])
 def test_in_single_precision_the_batch_size_moves_hardly_any_query(
     golden: Golden, golden_network: nn.Module, attack: str
@@ -201,9 +170,9 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
         plan = Plan.make(
             eps=16 / 255, alpha=3 / 255, steps=8, attacks=[attack], queries=24, batch=batch, checks="none"
         )
-        evaluation = Evaluation(Subject(golden_network, images[:120], labels[:120]), plan)
+        evaluation = Evaluation(Subject(golden_network, Data(images[:120], labels[:120])), plan)
         evaluation.run()
-        found.append(evaluation.materials.found(plan.goals[0])["objective/last"])
+        found.append(evaluation.found[attack]["objective/last"])
     moved = (found[0] - found[1]).abs() > 1e-3
     assert int(moved.sum()) <= 1, f"{int(moved.sum())} of 24 queries depend on the batch size"
 
@@ -212,14 +181,14 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
 def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
     evaluation = tiny(network.double(), images=images.double(), attacks=ATTACKS, steps=4, queries=14)
     evaluation.run()
-    scene, plan, materials = evaluation.materials.scene, evaluation.plan, evaluation.materials
+    scene = evaluation.scene
     with frozen(network):
         for chunk in (3, 39):
             pieces = replace(scene, gallery=replace(scene.gallery, chunk=chunk))
-            for a in plan.goals:
-                outcome = run_attack(pieces, a, materials.numbers, Threat(plan.budget, materials.search))
+            for a in evaluation.plan.attacks:
+                outcome = run_attack(pieces, a, evaluation.numbers, evaluation.threat)
                 for name, value in outcome.after.items():
-                    wanted = materials.found(a)[f"after/{name}"]
+                    wanted = evaluation.found[a.name][f"after/{name}"]
                     torch.testing.assert_close(value.double(), wanted, rtol=0, atol=1e-7)
 
 
@@ -245,7 +214,7 @@ def test_the_order_of_the_images_changes_no_image_s_values(
             torch.testing.assert_close(found[name][position], wanted[name], rtol=0, atol=1e-7, msg=name)
     for name in ("R@1", "R@2", "mAP", "mAP@R"):
         assert records[1][name] == pytest.approx(records[0][name], abs=1e-9)
-        arrays = [e.materials.retrieval[name] for e in (straight, shuffled)]
+        arrays = [e.joined("retrieval")[name] for e in (straight, shuffled)]
         torch.testing.assert_close(arrays[1][position], arrays[0])
 
 
@@ -266,68 +235,6 @@ def test_images_need_no_tensor_and_any_integer_labels_do(
     assert str(evaluated(images=Lazy(), **few)) == str(wanted)
     assert str(evaluated(labels=(7 * labels - 3).to(torch.int16), **few)) == str(wanted)
     assert str(evaluated(labels=labels + 2**40, **few)) == str(wanted)
-
-
-def in_threads(tiny: Tiny, out: Path, shares: int, **changes: Any) -> None:
-    """Let so many workers share an evaluation, each with a network of its own."""
-    errors: list[BaseException] = []
-
-    def work(evaluation: Evaluation, share: int) -> None:
-        try:
-            evaluation.work(share, shares)
-        except BaseException as error:
-            errors.append(error)
-
-    # A folder is made once, as a command does before it starts workers.
-    tiny(out=out, **changes).begin()
-    threads = [
-        threading.Thread(target=work, args=(tiny(out=out, **changes), share), daemon=True)
-        for share in range(shares)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a worker waits for what never comes"
-    assert not errors, errors
-
-
-@pytest.mark.parametrize("shares", [1, 2, 3])
-def test_the_number_of_workers_changes_nothing(tiny: Tiny, tmp_path: Path, shares: int) -> None:
-    changes = {"checks": "quick", "steps": 3, "queries": 20, "batch": 8, "attacks": ["CA+", "ES", "GTT"]}
-    alone = tiny(out=tmp_path / "alone", **changes).run()
-    out = tmp_path / "shared"
-    in_threads(tiny, out, shares, **changes)
-    assert not (out / "record.json").exists()
-    pieces = [piece.file for stage in tiny(**changes).materials.stages for piece in stage.pieces]
-    assert sorted(f.name for f in (out / "parts").iterdir()) == sorted(pieces)
-    together = tiny(out=out, **changes).run()
-    assert together.model_dump_json() == alone.model_dump_json()
-    for name in ("record.json", "queries.safetensors"):
-        assert (out / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
-    assert not (out / "parts").exists()
-    # A worker that comes late finds nothing to do.
-    tiny(out=out, **changes).work(0, shares)
-
-
-@pytest.mark.slow
-def test_each_worker_makes_its_share(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, str]] = []
-    keep = Store.keep
-
-    def noted(self: Store, piece: Any, value: Any) -> None:
-        made.append((threading.get_ident(), piece.file))
-        keep(self, piece, value)
-
-    monkeypatch.setattr(Store, "keep", noted)
-    in_threads(tiny, tmp_path / "out", 2, steps=2, batch=4)
-    by_worker = [[p for t, p in made if t == thread] for thread in {t for t, _ in made}]
-    assert len(by_worker) == 2
-    assert not set(by_worker[0]) & set(by_worker[1]), "a piece was made twice"
-    assert abs(len(by_worker[0]) - len(by_worker[1])) <= 1
-    made.clear()
-    tiny(out=tmp_path / "out", steps=2, batch=4).run()
-    assert made == []
 
 
 # The network and the data stay as they were
@@ -394,23 +301,13 @@ def test_network_images_and_labels_come_back_as_they_were(
     assert torch.equal(torch.get_rng_state(), seed), "the global generator was used"
 
 
-def test_scores_are_of_evaluation_mode_whatever_the_mode(evaluated: Evaluated) -> None:
-    few = {"attacks": ["ES", "GTM"], "queries": 8}
-    assert str(evaluated(Mixed(), **few)) == str(evaluated(Mixed().eval(), **few))
-
-
-def test_gradients_may_be_switched_off_outside(evaluated: Evaluated) -> None:
-    wanted = str(evaluated(attacks=["ES", "GTM"]))
-    with torch.no_grad():
-        assert str(evaluated(attacks=["ES", "GTM"])) == wanted
-
-
-def test_images_that_take_a_gradient_get_none(evaluated: Evaluated, images: Tensor) -> None:
+def test_modes_and_gradients_outside_change_nothing(evaluated: Evaluated, images: Tensor) -> None:
     few: dict[str, Any] = {"attacks": ["ES", "GTM"], "queries": 6, "checks": "quick"}
-    x = images.clone().requires_grad_()
-    assert str(evaluated(images=x, **few)) == str(evaluated(**few))
-    assert x.grad is None
-    assert x.requires_grad
+    wanted, x = str(evaluated(Mixed(), **few)), images.clone().requires_grad_()
+    with torch.no_grad():
+        assert str(evaluated(Mixed().eval(), **few)) == wanted
+    assert str(evaluated(Mixed(), images=x, **few)) == wanted
+    assert (x.grad, x.requires_grad) == (None, True)
 
 
 # Some of the queries
@@ -424,12 +321,12 @@ def test_a_seed_draws_queries_and_their_values_are_those_of_all(
     everything = whole.run()
     some = tiny(network, images=x, seed=3, queries=12)
     record = some.run()
-    numbers = some.materials.numbers
+    numbers = some.numbers
     assert len(numbers) == 12 == len(numbers.unique())
     assert record.queries.model_dump() == {"count": 12, "of": 40, "left_out": 0}
-    assert torch.equal(numbers, tiny(network, images=x, seed=3, queries=12).materials.numbers)
-    assert not torch.equal(numbers, tiny(network, images=x, seed=4, queries=12).materials.numbers)
-    assert torch.equal(tiny(queries=40).materials.numbers, torch.arange(40))
+    assert torch.equal(numbers, tiny(network, images=x, seed=3, queries=12).numbers)
+    assert not torch.equal(numbers, tiny(network, images=x, seed=4, queries=12).numbers)
+    assert torch.equal(tiny(queries=40).numbers, torch.arange(40))
     all_values = {name: value[numbers] for name, value in values(whole).items()}
     assert_same(values(some), all_values)
     # Retrieval is of all images in both.
@@ -441,72 +338,95 @@ def test_a_seed_draws_queries_and_their_values_are_those_of_all(
     assert 1.2 < ratio < 3  # of about √(40/12) = 1.8
 
 
-def test_another_seed_is_another_draw_of_targets(tiny: Tiny) -> None:
-    one, two = tiny(seed=0, attacks=["CA+", "GTM"]), tiny(seed=1, attacks=["CA+", "GTM"])
-    one.run()
-    two.run()
-    assert not torch.equal(values(one)["CA+/target"], values(two)["CA+/target"])
-    assert torch.equal(values(one)["GTM/target"], values(two)["GTM/target"])
-    index = values(one)["CA+/target"][:, 0]
-    assert not (index == torch.arange(40)).any(), "an image is its own target"
+# Who is ranked
 
 
-# Queries and gallery apart
+CAMERAS = torch.tensor([10**12, -3, 5])[torch.arange(40) // 5 % 3]
+ORDER = torch.randperm(40, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture
-def apart(images: Tensor, labels: Tensor) -> dict[str, Any]:
-    """15 queries, two of them of a class that the gallery of the other 25 images has not."""
-    mine = labels[:15].clone()
-    mine[[4, 9]] = 77
-    return {"images": images[:15], "labels": mine, "gallery": (images[15:], labels[15:])}
+def apart(images: Tensor, labels: Tensor, kind: str) -> dict[str, Any]:
+    """The data of a kind: among themselves or apart, with positions of their own and cameras or without."""
+    cameras = CAMERAS.clone()
+    cameras[labels == 4] = 5  # which then has no answer
+    if kind in ("alone", "cameras"):
+        return {"cameras": cameras} if kind == "cameras" else {}
+    if kind == "gallery":  # two queries are of a class that it has not
+        mine = labels[:15].clone()
+        mine[[4, 9]] = 77
+        return {"images": images[:15], "labels": mine, "gallery": (images[15:], labels[15:])}
+    # Every third image queries, and is in the gallery somewhere else; of the first nobody knows.
+    rows, own = torch.arange(0, 40, 3), ORDER.argsort()[::3].clone()
+    own[0] = -1
+    ranked = Data(images[ORDER], labels[ORDER], cameras=cameras[ORDER] if "cameras" in kind else None)
+    given = {"images": images[rows], "labels": labels[rows], "gallery": ranked, "own": own}
+    return given | ({"cameras": cameras[rows]} if "cameras" in kind else {})
 
 
-def test_a_gallery_of_its_own_is_ranked_as_by_a_loop(
-    tiny: Tiny, network: nn.Module, apart: dict[str, Any]
+@pytest.mark.parametrize("kind", ["alone", "cameras", "gallery", "own", "own and cameras"])
+def test_scores_are_those_of_a_loop(
+    kind: str, tiny: Tiny, network: nn.Module, images: Tensor, labels: Tensor
 ) -> None:
-    evaluation = tiny(network, **apart, attacks=[*ERS_ATTACKS, "QA+(m=2)"])
-    record = evaluation.run()
-    found = values(evaluation)
+    evaluation = tiny(network, **apart(images, labels, kind), attacks=[*ERS_ATTACKS, "QA+(m=2)"], steps=2)
+    record, found, data = evaluation.run(), values(evaluation), evaluation.subject.data
     with torch.no_grad():
-        z = embed(network, apart["images"]).double()
-        ranked = embed(network, apart["gallery"][0]).double()
+        z, ranked = (
+            embed(network, side.images[torch.arange(len(side.images))]) for side in (data, data.ranked)
+        )
     hits, precisions = [], []
-    for i in range(15):
-        square = [float((z[i] - other).square().sum()) for other in ranked]
-        order = sorted(range(25), key=lambda k: square[k])
-        relevant = [bool(apart["gallery"][1][k] == apart["labels"][i]) for k in order]
-        if any(relevant):
-            hits.append(100.0 * relevant[0])
-            precisions.append(
-                100 * np.mean([sum(relevant[: k + 1]) / (k + 1) for k in range(25) if relevant[k]])
-            )
+    for i, own in enumerate(data.places.tolist()):
+        square = [float((z[i].double() - other).square().sum()) for other in ranked.double()]
+        others = [p for p in range(len(ranked)) if p != own]
+        right = [bool(data.ranked.labels[p] == data.labels[i]) for p in range(len(ranked))]
+        order = sorted(others, key=lambda p: square[p])
+        if data.cameras is not None and data.ranked.cameras is not None:
+            order = [p for p in order if not right[p] or data.ranked.cameras[p] != data.cameras[i]]
+        wanted = math.nan
+        if any(right[p] for p in order):
+            hits.append(wanted := 100.0 * right[order[0]])
+            places = [k for k, p in enumerate(order, 1) if right[p]]
+            precisions.append(100 * np.mean([n / k for n, k in enumerate(places, 1)]))
         for name in ("ES/before/ES:R", "LTM/before/LTM", "GTM/before/GTM"):
-            wanted = 100.0 * relevant[0] if any(relevant) else math.nan
             assert float(found[name][i]) == pytest.approx(wanted, nan_ok=True), (name, i)
-        for name, m in (("QA+", 1), ("QA-", 1), ("QA+(m=2)", 2)):
-            ranks = []
-            for t in found[f"{name}/target"][i].tolist():
-                nearer = sum(square[k] < square[t] for k in range(25) if k != t)
-                ranks.append(100 * nearer / 24)
-            assert len(ranks) == m
-            assert float(found[f"{name}/before/{name}"][i]) == pytest.approx(np.mean(ranks), abs=1e-4)
         assert found["GTT/target"][i].tolist() == [order[0]]
-        other = [k for k in order if apart["gallery"][1][k] != apart["labels"][i]]
-        assert found["GTM/target"][i].tolist() == [other[0]]
+        assert found["GTM/target"][i].tolist() == [next(p for p in order if not right[p])]
+        for name, m in (("QA+", 1), ("QA-", 1), ("QA+(m=2)", 2)):  # which know no cameras
+            targets = found[f"{name}/target"][i].tolist()
+            ranks = [sum(square[p] < square[t] for p in others if p != t) for t in targets]
+            assert len(ranks) == m
+            share = 100 * np.mean(ranks) / (len(others) - 1)
+            assert float(found[f"{name}/before/{name}"][i]) == pytest.approx(share, abs=1e-4)
+    count = len(data.images)
     assert record["R@1"] == pytest.approx(np.mean(hits))
     assert record["mAP"] == pytest.approx(np.mean(precisions))
-    assert record.queries.model_dump() == {"count": 15, "of": 15, "left_out": 2}
     assert record.scores["LTM"].before == pytest.approx(np.mean(hits))
-    assert len(hits) == 13
+    left_out = {"cameras": 8, "gallery": 2, "own and cameras": 3}.get(kind, 0)
+    assert record.queries.model_dump() == {"count": count, "of": count, "left_out": left_out}
+    assert count - len(hits) == left_out
+    assert record.data.cameras == ("cameras" in kind)
+    assert record.data.gallery == (None if data.gallery is None else len(ranked))
 
 
-def test_queries_may_be_drawn_from_a_set_apart(tiny: Tiny, apart: dict[str, Any]) -> None:
-    evaluation = tiny(**apart, queries=6)
-    record = evaluation.run()
-    assert record.queries.count == 6
-    assert record.queries.of == 15
-    assert max(int(v.max()) for n, v in values(evaluation).items() if n[-7:] == "/target" and v.numel()) < 25
+def test_each_its_own_in_a_gallery_of_the_same_images_is_leave_one_out(
+    tiny: Tiny, images: Tensor, labels: Tensor
+) -> None:
+    for cameras in (None, torch.arange(40) // 5 % 3):
+        ranked = Data(images, labels, cameras=cameras)
+        alone = tiny(queries=12, cameras=cameras, checks="none,copies")
+        both = tiny(queries=12, cameras=cameras, gallery=ranked, own=torch.arange(40), checks="none,copies")
+        one, two = alone.run(), both.run()
+        assert {n: s.value for n, s in one.retrieval.items()} == {
+            n: s.value for n, s in two.retrieval.items()
+        }
+        assert (one.scores, one.queries, one.checks) == (two.scores, two.queries, two.checks)
+        assert_same(values(both), values(alone))
+
+
+def test_cameras_change_the_attacks_on_the_nearest_image_alone(tiny: Tiny) -> None:
+    few: dict[str, Any] = {"attacks": ["CA+", "CA-", "QA+", "QA-", "TMA"], "steps": 2, "queries": 8}
+    plain, by_cameras = (tiny(cameras=cameras, **few).run() for cameras in (None, torch.arange(40) // 5 % 2))
+    assert by_cameras.scores == plain.scores
+    assert by_cameras["R@1"] != plain["R@1"]
 
 
 def test_a_surrogate_that_is_the_network_itself_attacks_as_the_network_does(
@@ -531,17 +451,19 @@ def test_torch_s_default_precision_changes_nothing(
     images: Tensor, labels: Tensor, network: nn.Module
 ) -> None:
     every = [*ERS_ATTACKS, "SP-QA+", "SP-QA-"]
+    data = Data(images, labels, cameras=torch.arange(40) % 3)
     few: dict[str, Any] = {"steps": 1, "queries": 8, "batch": 8}
 
     def found() -> list[Any]:
         kinds: list[dict[str, Any]] = [
             {"attacks": every, "suite": "worst-case(steps=1, trials=2)"},
             {"attacks": every, "protocol": "reference", "checks": "none,gradient,transfer"},
-            {"attacks": ["CA+"], "search": "spsa", "cameras": torch.arange(40) % 3},
+            {"attacks": ["CA+"], "search": "spsa"},
             {"attacks": ["CA+"], "search": "apgd(random_start=True)", "norm": "l2", "eps": 1.0},
         ]
         return [
             *(evaluate(network, images, labels, **{"checks": "none", **few, **kind}) for kind in kinds),
+            evaluate(network, data, attacks=["CA+"], checks="none", **few),
             certify(network, images, labels, sigma=0.1, samples=50, attack_samples=2, **few),
             verify(network, images, labels, count=20, steps=1),
         ]
@@ -556,30 +478,15 @@ def test_torch_s_default_precision_changes_nothing(
 
 def test_draws_are_of_the_evaluation_s_seed(tiny: Tiny) -> None:
     """Targets are what anyone gets who draws with the seed, the attack's name and the query's number."""
-    evaluation = tiny(seed=11, queries=9, attacks=["TMA"])
+    evaluation, other = (tiny(seed=seed, queries=9, attacks=["TMA"]) for seed in (11, 12))
     evaluation.run()
-    scene = evaluation.materials.scene
-    for row, number in enumerate(evaluation.materials.numbers.tolist()):
-        alone = evaluation.plan.goals[0].select(
+    other.run()
+    assert not torch.equal(values(evaluation)["TMA/target"], values(other)["TMA/target"])
+    scene = evaluation.scene
+    for row, number in enumerate(evaluation.numbers.tolist()):
+        alone = evaluation.plan.attacks[0].select(
             scene.queries[torch.tensor([number])],
             scene.gallery,
             draws=Draws(11, "TMA", [number]),
         )
         assert values(evaluation)["TMA/target"][row].tolist() == alone[0].tolist()
-
-
-def test_progress_is_told_from_nothing_to_all(tiny: Tiny) -> None:
-    told: list[tuple[str, int, int]] = []
-    evaluation = tiny(
-        checks="quick",
-        batch=16,
-        steps=1,
-        attacks=["ES", "GTM"],
-        progress=lambda stage, done, of: told.append((stage, done, of)),
-    )
-    evaluation.run()
-    for stage in evaluation.materials.stages:
-        count = len(stage.pieces)
-        mine = [(done, of) for s, done, of in told if s == stage.name]
-        assert mine == [(k, count) for k in range(count + 1)], stage.name
-    assert list(dict.fromkeys(s for s, _, _ in told)) == ["embed", "retrieval", "ES", "GTM", "checks"]

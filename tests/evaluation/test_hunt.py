@@ -45,34 +45,34 @@ def prepared(tiny: Tiny, images: Tensor) -> Prepared:
 
 def ensemble(evaluation: Evaluation, numbers: Tensor | None = None, batch: int = 16) -> dict[str, Tensor]:
     """Attack for the goal of an evaluation that is prepared."""
-    materials, suite = evaluation.materials, evaluation.plan.worst_case
+    suite = evaluation.plan.suite
     assert suite is not None
     (goal,) = suite.wanted
     with evaluation.subject.frozen():
         return run_ensemble(
-            materials.scene,
+            evaluation.scene,
             goal,
-            materials.attempts[goal.name],
+            evaluation.attempts[goal.name],
             torch.arange(40) if numbers is None else numbers,
-            replace(materials.suite_threat, batch=batch),
-            surrogate=materials.other,
+            replace(evaluation.suite_threat, batch=batch),
+            surrogate=evaluation.other,
         )
 
 
 def alone(evaluation: Evaluation) -> Tensor:
     """Run each attack of the goal by itself on all queries: (W, 40) values of the goal's column."""
-    materials, suite = evaluation.materials, evaluation.plan.worst_case
+    suite = evaluation.plan.suite
     assert suite is not None
     found = []
     with evaluation.subject.frozen():
-        for way in materials.attempts[suite.wanted[0].name]:
+        for way in evaluation.attempts[suite.wanted[0].name]:
             outcome = run_attack(
-                materials.scene,
+                evaluation.scene,
                 way.attack,
                 torch.arange(40),
-                replace(materials.suite_threat, search=way.search),
+                replace(evaluation.suite_threat, search=way.search),
                 purpose=way.purpose,
-                surrogate=materials.other if way.search.network is not None else None,
+                surrogate=evaluation.other if way.search.network is not None else None,
             )
             found.append(outcome.after[way.attack.columns[0].name].double())
     return torch.stack(found)

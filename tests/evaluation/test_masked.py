@@ -1,8 +1,5 @@
 """Networks with masked gradients: an evaluation says that its scores are not to be trusted."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +7,9 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Transfer
-from robustmetric.evaluation import Record, load_record
-from robustmetric.files import digest_of_entries
-from tests.evaluation.conftest import make_network
+from robustmetric.evaluation import Record
+from tests.evaluation.conftest import Evaluated, make_network
 from tests.helpers.masked import MASKED
-from tests.helpers.records import a_record, altered
-
-Evaluated = Callable[..., Record]
 
 # A large part of the ten, and few queries; eight is the fewest that `eps-1` judges.
 FEW: dict[str, Any] = {"attacks": ["CA+", "ES", "LTM", "GTM"], "queries": 16}
@@ -44,24 +37,6 @@ def test_the_ers_of_a_masked_network_is_not_valid(evaluated: Evaluated) -> None:
     assert not record.ers.valid
     assert {"gradient", "noise"} <= {*record.ers.why.split()}
     assert f"not valid: {record.ers.why}" in str(record)
-
-
-def test_of_a_record_from_before_a_failed_check_counts_and_a_warning_does_not(tmp_path: Path) -> None:
-    kept = altered(a_record(), checks=[check("collapse", "pass"), check("masked", "warn")])
-    assert kept.ers is not None
-    assert kept.ers.valid
-    content = kept.model_dump(mode="json", by_alias=True)
-    content["checks"] += [check("noise", "fail")]
-    content["sha256"] = digest_of_entries(content)
-    (tmp_path / "record.json").write_text(json.dumps(content))
-    read = load_record(tmp_path)
-    assert read.ers is not None
-    assert (read.ers.valid, "noise" in read.ers.why, "masked" in read.ers.why) == (False, True, False)
-    assert read.sha256 == content["sha256"]
-
-
-def check(name: str, status: str) -> dict[str, Any]:
-    return {"name": name, "status": status, "figure": 0.0, "limit": "", "says": ""}
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import (
-    DISTANCE,
-    PGD,
-    Column,
-    EmbeddingShift,
-    Gallery,
-    Problem,
-    Queries,
-    RankingAttack,
-    Search,
-    Target,
-)
-from robustmetric.evaluation import Check, Findings, Plan, Record, Verdict
+from robustmetric.attacks import DISTANCE, PGD, Column, EmbeddingShift, Gallery, Queries, Target
+from robustmetric.evaluation import ERS_ATTACKS, Check, Data, Findings, Plan, Record, Verdict
 from robustmetric.perturb import Budget
 from robustmetric.validate import UserError
-
-Evaluated = Callable[..., Record]
+from tests.evaluation.conftest import Evaluated, Tiny
+from tests.helpers.searches import Own
 
 
 class MyShift(EmbeddingShift):
@@ -96,84 +84,60 @@ def test_a_column_without_a_better_side_is_judged_by_no_sweep(evaluated: Evaluat
     assert check_of(record, "eps-sweep").status == "not run"
 
 
-# Broken contracts
+@pytest.mark.slow
+def test_the_ers_with_an_attack_of_ones_own_is_marked(evaluated: Evaluated) -> None:
+    """One that reports under a name of the ten does not pass for it."""
+
+    class Mine(EmbeddingShift):
+        pass
+
+    others = [name for name in ERS_ATTACKS if name != "ES"]
+    plain, marked = (evaluated(attacks=[*others, es], steps=1, queries=2).ers for es in ("ES", Mine()))
+    assert plain is not None
+    assert marked is not None
+    assert (plain.valid, marked.valid, marked.value) == (True, False, plain.value)
+    assert "ES:D, ES:R" in marked.why
 
 
-def broken(method: str, result: Callable[..., Any]) -> RankingAttack:
-    kind = type("Mine", (MyShift,), {method: lambda self, *given, **more: result(*given, **more)})
-    attack = kind()
-    assert isinstance(attack, RankingAttack)
-    return attack
+@pytest.mark.parametrize("status", ["warn", "fail"])
+def test_a_failed_check_makes_the_ers_invalid_and_a_warning_does_not(
+    status: Any, evaluated: Evaluated
+) -> None:
+    rm.register("check", "bad")(lambda findings: Verdict(status, 1, "none", "bad"))
+    overall = evaluated(steps=1, queries=2, checks="none,bad").ers
+    assert overall is not None
+    assert (overall.valid, "bad" in overall.why) == (status == "warn", status == "fail")
+
+
+# Broken contracts: see tests/attacks/test_contract.py for each method
+
+
+def broken(method: str, result: Callable[..., Any]) -> Any:
+    return type("Mine", (MyShift,), {method: lambda self, *given, **more: result(*given, **more)})()
 
 
 @pytest.mark.parametrize(
-    ("method", "result", "got", "wanted"),
+    ("how", "told"),
     [
-        ("select", lambda queries, gallery, draws: None, "returned None", r"integers of shape \(16, W\)"),
-        ("select", lambda queries, gallery, draws: queries.own, r"int64 of shape \(16,\)", "a row for each"),
-        ("select", lambda queries, gallery, draws: queries.z, "float32 of shape", "integers"),
-        ("select", lambda queries, gallery, draws: queries.own[:, None] - 1, "from -1", "from 0 to 39"),
-        ("aim", lambda index, queries, gallery: index, "returned int64", "a Target"),
-        ("objective", lambda z, *_: z.sum(), r"float32 of shape \(\)", r"finite floats of shape \(16,\)"),
-        ("objective", lambda z, *_: z.sum(1).detach(), "without a gradient", "computed from z by torch"),
-        ("objective", lambda z, *_: z.sum(1) / 0, "NaN or infinity", "finite"),
-        ("measure", lambda z, *_: z[:, 0], "returned float32", "a dict of its columns, MY:D"),
-        ("measure", lambda z, *_: {}, "the names of nothing", "MY:D"),
-        ("measure", lambda z, *_: {"MY:D": z}, r"shape \(16, 16\) for MY:D", r"floats of shape \(16,\)"),
-        ("measure", lambda z, *_: {"MY:D": z[:, 0] / 0}, "infinity for MY:D", "NaN where undefined"),
-        ("start", lambda images, draws: images[:1], r"shape \(1, 1, 6, 6\)", r"None, or .* \(16, 1, 6, 6\)"),
+        (
+            {"attacks": [broken("objective", lambda z, *_: z.sum())]},
+            r"Mine\.objective returned .*shape \(\).*must return finite floats of shape \(16,\)",
+        ),
+        (
+            {"attacks": [broken("measure", lambda z, *_: {"MY:D": z})]},
+            r"Mine\.measure returned .*shape \(16, 16\) for MY:D.*must return .*MY:D",
+        ),
+        (
+            {"attacks": ["ES"], "search": Own(way=lambda problem: problem.images / 0)},
+            r"Own\.minimise returned .*NaN or infinity; it must return finite floats of shape \(16, 1",
+        ),
     ],
 )
-def test_an_attack_that_breaks_its_contract(
-    method: str,
-    result: Callable[..., Any],
-    got: str,
-    wanted: str,
-    images: Tensor,
-    labels: Tensor,
-    network: nn.Module,
+def test_an_attack_or_search_that_breaks_its_contract(
+    how: dict[str, Any], told: str, evaluated: Evaluated
 ) -> None:
-    with pytest.raises(UserError, match=rf"Mine\.{method} returned .*; it must return .*{wanted}") as told:
-        rm.evaluate(network, images, labels, attacks=[broken(method, result)], batch=16, checks="none")
-    assert told.match(got)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Odd(Search):
-    """A search that returns whatever it is told to."""
-
-    way: Callable[[Tensor], Any]
-    follows_gradient = False
-
-    def minimise(self, problem: Problem) -> Tensor:
-        found: Tensor = self.way(problem.images)
-        return found
-
-
-@pytest.mark.parametrize(
-    ("way", "got"),
-    [
-        (lambda images: None, "returned None"),
-        (lambda images: images[1:], r"float32 of shape \(15, 1, 6, 6\)"),
-        (lambda images: images.long(), "int64"),
-        (lambda images: images / 0, "with NaN or infinity"),
-    ],
-)
-def test_a_search_that_breaks_its_contract(
-    way: Callable[[Tensor], Any], got: str, images: Tensor, labels: Tensor, network: nn.Module
-) -> None:
-    with pytest.raises(UserError, match=r"Odd\.minimise .*finite floats of shape \(16, 1, 6, 6\)") as told:
-        rm.evaluate(network, images, labels, attacks=["ES"], search=Odd(way=way), batch=16, checks="none")
-    assert told.match(got)
-
-
-def test_a_search_that_does_not_say_whether_it_follows_gradients() -> None:
-    class Mute(Search):
-        def minimise(self, problem: Problem) -> Tensor:
-            return problem.images
-
-    with pytest.raises(TypeError, match="follows_gradient"):
-        Mute()  # type: ignore[abstract]
+    with pytest.raises(UserError, match=told):
+        evaluated(**how)
 
 
 @pytest.mark.parametrize(
@@ -186,21 +150,32 @@ def test_a_search_that_does_not_say_whether_it_follows_gradients() -> None:
         (Verdict("pass", "many", "", ""), "the figure 'many'"),  # type: ignore[arg-type]
     ],
 )
-def test_a_check_that_breaks_its_contract(
-    verdict: Any, got: str, images: Tensor, labels: Tensor, network: nn.Module
-) -> None:
-    @rm.register("check", "odd")
-    def odd(findings: Findings) -> Any:
-        return verdict
-
+def test_a_check_that_breaks_its_contract(verdict: Any, got: str, evaluated: Evaluated) -> None:
+    rm.register("check", "odd")(lambda findings: verdict)
     with pytest.raises(UserError, match=rf"check 'odd' .*{got}") as told:
-        rm.evaluate(network, images, labels, attacks=["ES"], queries=4, checks="none,odd")
+        evaluated(attacks=["ES"], queries=4, checks="none,odd")
     assert told.match(r"Verdict\(status, figure, limit, says\)")
 
 
-def test_a_check_of_ones_own_has_options_and_may_attack_again(
-    images: Tensor, labels: Tensor, network: nn.Module
-) -> None:
+def test_a_check_sees_what_was_found(tiny: Tiny) -> None:
+    seen: list[Findings] = []
+
+    @rm.register("check", "look")
+    def look(findings: Findings) -> Verdict:
+        seen.append(findings)
+        return Verdict("pass", 0, "", "")
+
+    evaluation = tiny(attacks=["ES", "GTM"], queries=20, batch=8, checks="none,look")
+    record = evaluation.run()
+    (findings,) = seen
+    assert list(findings.found) == ["ES", "GTM"]
+    assert torch.equal(findings.found["ES"]["number"], findings.numbers)
+    assert torch.equal(findings.numbers, evaluation.plan.draw(40))
+    assert float(findings.found["GTM"]["after/GTM"].mean()) == pytest.approx(record["GTM"])
+    assert findings.recall == pytest.approx(record["R@1"])
+
+
+def test_a_check_of_ones_own_has_options_and_may_attack_again(evaluated: Evaluated) -> None:
     @rm.register("check", "again")
     def again(findings: Findings, times: int = 1) -> Verdict:
         (attack,) = findings.attacks
@@ -209,24 +184,18 @@ def test_a_check_of_ones_own_has_options_and_may_attack_again(
         return Verdict("pass", float(moved.values["ES:D"].mean()), "", "")
 
     how: dict[str, Any] = {"eps": 0.1, "alpha": 0.1, "steps": 4, "attacks": ["ES"], "queries": 8}
-    record = rm.evaluate(network, images, labels, **how, checks="none,again,again(times=3)")
+    record = evaluated(**how, checks="none,again,again(times=3)")
     once, thrice = (check_of(record, name).figure or 0 for name in ("again", "again(times=3)"))
     assert once == pytest.approx(record["ES:D"])
     assert thrice > 1.5 * once
 
 
-def test_a_figure_that_json_has_no_word_for_is_null(
-    images: Tensor, labels: Tensor, network: nn.Module, tmp_path: Path
-) -> None:
-    @rm.register("check", "far")
-    def far(findings: Findings) -> Verdict:
-        return Verdict("warn", float("inf"), "", "too far")
-
-    record = rm.evaluate(
-        network, images, labels, attacks=["ES"], queries=4, checks="none,far", out=tmp_path / "out"
-    )
-    assert check_of(record, "far").figure is None
-    assert rm.load_record(tmp_path / "out") == record
+def test_a_figure_that_json_has_no_word_for_is_null(evaluated: Evaluated, tmp_path: Path) -> None:
+    rm.register("check", "far")(lambda findings: Verdict("warn", float("inf"), 'η ≤ 3 "or"', "ε\nµ [bold]"))
+    record = evaluated(attacks=["ES"], queries=4, checks="none,far", out=tmp_path)
+    check = Check(name="far", status="warn", figure=None, limit='η ≤ 3 "or"', says="ε\nµ [bold]")
+    assert check_of(record, "far") == check
+    assert rm.load_record(tmp_path) == record
 
 
 # Plans
@@ -238,9 +207,12 @@ def test_a_plan_is_taken_in_the_place_of_its_settings(
     how: dict[str, Any] = {"steps": 2, "attacks": ["ES"], "queries": 4, "checks": "none"}
     plan = Plan.make(**how)
     record = rm.evaluate(network, images, labels, plan=plan)
-    assert record.settings == plan
-    assert record == rm.evaluate(network, images, labels, **how)
-    with pytest.raises(UserError, match="a plan and steps are given; give the plan alone, or its settings"):
-        rm.evaluate(network, images, labels, plan=plan, steps=2)
-    with pytest.raises(UserError, match=r"unknown setting 'stepz' .did you mean 'steps'"):
-        rm.evaluate(network, images, labels, stepz=2)
+    assert record.settings == plan.settings
+    assert record == rm.evaluate(network, Data(images, labels), **how)
+    for wrong, told in (
+        ({"plan": plan, "steps": 2}, "a plan and steps are given"),
+        ({"plan": how}, "plan is a dict; give a Plan"),
+        ({"stepz": 2}, r"unknown setting 'stepz' .did you mean 'steps'"),
+    ):
+        with pytest.raises(UserError, match=told):
+            rm.evaluate(network, images, labels, **wrong)

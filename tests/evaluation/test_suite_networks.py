@@ -67,23 +67,22 @@ def test_a_transfer_is_searched_on_the_surrogate_and_judged_on_the_network(tiny:
     """By hand: gradients of the surrogate's own embeddings, of five numbers, and ranks of the network."""
     evaluation = tiny(surrogate=make_other(), search="transfer", **FEW)
     evaluation.run()
-    materials = evaluation.materials
-    other, scene = materials.other, materials.scene
+    other, scene = evaluation.other, evaluation.scene
     assert other is not None
     assert (other.gallery.z.shape[1], scene.gallery.z.shape[1]) == (5, 16)
-    (way, _) = materials.attempts["shift"]
+    (way, _) = evaluation.attempts["shift"]
     assert isinstance(way.search, Transfer)
     assert way.search.network is other.model
     with evaluation.subject.frozen():
         found = run_attack(
             scene,
             way.attack,
-            materials.numbers,
-            replace(materials.suite_threat, search=way.search),
+            evaluation.numbers,
+            replace(evaluation.suite_threat, search=way.search),
             surrogate=other,
             purpose=way.purpose,
         )
-    worst = materials.worst["shift"]
+    worst = evaluation.worst["shift"]
     first = worst["by"] == 0
     torch.testing.assert_close(worst["worst"][first], found.after["shift"][first], rtol=0, atol=1e-6)
     assert first.any()
@@ -163,20 +162,19 @@ def test_a_ball_of_l2_is_not_one_of_pixels(tiny: Tiny, images: Tensor) -> None:
     """What the suite keeps as the change is the length of the perturbation, by hand."""
     evaluation = tiny(**{**FEW, **L2, "eps": 0.5})
     evaluation.run()
-    materials = evaluation.materials
-    way = materials.attempts["shift"][0]
+    way = evaluation.attempts["shift"][0]
     with evaluation.subject.frozen():
         found = run_attack(
-            materials.scene,
+            evaluation.scene,
             way.attack,
-            materials.numbers,
-            replace(materials.suite_threat, search=way.search),
+            evaluation.numbers,
+            replace(evaluation.suite_threat, search=way.search),
             purpose=way.purpose,
         )
-    first = materials.worst["shift"]["by"] == 0
+    first = evaluation.worst["shift"]["by"] == 0
     assert first.any()
-    change = materials.worst["shift"]["change"][first]
-    moved = (found.images - images[materials.numbers])[first].double()
+    change = evaluation.worst["shift"]["change"][first]
+    moved = (found.images - images[evaluation.numbers])[first].double()
     lengths = [sum(float(pixel) ** 2 for pixel in one.flatten()) ** 0.5 for one in moved]
     # Another batch rounds otherwise, and steps add that up; the largest pixel is less than two thirds of it.
     assert change.tolist() == pytest.approx(lengths, abs=1e-3)
@@ -239,8 +237,7 @@ def test_the_check_for_masked_gradients_is_there_with_a_suite_only(evaluated: Ev
 def test_goals_with_another_objective_are_noisy_at_the_same_targets(tiny: Tiny) -> None:
     evaluation = tiny(attacks=["promote(by='hinge')"], queries=12, steps=2, checks="none,noise")
     evaluation.run()
-    materials = evaluation.materials
-    (attack,) = evaluation.plan.goals
+    (attack,) = evaluation.plan.attacks
     with evaluation.subject.frozen():
-        _, _, target = materials.findings.aimed(attack, materials.numbers)
-    assert torch.equal(target.index, materials.found(attack)["target"])
+        _, _, target = evaluation.findings.aimed(attack, evaluation.numbers)
+    assert torch.equal(target.index, evaluation.found[attack.name]["target"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +12,15 @@ from torch import Tensor
 
 import robustmetric as rm
 from robustmetric.attacks import Column
-from robustmetric.evaluation import Check, Evaluation, Record, load_arrays, load_record
+from robustmetric.evaluation import Check, Record, load_arrays, load_record
 from robustmetric.evaluation.suite import WorstCase
-from robustmetric.files import digest_of_entries
-from robustmetric.validate import UserError
-from tests.evaluation.conftest import make_network
-from tests.golden.make_records import RECORDS
-from tests.helpers.faults import fault
+from tests.evaluation.conftest import Evaluated, Tiny, make_network
 from tests.helpers.networks import Counted
-
-Tiny = Callable[..., Evaluation]
-Evaluated = Callable[..., Record]
 
 SUITE = "worst-case(steps=6, targets=2, trials=20)"
 FEW: dict[str, Any] = {"suite": "worst-case(goals='misrank,shift', steps=3, targets=1, trials=5)"}
 FEW |= {"steps": 2, "attacks": ["ES"], "batch": 4}
 BESIDE = {"misrank": ["ES:R", "LTM", "GTM"], "translocate": ["GTT"], "shift": ["ES:D"]}
-FILES = ("record.json", "queries.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +31,6 @@ def written(evaluated: Evaluated, tmp_path_factory: pytest.TempPathFactory) -> t
 
 def check_of(record: Record, name: str) -> Check:
     return next(check for check in record.checks if check.name == name)
-
-
-def contents(folder: Path) -> list[bytes]:
-    return [(folder / name).read_bytes() for name in FILES]
 
 
 # What it is
@@ -124,12 +108,11 @@ def test_what_it_would_cost_if_no_query_dropped_out(evaluated: Evaluated) -> Non
     suite = WorstCase(steps=3, restarts=2, targets=4, trials=7)
     record = evaluated(suite=suite, attacks=["ES"], queries=16)
     assert record.suite is not None
-    # A search asks at its start and behind each step or trial, and what it found is measured.
+    # A search evaluates at its start and after each step or trial, and what it found is measured.
     long, last = 3 + 2, 7 + 2
-    ways = {"misrank": 2 * 3 + 4, "translocate": 3 * 3, "promote": 2 * 3, "demote": 3 * 3}
+    attempts = {"misrank": 2 * 3 + 4, "translocate": 3 * 3, "promote": 2 * 3, "demote": 3 * 3}
     for name, goal in record.suite.goals.items():
-        cost = long * ways.get(name, 3) + last
-        assert goal.undropped == 16 * cost, name
+        assert goal.undropped == 16 * (long * attempts.get(name, 3) + last), name
         assert goal.forward <= goal.undropped
         if name == "shift":
             assert goal.forward == goal.undropped
@@ -185,94 +168,23 @@ def test_a_goal_that_concerns_no_query_is_null(evaluated: Evaluated, tmp_path: P
     assert load_record(tmp_path / "out") == record
 
 
-# What it does not depend on
+# What it does not depend on: for workers and interruptions see test_job.py
 
 
 @pytest.mark.slow
-def test_neither_batch_nor_folder_change_anything(tiny: Tiny, images: Tensor) -> None:
+def test_the_batch_changes_nothing(tiny: Tiny, images: Tensor) -> None:
     found = []
     for batch in (4, 16, 64):
         evaluation = tiny(make_network().double(), images=images.double(), **{**FEW, "batch": batch})
         evaluation.run()
-        found.append(evaluation.materials.worst)
+        found.append(evaluation.worst)
     for other in found[1:]:
-        for name, worst in found[0].items():
-            for part in ("number", "before", "worst", "by", "change", "outside"):
-                one, two = worst[part], other[name][part]
-                torch.testing.assert_close(one, two, rtol=0, atol=1e-7, msg=f"{name} {part}")
-            assert torch.equal(worst["forward"].sum(0), other[name]["forward"].sum(0))
-
-
-@pytest.mark.slow
-def test_two_workers_make_the_same_record(tiny: Tiny, tmp_path: Path) -> None:
-    tiny(out=tmp_path / "whole", **FEW).run()
-    shared = [tiny(out=tmp_path / "shared", **FEW) for _ in range(2)]
-    shared[0].begin()
-    workers = [threading.Thread(target=one.work, args=(k, 2), daemon=True) for k, one in enumerate(shared)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    parts = sorted(path.name for path in (tmp_path / "shared" / "parts").glob("suite-*"))
-    assert parts == [f"suite-{goal:02d}-{block:05d}.safetensors" for goal in (0, 1) for block in (0, 1, 2)]
-    tiny(out=tmp_path / "shared", **FEW).run()
-    assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
-
-
-@pytest.mark.slow
-@fault(
-    "evaluation",
-    "a finished piece of the worst-case suite is damaged or gone",
-    "that piece alone is made anew; the record has the same figures",
-)
-def test_a_damaged_or_missing_piece_is_made_anew_and_alone(tiny: Tiny, tmp_path: Path) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    tiny(out=whole, **FEW).run()
-    tiny(out=out, **FEW).work(0, 1)
-    file = out / "parts" / "suite-01-00001.safetensors"
-    damaged = bytearray(file.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    file.write_bytes(damaged)
-    (out / "parts" / "suite-00-00002.safetensors").unlink()
-    stamps = {f.name: f.stat().st_mtime_ns for f in (out / "parts").glob("suite-0*-00000*")}
-    said: list[str] = []
-    evaluation = tiny(out=out, report=said.append, **FEW)
-    evaluation.work(0, 1)
-    assert {f.name: f.stat().st_mtime_ns for f in (out / "parts").glob("suite-0*-00000*")} == stamps
-    tiny(out=out, report=said.append, **FEW).run()
-    assert len(said) == 1
-    assert "suite-01-00001.safetensors" in said[0]
-    assert "made anew" in said[0]
-    assert contents(out) == contents(whole)
-
-
-@fault(
-    "evaluation",
-    "the worst-case suite is interrupted between two goals",
-    "the same call goes on; the record has the same figures",
-)
-def test_interrupted_in_the_middle_and_resumed(tiny: Tiny, tmp_path: Path) -> None:
-    model = Counted(make_network())
-    tiny(model, out=tmp_path / "whole", **FEW).run()
-    whole, model.forwards = model.forwards, 0
-
-    def stop(stage: str, done: float, total: int) -> None:
-        if stage == "worst shift" and done >= 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tiny(model, out=tmp_path / "out", progress=stop, **FEW).run()
-    assert len(list((tmp_path / "out" / "parts").glob("suite-*"))) == 4
-    before, model.forwards = model.forwards, 0
-    tiny(model, out=tmp_path / "out", **FEW).run()
-    assert 0 < model.forwards < whole / 2 < before
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_another_suite_does_not_go_into_the_same_folder(evaluated: Evaluated, tmp_path: Path) -> None:
-    evaluated(out=tmp_path / "out", **FEW)
-    with pytest.raises(UserError, match=r"holds another evaluation: suite was .worst-case.*, is 'none'"):
-        evaluated(out=tmp_path / "out", **{**FEW, "suite": "none"})
+        for goal, tensors in found[0].items():
+            for name in ("number", "before", "worst", "by", "change", "outside"):
+                torch.testing.assert_close(
+                    tensors[name], other[goal][name], rtol=0, atol=1e-7, msg=f"{goal} {name}"
+                )
+            assert torch.equal(tensors["forward"].sum(0), other[goal]["forward"].sum(0))
 
 
 # Records
@@ -300,28 +212,3 @@ def test_a_record_with_a_suite_is_read_as_it_was_written(written: tuple[Record, 
     line = next(line for line in str(record).splitlines() if line.startswith("worst case: "))
     assert f"misrank {record['misrank']:.1f}  translocate" in line
     assert f"shift {record['shift']:.3f}" in line
-    content = json.loads((out / "record.json").read_text())
-    schema = Record.model_json_schema(by_alias=True)["$defs"]
-    assert set(content["suite"]["goals"]["misrank"]) == set(schema["GoalScore"]["properties"])
-    assert set(content["suite"]["goals"]["misrank"]["attacks"][0]) == set(schema["AttackShare"]["properties"])
-
-
-def test_records_of_before_are_read(evaluated: Evaluated, tmp_path: Path) -> None:
-    for folder in RECORDS.iterdir():
-        settings = json.loads((folder / "record.json").read_text())["settings"]
-        assert not {"norm", "suite"} & {*settings}
-        record = load_record(folder)
-        assert (record.settings.norm, record.settings.suite, record.suite) == ("linf", "none", None)
-    how: dict[str, Any] = {"attacks": ["ES"], "queries": 4, "steps": 1}
-    record = evaluated(out=tmp_path / "out", **how)
-    for name in ("record.json", "plan.json"):
-        content = json.loads((tmp_path / "out" / name).read_text())
-        del content["settings"]["norm"], content["settings"]["suite"]
-        if name == "record.json":
-            del content["suite"]
-            content["sha256"] = digest_of_entries(content)
-        (tmp_path / "out" / name).write_text(json.dumps(content))
-    shutil.copytree(tmp_path / "out", tmp_path / "copy")
-    assert load_record(tmp_path / "copy").model_copy(update={"sha256": record.sha256}) == record
-    # And the same call shows it instead of taking its folder for another evaluation's.
-    assert evaluated(out=tmp_path / "out", **how).scores == record.scores

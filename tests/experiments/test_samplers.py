@@ -131,7 +131,7 @@ def test_the_letters_are_drawn_as_if_they_were_alone() -> None:
     """S by its definition takes no random number from the others, in no batch."""
     generator = torch.Generator().manual_seed(SMALL.seed)
     five = (Random(), Semihard(SMALL.margin), Softhard(itself=True), Distance(), Hardest())
-    samplers = {sampler.letter: sampler for sampler in five}
+    samplers = {sampler.name: sampler for sampler in five}
     drawn: dict[str, list[float]] = {letter: [] for letter in samplers}
     for vectors, labels in embedded(SMALL, 5):
         batch = Batch.of(vectors, labels)

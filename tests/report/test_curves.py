@@ -264,10 +264,10 @@ def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: P
     subject, out = subject_of(images, labels), tmp_path / "out"
     Evaluation(subject, plan, out).run()
     make_curves(subject, plan, out)
-    count = len(curve_plans(plan, 40))
+    plans = curve_plans(plan, 40)
     (tmp_path / "own.py").unlink()
     found = list(load_curves(out, load_record(out), report=pytest.fail))
-    assert len(found) == count
+    assert len(found) == len(plans)
     assert {each.settings.attacks for _, each in found} == {("own.py:Mine",)}
 
 

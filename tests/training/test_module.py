@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import robustmetric as rm
-from robustmetric.data.pairs import Batch, ImageLoader, PairLoader
+from robustmetric.data.pairs import ImageLoader, PairLoader
 from robustmetric.retrieval import retrieval_scores
 from robustmetric.training.module import MetricModule, random_states, set_random_states
 
@@ -75,7 +75,7 @@ def test_with_pairs(tmp_path: Path) -> None:
     # The validation is of the network as it is now, over all of the batches.
     with torch.no_grad():
         z = torch.cat(
-            [rm.embed(module.model, batch.images) for batch in ImageLoader(*pixels_labels, batch=100)]
+            [rm.embed(module.model, images) for images, _ in ImageLoader(*pixels_labels, batch=100)]
         )
     for name, value in retrieval_scores(z, pixels_labels[1]).items():
         assert figures[name].item() == pytest.approx(value, abs=1e-4)
@@ -232,12 +232,6 @@ def test_each_random_state_is_kept_on_its_own(part: str) -> None:
         assert [i for i in range(6) if found[i] == expected[i]] == list(places[part])
     finally:
         set_random_states(before)
-
-
-def test_batches_are_images_and_labels() -> None:
-    batch = next(iter(loader()))
-    assert isinstance(batch, Batch)
-    assert batch.images.shape == (64, 1, 8, 8)
 
 
 @pytest.mark.parametrize(

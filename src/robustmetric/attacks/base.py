@@ -47,8 +47,9 @@ class RankingAttack(ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
     A new attack is a class with a `name`, its `columns` and three methods: `select`, `objective` and
-    `measure`. All values are per query: B queries with embeddings (B, D) are perturbed together. An
-    evaluation calls the methods through `checked_select` and the like, which check what they return.
+    `measure`. All values are per query: B `queries` with embeddings `z` (B, D) are perturbed together, with
+    `draws` of their own; each has a `target`, positions `index` (B, W) in the `gallery`. An evaluation calls
+    the methods through `checked_select` and the like, which check what they return.
 
     The `protocol` strict follows the definitions; reference is what published figures were made with, where
     the two differ.
@@ -259,7 +260,7 @@ class RankingAttack(ABC):
         return {name: found[name] for name in names}
 
     def checked_start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
-        """Call `start`."""
+        """Call `start` for `images` (B, C, H, W)."""
         begin = self.start(images, draws=draws)
         if begin is not None and not (is_floats(begin, images.shape) and begin.isfinite().all()):
             wanted = f"None, or finite floats of shape {tuple(images.shape)}, as the images"

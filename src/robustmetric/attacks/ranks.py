@@ -243,7 +243,6 @@ class SemanticsPreservingQueryAttack(QueryAttack):
     def check_fits(self, images: int) -> None:
         """Reject a gallery with too few `images`, N, to find the targets in."""
         super().check_fits(images)
-        check_fits("keep", self.keep, images)
         if self.m + self.keep > images - 2:
             raise UserError(
                 f"m is {self.m} and keep is {self.keep}, together too many for a gallery of {images} images; "

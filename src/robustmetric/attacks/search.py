@@ -227,6 +227,8 @@ _LOW = -1e3
 class _ByTrial(Search):
     """PGD with gradients that are estimated from values at random points: nothing is differentiated."""
 
+    directions: ClassVar[str]  # the method of `Draws` for them
+
     samples: int = 50
     sigma: float = 0.01
 
@@ -246,7 +248,7 @@ class _ByTrial(Search):
         def estimate(objective: Objective, point: Tensor, rows: Tensor) -> Tensor:
             slope = torch.zeros_like(point)
             for _ in range(self.samples):
-                direction = self._direction(problem.draws, point, rows)
+                direction = draw(*point.shape[1:], rows=rows).to(point)
                 ahead, behind = (
                     objective((point + s * self.sigma * direction).clamp_(0, 1), rows).clamp_min(_LOW)
                     for s in (1, -1)
@@ -254,14 +256,10 @@ class _ByTrial(Search):
                 slope += (ahead - behind)[:, None, None, None].to(slope) * direction
             return slope / (2 * self.sigma * self.samples)
 
+        draw = getattr(problem.draws, self.directions)
         with torch.no_grad():
             images, objective, budget = problem.images, problem.objective, problem.budget
             return pgd(images, objective, budget, start=problem.start, gradient=estimate)
-
-    @staticmethod
-    @abstractmethod
-    def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
-        """Return a direction (R, C, H, W) for each row."""
 
 
 @SEARCHES.register("nes")
@@ -276,9 +274,7 @@ class NES(_ByTrial):
     NES(samples=50, sigma=0.01)
     """
 
-    @staticmethod
-    def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
-        return draws.normal(*point.shape[1:], rows=rows).to(point)
+    directions = "normal"
 
 
 @SEARCHES.register("spsa")
@@ -293,9 +289,7 @@ class SPSA(_ByTrial):
     'spsa(samples=10)'
     """
 
-    @staticmethod
-    def _direction(draws: Draws, point: Tensor, rows: Tensor) -> Tensor:
-        return draws.signs(*point.shape[1:], rows=rows).to(point)
+    directions = "signs"
 
 
 @SEARCHES.register("transfer")

@@ -47,12 +47,12 @@ def check_root(name: str, root: Path | None, needs: str) -> Path:
     >>> check_root("mine", Path("nowhere"), "the directory of the images")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: there is no directory nowhere for mine; give the directory of the images
+    robustmetric.UserError: there is no directory nowhere for mine; give the directory of the images
     """
     if root is None:
         raise UserError(f"{name} needs a root: {needs}", parameter="root")
     if not root.is_dir():
-        raise FileNotFoundError(f"there is no directory {root} for {name}; give {needs}")
+        raise UserError(f"there is no directory {root} for {name}; give {needs}", parameter="root")
     return root
 
 

@@ -1,4 +1,4 @@
-"""Batches of pairs: every image is an anchor once an epoch, beside another image of its class."""
+"""Batches of pairs: each image is an anchor once an epoch, paired with another image of its class."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ from robustmetric.labels import check_labels
 from robustmetric.validate import UserError
 
 _PART = 1 << 20  # bytes of images that are read at a time
-
-
-class Batch(NamedTuple):
-    """Images (2B, C, H, W) in [0, 1] as pairs [a0, p0, a1, p1, …], and their labels (2B,)."""
-
-    images: Tensor
-    labels: Tensor
 
 
 class Order(NamedTuple):
@@ -177,6 +170,8 @@ def jittered(image: NDArray[np.uint8], factors: NDArray[np.float64]) -> NDArray[
 class PairLoader:
     """Iterates over the batches of pairs of an epoch, from (N, H, W, C) pixels with 8 bits.
 
+    A batch is the images (2B, C, H, W) in [0, 1] of pairs [a0, p0, a1, p1, …] and their labels (2B,).
+
     Which batches, and which part of each image they show, depends on the seed, the epoch and the step alone.
     With `crop`, a square of this size is cut out at random; with `flip`, half of the images are mirrored.
     With `zoom`, a random part of each image, at least this share of its area and with an aspect of 3/4 to 4/3
@@ -189,7 +184,7 @@ class PairLoader:
 
     >>> pixels, labels = np.zeros((8, 4, 4, 1), np.uint8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     >>> loader = PairLoader(pixels, labels, pairs=4, seed=0)
-    >>> [tuple(batch.images.shape) for batch in loader]
+    >>> [tuple(images.shape) for images, labels in loader]
     [(8, 1, 4, 4), (8, 1, 4, 4)]
     """
 
@@ -244,7 +239,7 @@ class PairLoader:
     def __len__(self) -> int:
         return -(-len(self.labels) // (self.world * self.pairs))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, step = self._next if self.progress is None else self.progress()
         order = self.order(epoch)
         look = self._look(epoch)
@@ -271,7 +266,7 @@ class PairLoader:
             factors = 1 + self.jitter * random(self.seed, epoch, 3).uniform(-1, 1, (count, 2, 3))
         return Look(views, boxes, factors)
 
-    def _batch(self, order: Order, look: Look, step: int) -> Batch:
+    def _batch(self, order: Order, look: Look, step: int) -> tuple[Tensor, Tensor]:
         slots = order.steps[step]
         index, views = order.pairs[slots].reshape(-1), look.views[slots].reshape(-1, 3)
         boxes = None if look.boxes is None else look.boxes[slots].reshape(-1, 4)
@@ -286,7 +281,7 @@ class PairLoader:
             if factors is not None:
                 part = jittered(part, factors[k])
             images[k] = part[:, ::-1] if mirrored else part
-        return Batch(_floats(images), torch.from_numpy(self.labels[index]))
+        return _floats(images), torch.from_numpy(self.labels[index])
 
 
 class ImageArray:
@@ -325,10 +320,11 @@ class ImageArray:
 class ImageLoader:
     """Iterates over (N, H, W, C) pixels with 8 bits in their order, cut to the middle `crop` × `crop`.
 
-    `rows` (R,) are the images to use, by default all. Draws nothing at random.
+    A batch is images (B, C, H, W) in [0, 1] and their labels (B,). `rows` (R,) are the images to use, by
+    default all. Draws nothing at random.
 
     >>> loader = ImageLoader(np.zeros((5, 6, 6, 1), np.uint8), torch.arange(5), batch=4, crop=4)
-    >>> [tuple(batch.images.shape) for batch in loader]
+    >>> [tuple(images.shape) for images, labels in loader]
     [(4, 1, 4, 4), (1, 1, 4, 4)]
     """
 
@@ -348,10 +344,10 @@ class ImageLoader:
     def __len__(self) -> int:
         return -(-len(self.labels) // self.batch)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for begin in range(0, len(self.labels), self.batch):
             part = slice(begin, begin + self.batch)
-            yield Batch(self.images[part], self.labels[part])
+            yield self.images[part], self.labels[part]
 
 
 def _check_crop(pixels: Pictures, crop: int | None) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import DEFENSES, Network, Step, share_changed, triplet_logs
-from robustmetric.defenses.terms import TermDefense, step_on_triplets
-from robustmetric.distance import hardness, pair_distance
-from robustmetric.losses import hinge
+from robustmetric.defenses.base import DEFENSES, Network, Step, changed
+from robustmetric.defenses.terms import TermDefense
+from robustmetric.distance import pair_distance
 from robustmetric.perturb import frozen, pgd
 
 
@@ -30,9 +28,7 @@ class AntiCollapse(TermDefense):
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, pull together, take the loss."""
         with frozen(network.model):
-            with torch.no_grad():
-                z = network(images)
-            mined = self.mine(z, labels)
+            mined = self.mine(network.look(images), labels)
             x = images[mined.triplets.stack()]
 
             def apart(x: Tensor, rows: Tensor) -> Tensor:
@@ -40,14 +36,5 @@ class AntiCollapse(TermDefense):
                 return pair_distance(p, n)
 
             x[:, 1:] = pgd(x[:, 1:], apart, self.budget)
-        found = self.embed_roles(network, images, mined, x)
-        reached = hardness(found["a~"], found["p~"], found["n~"])
-        loss, losses = self.add_terms(hinge(reached, self.margin), found)
-        logs = triplet_logs(
-            mined,
-            losses,
-            source=mined.hardness,
-            reached=reached,
-            perturbed=share_changed(x, images[mined.triplets.stack()]),
-        )
-        return step_on_triplets(loss, logs, mined, x, found)
+        perturbed = changed(x, images[mined.triplets.stack()])
+        return self.learn(network, images, mined, x, perturbed=perturbed)

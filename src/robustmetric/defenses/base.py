@@ -6,39 +6,30 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from robustmetric.destination import sampler_name
+from robustmetric.defenses.notation import read_defense, write_name
 from robustmetric.distance import cross_distance, embed
 from robustmetric.labels import check_classes, check_labels
 from robustmetric.losses import check_loss
 from robustmetric.perturb import Budget, check_images
 from robustmetric.registry import Registry, registry
-from robustmetric.triplets import (
-    Batch,
-    Mined,
-    Sampler,
-    Triplets,
-    check_margin,
-    check_sampler,
-    find_anchors,
-)
-from robustmetric.validate import UserError, check_signature, is_number
+from robustmetric.triplets import Batch, Mined, Sampler, Triplets, check_margin, find_anchors
+from robustmetric.validate import UserError, check_signature, describe, instance, whole
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """The loss of a batch, a scalar to call `backward` on, with figures to log and the batch it was taken on.
 
-    A defense of your own returns the `loss` alone, or adds `logs`, figures by name, and what another loss
-    could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets` as
-    positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it holds the
-    anchor, positive and negative of one triplet after the other, M = 3T; for EST the N images of the batch,
-    moved; for N/A those as they are.
+    Your own defense returns the `loss` alone, or adds `logs`, numbers by name, and the batch that another
+    loss could be taken on. That batch has `embeddings` (M, D) with their gradient, `labels` (M,), `triplets`
+    as positions in it, and `images` (M, C, H, W), perturbed and without a gradient. For HM and ACT it is the
+    anchor, positive and negative of each triplet in turn, M = 3T; for EST the N images of the batch, moved;
+    for N/A those as they are.
 
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1])
@@ -66,9 +57,7 @@ class Network:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if not isinstance(model, nn.Module):
-            raise UserError(f"the network must be a torch.nn.Module, not a {type(model).__name__}")
-        self.model = model
+        self.model = instance("the network", model, nn.Module)
         self.forwards = 0
         self.backwards = 0
 
@@ -85,13 +74,10 @@ class Network:
             model = model.get_submodule("module")
         return embed(model, images)
 
-
-class NoSampler:
-    """Stands for the sampler of a defense that was made without one."""
-
-    def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
-        """Say that there is no sampler to mine with."""
-        raise UserError("the defense mines triplets but was made without a sampler: write it NAME[S]")
+    @torch.no_grad()
+    def look(self, images: Tensor) -> Tensor:
+        """Return the embeddings (N, D) of `images` without gradients."""
+        return self(images)
 
 
 class Defense(nn.Module):
@@ -100,8 +86,7 @@ class Defense(nn.Module):
     A subclass implements `step`; it is found by a name once it is registered with
     ``robustmetric.register("defense", name)``. The defense draws its triplets with the sampler `source`,
     perturbs within the `budget`, and `margin` is γ of its loss. Its draws come from a generator of its own
-    that starts at `seed` and whose state is part of `state_dict()`: a restored training goes on with the same
-    draws.
+    with the random seed `seed`, whose state is part of `state_dict()`: a resumed training draws the same.
 
     >>> import robustmetric as rm
     >>> @rm.register("defense", "plain")
@@ -116,34 +101,31 @@ class Defense(nn.Module):
 
     family: ClassVar[str] = ""
     """Its name before the bracket; that of the class unless given."""
+    takes: ClassVar[tuple[str, ...]] = ("source",)
+    """Its parts in its name: source, destination, terms."""
     __call__: Callable[..., Step]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_signature(f"{cls.__name__}.step", cls.step, "self, network, images, labels")
 
     def __init__(
         self, source: Sampler | None = None, *, budget: Budget, margin: float = 0.2, seed: int = 0
     ) -> None:
         super().__init__()
-        check_margin(margin)
-        if not (is_number(seed, Integral) and seed >= 0):
-            raise UserError(f"seed must be a whole number of at least 0, not {seed!r}")
-        check_signature(f"{type(self).__name__}.step", self.step, "network, images, labels")
-        self.source: Sampler = NoSampler() if source is None else source
-        check_sampler(self.source)
+        self.source = None if source is None else instance("source", source, Sampler)
         self.budget = budget
-        self.margin = margin
-        self.seed = seed
-        self.generator = torch.Generator().manual_seed(seed)
+        self.margin = check_margin(margin)
+        self.seed = whole("seed", seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
         self.written: str | None = None
         self._warned = False
 
     @property
     def name(self) -> str:
         """The defense in the paper's notation: as it was `written`, else from the names of its parts."""
-        return self.written or self.describe()
-
-    def describe(self) -> str:
-        """Return the name from the names of the parts."""
-        family = self.family or type(self).__name__
-        return family if isinstance(self.source, NoSampler) else f"{family}[{sampler_name(self.source)}]"
+        parts = {kind: getattr(self, kind) for kind in self.takes}
+        return self.written or write_name(self.family or type(self).__name__, parts)
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
         """Return the loss of a `model` on `images` (N, C, H, W) in [0, 1] with `labels` (N,), and its logs.
@@ -160,7 +142,7 @@ class Defense(nn.Module):
         network = Network(model)
         if model.training and not torch.is_grad_enabled():
             raise UserError(
-                "gradients are off, and a network in training mode is to learn from a step: take it outside "
+                "gradients are off, and a network in training mode learns from a step: take it outside "
                 "torch.no_grad(), or call model.eval() to look at the loss alone"
             )
         check_images(images)
@@ -176,7 +158,7 @@ class Defense(nn.Module):
                 stacklevel=4,  # forward, two frames of nn.Module, and the caller
             )
         step = self.step(network, images.detach(), labels.to(images.device))
-        logs = check_step(f"{type(self).__name__}.step", step, model)
+        logs = self._checked_logs(step, model)
         if "spread" not in logs and step.embeddings is not None and len(step.embeddings) > 1:
             unit = nn.functional.normalize(step.embeddings.detach(), dim=1)
             logs["spread"] = spread(cross_distance(unit))
@@ -185,6 +167,34 @@ class Defense(nn.Module):
         logs["anchors"] = float(anchors)
         logs["images/forward"], logs["images/backward"] = float(network.forwards), float(network.backwards)
         return replace(step, logs=logs)
+
+    def _checked_logs(self, step: object, model: nn.Module) -> dict[str, float]:
+        """Return the logs of a `step` as numbers; reject a step that the `model` cannot learn from."""
+        who = f"{type(self).__name__}.step"
+        step = instance(f"what {who} returns", step, Step, why="write robustmetric.Step(loss)")
+        check_loss(who, step.loss)
+        learns = torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters())
+        if learns and not step.loss.requires_grad:
+            raise UserError(
+                f"{who} returned a loss without a gradient; it must depend on the network's embeddings: take "
+                "detach(), item() and no_grad() out of its way"
+            )
+        z = step.embeddings
+        if z is not None and (not isinstance(z, Tensor) or z.ndim != 2):
+            raise UserError(f"{who} returned the embeddings {describe(z)}; they must have shape (M, D)")
+        if step.triplets is not None:
+            instance(f"triplets that {who} returns", step.triplets, Triplets)
+        logs: dict[str, float] = {}
+        instance(f"logs that {who} returns", step.logs, Mapping)  # type: ignore[type-abstract]
+        given: Mapping[str, Any] = step.logs
+        for name, value in given.items():
+            try:
+                logs[str(name)] = float(value.detach() if isinstance(value, Tensor) else value)
+            except (TypeError, ValueError, RuntimeError):
+                raise UserError(
+                    f"{who} logged {name!r} as {describe(value)}; a log must be a number"
+                ) from None
+        return logs
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Return the loss of a batch that was found valid; a subclass implements it.
@@ -196,7 +206,10 @@ class Defense(nn.Module):
 
     def mine(self, z: Tensor, labels: Tensor) -> Mined:
         """Return the source triplets of a batch with (N, D) embeddings `z` and (N,) `labels`."""
-        return Mined.of(Batch.of(z, labels), self.source, self.generator)
+        if self.source is None:
+            raise UserError("the defense mines triplets but was made without a sampler: write it NAME[S]")
+        z = z.detach()
+        return Mined.of(Batch(cross_distance(z), labels, z.shape[1]), self.source, self.generator)
 
     def get_extra_state(self) -> Tensor:
         """Return the state of the generator."""
@@ -217,44 +230,47 @@ DEFENSES.passed = ("source", "destination", "terms", "budget", "margin", "seed")
 """The families of defenses by the names before their brackets."""
 
 
-def check_step(who: str, step: object, model: nn.Module) -> dict[str, float]:
-    """Return the logs of a `step` as numbers; refuse a step that a training cannot learn from.
+def defense(
+    name: str,
+    *,
+    eps: float = 8 / 255,
+    alpha: float = 1 / 255,
+    steps: int = 8,
+    margin: float = 0.2,
+    seed: int = 0,
+    reference: bool = False,
+) -> Defense:
+    """Make a defense from its `name` in the paper's notation.
 
-    `who` is the method that returned it, `model` the network that is to learn.
+    - ``N/A[X]`` regular training, ``EST[X]``, ``ACT[X]``; X is a sampler: R, M, S, D or H
+    - ``HM[X,destination]`` Hardness Manipulation; ``min-max[X]`` is ``HM[X,2]``
+    - destinations: a sampler, a number (``0``, ``-γ/2``), ``LGA``, ``g2``, ``g1/2``, ``gB(M)``; with
+      parameters ``LGA(u=2.2)``, ``gB(M,ξ=0.1)``
+    - terms after HM, EST and, without ã, ACT: ``&ICS``, ``&ICS(λ=0.05)``, ``&ICS(γ=0.2)``, and
+      ``&L(a,ã,p̃)`` and the like
 
-    >>> check_step("Mine.step", torch.tensor(0.5), nn.Flatten())
+    γ, λ, ξ, ã may be written gamma, lambda, xi, a~. In each place a part of your own may stand, by
+    the name it is registered under or as ``file.py:Object``, with options ``(k=2)`` if it has any; a defense
+    of your own needs no bracket if it takes no sampler. `eps`, `alpha` and `steps` (ε, α, η) bound the
+    perturbations, `margin` is γ, `seed` is the random seed of the triplets.
+
+    With `reference`, S may draw the anchor as its own positive, and EST begins as the published training did;
+    the name stays the same. It changes no other part but your own that have the option: a sampler `itself`,
+    a defense `reference`.
+
+    >>> defense("HM[S,-gamma/2]&ICS(lambda=0.05)", eps=8 / 255, alpha=1 / 255, steps=8).name
+    'HM[S,-γ/2]&ICS(λ=0.05)'
+    >>> defense("HM[S,LGB]")
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: Mine.step returned a Tensor; it must return a Step: robustmetric.Step(loss)
+    robustmetric.UserError: unknown destination 'LGB' (did you mean 'LGA'?); known: D, H, LGA, M, R, S, a ...
+        HM[S,LGB]
+             ^
     """
-    if not isinstance(step, Step):
-        raise UserError(
-            f"{who} returned a {type(step).__name__}; it must return a Step: robustmetric.Step(loss)"
-        )
-    check_loss(who, step.loss)
-    learns = torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters())
-    if learns and not step.loss.requires_grad:
-        raise UserError(
-            f"{who} returned a loss without a gradient; it must depend on the network's embeddings: take "
-            "detach(), item() and no_grad() out of its way"
-        )
-    if step.embeddings is not None and (not isinstance(step.embeddings, Tensor) or step.embeddings.ndim != 2):
-        shape = tuple(getattr(step.embeddings, "shape", ()))
-        raise UserError(f"{who} returned embeddings of shape {shape}; they must have shape (M, D)")
-    if step.triplets is not None and not isinstance(step.triplets, Triplets):
-        raise UserError(f"{who} returned triplets as a {type(step.triplets).__name__}; they must be Triplets")
-    if not isinstance(step.logs, Mapping):
-        raise UserError(
-            f"{who} returned logs as a {type(step.logs).__name__}; they must be a dict of numbers"
-        )
-    logs: dict[str, float] = {}
-    given: Mapping[str, Any] = step.logs
-    for name, value in given.items():
-        try:
-            logs[str(name)] = float(value.detach() if isinstance(value, Tensor) else value)
-        except (TypeError, ValueError, RuntimeError):
-            raise UserError(f"{who} logged {name!r} as {value!r:.60}; a log must be a number") from None
-    return logs
+    check_margin(margin)
+    budget = Budget(eps=eps, alpha=alpha, steps=steps)
+    made: Defense = read_defense(name, budget=budget, margin=margin, seed=seed, reference=reference)
+    return made
 
 
 def spread(dist: Tensor) -> float:
@@ -270,10 +286,10 @@ def spread(dist: Tensor) -> float:
 def triplet_logs(
     mined: Mined,
     losses: Mapping[str, float],
-    *,
     source: Tensor,
-    destination: Tensor | None = None,
+    destination: Tensor | None,
     reached: Tensor,
+    *,
     perturbed: float,
 ) -> dict[str, float]:
     """Return the logs that all defenses on triplets have: the `losses`, means of hardness and the spread.
@@ -291,13 +307,13 @@ def triplet_logs(
     }
 
 
-def share_changed(images: Tensor, before: Tensor) -> float:
-    """Return the share of the rows of `images` (T, …) that are not as `before` (T, …).
+def changed(images: Tensor, before: Tensor) -> Tensor:
+    """Return which rows of `images` (T, …) are not as `before` (T, …): (T,).
 
-    >>> share_changed(torch.tensor([[0.5], [0.1]]), torch.tensor([[0.5], [0.0]]))
-    0.5
+    >>> changed(torch.tensor([[0.5], [0.1]]), torch.tensor([[0.5], [0.0]]))
+    tensor([False,  True])
     """
-    return (images != before).flatten(1).any(1).float().mean().item()
+    return (images != before).flatten(1).any(1)
 
 
 def mean_over_workers(value: Tensor) -> Tensor:

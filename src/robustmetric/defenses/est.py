@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import DEFENSES, Network, Step, share_changed, triplet_logs
+from robustmetric.defenses.base import DEFENSES, Network, Step, changed
 from robustmetric.defenses.terms import TermDefense
-from robustmetric.distance import cross_distance, hardness, pair_distance, reference_shift
-from robustmetric.losses import Term, hinge
+from robustmetric.distance import cross_distance, pair_distance, reference_shift
+from robustmetric.losses import Term
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.triplets import Sampler
 
@@ -46,25 +46,14 @@ class EmbeddingShifted(TermDefense):
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Move the images, embed them, mine among them, take the loss."""
         with frozen(network.model):
-            with torch.no_grad():
-                origin = network(images)
+            origin = network.look(images)
             moved = shift(
                 network, images, origin, self.budget, generator=self.generator, reference=self.reference
             )
         z = network(moved, learn=True)
         mined = self.mine(z, labels)
-        found = {f"{role}~": z.index_select(0, at) for role, at in zip("apn", mined.triplets, strict=True)}
-        reached = hardness(*found.values())
-        found |= self.embed_benign(network, images, mined.triplets)
-        loss, losses = self.add_terms(hinge(reached, self.margin), found)
-        logs = triplet_logs(
-            mined,
-            losses,
-            source=mined.triplets.hardness(cross_distance(origin)),
-            reached=reached,
-            perturbed=share_changed(moved, images),
-        )
-        return Step(loss, logs, z, labels, mined.triplets, moved)
+        source = mined.triplets.hardness(cross_distance(origin))
+        return self.learn(network, images, mined, moved, z, source=source, perturbed=changed(moved, images))
 
 
 def shift(

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers, triplet_logs
-from robustmetric.defenses.terms import TermDefense, step_on_triplets
-from robustmetric.destination import (
-    Benign,
-    Destination,
-    check_destination,
-    destination_hardness,
-    same_sampler,
-    sampler_name,
-)
+from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers
+from robustmetric.defenses.terms import TermDefense
+from robustmetric.destination import Destination
 from robustmetric.distance import hardness
-from robustmetric.losses import Term, hinge
+from robustmetric.losses import Term
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.triplets import Mined, Sampler
+from robustmetric.validate import instance
 
 
 @DEFENSES.register("HM")
@@ -30,13 +23,10 @@ class HardnessManipulation(TermDefense):
 
     `source` is the sampler of the source triplets, `destination` the hardness they are to reach, `terms` are
     added to the loss; `budget`, `margin` and `seed` are those of every defense.
-
-    >>> import robustmetric as rm
-    >>> rm.defense("HM[S,LGA]&ICS").destination
-    Gradual(LGA)
     """
 
     family = "HM"
+    takes = ("source", "destination", "terms")
 
     def __init__(
         self,
@@ -49,40 +39,20 @@ class HardnessManipulation(TermDefense):
         seed: int = 0,
     ) -> None:
         super().__init__(source, terms, budget=budget, margin=margin, seed=seed)
-        check_destination(destination)
-        self.destination = destination
-        # One sampler stays one, whatever it remembers from call to call: HM[X,X] perturbs nothing.
-        for part in destination.modules():
-            if isinstance(part, Benign) and same_sampler(part.sampler, source):
-                part.sampler = source
-
-    def before_terms(self) -> str:
-        """Return HM with source and destination."""
-        return f"{self.family}[{sampler_name(self.source)},{self.destination.name}]"
+        self.destination = instance("destination", destination, Destination)
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, perturb the triplets that are too easy, take the loss."""
         with frozen(network.model):
-            with torch.no_grad():
-                z = network(images)
-            mined = self.mine(z, labels)
-            wanted = destination_hardness(self.destination, mined, generator=self.generator)
+            mined = self.mine(network.look(images), labels)
+            wanted = self.destination(mined, generator=self.generator)
             x = manipulate(network, images, mined, wanted, self.budget)
-        found = self.embed_roles(network, images, mined, x)
-        reached = hardness(found["a~"], found["p~"], found["n~"])
-        triplet = hinge(reached, self.margin)
-        loss, losses = self.add_terms(triplet, found)
+        easier = mined.hardness < wanted
+        step = self.learn(network, images, mined, x, destination=wanted, perturbed=easier)
         if self.training:
-            self.destination.update(mean_over_workers(triplet.detach()))
-        logs = triplet_logs(
-            mined,
-            losses,
-            source=mined.hardness,
-            destination=wanted,
-            reached=reached,
-            perturbed=(mined.hardness < wanted).float().mean().item(),
-        )
-        return step_on_triplets(loss, logs, mined, x, found)
+            triplet = step.loss.new_tensor(step.logs["loss/triplet"])
+            self.destination.update(mean_over_workers(triplet))
+        return step
 
 
 def manipulate(network: Network, images: Tensor, mined: Mined, wanted: Tensor, budget: Budget) -> Tensor:

@@ -1,188 +1,205 @@
-"""The paper's notation: from "HM[S,LGA]&ICS" to a defense; `Defense.name` goes back."""
+"""The paper's notation, read and written: from "HM[S,LGA]&ICS" to a defense and back."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from typing import Any, NoReturn, TypeVar
 
-from robustmetric.defenses.base import DEFENSES, Defense
-from robustmetric.defenses.hardness import HardnessManipulation
-from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
 from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term
-from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, take_apart, unknown
-from robustmetric.triplets import SAMPLERS, Sampler, check_margin, check_sampler
+from robustmetric.registry import Registry, registry, signature_of, take_apart, unknown
+from robustmetric.triplets import SAMPLERS, Sampler
 from robustmetric.usercode import UserCodeError, file_of, split_options
-from robustmetric.validate import UserError, parameters
+from robustmetric.validate import UserError, describe
 
 T = TypeVar("T")
 
+DEFENSES: Registry[Any] = registry("defense")
 FAMILIES = ("N/A", "EST", "ACT", "HM", "min-max")
 """Those of the paper, which always have brackets."""
-GRADUAL = {name: power for power, name in Gradual.NAMES.items()}
 LONGEST, DEEPEST = 2000, 50
 """Characters of a name, and brackets within brackets."""
 
 
-def defense(
-    name: str,
-    *,
-    eps: float = 8 / 255,
-    alpha: float = 1 / 255,
-    steps: int = 8,
-    margin: float = 0.2,
-    seed: int = 0,
-    reference: bool = False,
-) -> Defense:
-    """Make a defense from its `name` in the paper's notation.
+# --- writing ----------------------------------------------------------------------------------------------
 
-    - ``N/A[X]`` regular training, ``EST[X]``, ``ACT[X]``; X is a sampler: R, M, S, D or H
-    - ``HM[X,destination]`` Hardness Manipulation; ``min-max[X]`` is ``HM[X,2]``
-    - destinations: a sampler, a number (``0``, ``-γ/2``), ``LGA``, ``g2``, ``g1/2``, ``gB(M)``; with
-      parameters ``LGA(u=2.2)``, ``gB(M,ξ=0.1)``
-    - terms behind HM, EST and, without ã, ACT: ``&ICS``, ``&ICS(λ=0.05)``, ``&ICS(γ=0.2)``, and
-      ``&L(a,ã,p̃)`` and the like
 
-    γ, λ, ξ, ã may be written gamma, lambda, xi, a~. In each place a part of your own may stand instead, by
-    the name it is registered under or as ``file.py:Object``, with options ``(k=2)`` if it has any; a defense
-    of your own needs no bracket if it takes no sampler. `eps`, `alpha` and `steps` (ε, α, η) bound the
-    perturbations, `margin` is γ, `seed` starts the drawing of triplets.
+def write_name(head: str, parts: Mapping[str, Any], texts: Mapping[int, str] | None = None) -> str:
+    """Return the name of a defense of the family `head` with a source, a destination and terms in `parts`.
 
-    With `reference`, S may draw the anchor as its own positive, and EST begins as the published training did;
-    the name stays the same. It changes no other part; one of your own has a say in it if it has an option:
-    a sampler `itself`, a defense `reference`.
+    `texts` are those of parts that were made from a text, by their id.
 
-    >>> defense("HM[S,-gamma/2]&ICS(lambda=0.05)", eps=8 / 255, alpha=1 / 255, steps=8).name
-    'HM[S,-γ/2]&ICS(λ=0.05)'
-    >>> defense("HM[S,LGB]")
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: unknown destination 'LGB' (did you mean 'LGA'?); known: D, H, LGA, M, R, S, a ...
-        HM[S,LGB]
-             ^
+    >>> write_name("HM", {"source": SAMPLERS["S"](), "destination": Gradual(), "terms": [SextupletTerm()]})
+    'HM[S,LGA]&ICS'
     """
-    check_margin(margin)
-    budget = Budget(eps=eps, alpha=alpha, steps=steps)
+    given = (parts.get("source"), parts.get("destination"))
+    inside = ",".join(name_of(part, texts) for part in given if part is not None)
+    terms = (name_of(term, texts) for term in parts.get("terms", ()))
+    return "&".join([f"{head}[{inside}]" if inside else head, *terms])
+
+
+def name_of(part: object, texts: Mapping[int, str] | None = None) -> str:
+    """Return the name of a `part` of a defense: its text in `texts`, by its id, else the paper's.
+
+    A part of your own that was not made from a text goes by its class.
+
+    >>> name_of(Boosted(OfMargin(-0.5), xi=0.1)), name_of(SextupletTerm("L(a,a~,n~)", weight=0.1))
+    ('gB(-γ/2,ξ=0.1)', 'L(a,ã,ñ,λ=0.1)')
+    """
+    if texts and id(part) in texts:
+        return texts[id(part)]
+    if isinstance(part, Benign):
+        return name_of(part.sampler, texts)
+    if isinstance(part, OfMargin):
+        return _multiple(part.factor)
+    if isinstance(part, Constant):
+        return str(int(part.value)) if part.value.is_integer() else repr(part.value)
+    if isinstance(part, Gradual):
+        return _with_options(Gradual.NAMES[part.power], u=part.u)
+    if isinstance(part, Boosted):
+        return _with_options(f"gB({name_of(part.base, texts)})", ξ=part.xi, u=part.u)
+    if isinstance(part, SextupletTerm):
+        kind = unicodedata.normalize("NFC", part.kind.replace("~", "\u0303"))
+        return _with_options(kind, λ=part.weight, γ=part.margin)
+    return str(getattr(part, "name", "") or type(part).__name__)
+
+
+def _with_options(name: str, **given: float | None) -> str:
+    """Return a `name` with the options that are `given`, in its bracket if it has one already."""
+    options = ",".join(f"{key}={float(value)!r}" for key, value in given.items() if value is not None)
+    if not options:
+        return name
+    return f"{name[:-1]},{options})" if name.endswith(")") else f"{name}({options})"
+
+
+def _multiple(factor: float) -> str:
+    """Return a multiple of γ, as a fraction if that is exact."""
+    part = Fraction(factor).limit_denominator(1000)
+    if float(part) != factor:
+        return f"{factor!r}γ"
+    above = {1: "γ", -1: "-γ"}.get(part.numerator, f"{part.numerator}γ")
+    return above if part.denominator == 1 else f"{above}/{part.denominator}"
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) -> Any:
+    """Return the defense that a `name` in the paper's notation describes.
+
+    `margin`, `reference` and the `settings` are those of `robustmetric.defense`.
+    """
     if not isinstance(name, str) or len(name) > LONGEST:
-        raise UserError(f"a defense is given by its name, at most {LONGEST} characters, not {name!r:.60}")
-    first, *behind = _Part(name, 0, name).split("&")
+        raise UserError(f"a defense is given by its name, at most {LONGEST} characters, not {describe(name)}")
+    first, *after = _Part(name, 0, name).split("&")
     family, inside, rest = first.enclosed("[", "]")
     if rest.plain:
-        wanted = "only & and a term may stand behind the bracket, such as HM[S,LGA]&ICS"
+        wanted = "only & and a term may follow the bracket, such as HM[S,LGA]&ICS"
         rest.fail(wanted + _about_paths(rest))
     head, kind = _family(family, bare=inside is None)
-    manipulates = issubclass(kind, HardnessManipulation)
-    if behind and not issubclass(kind, TermDefense):
+    takes = getattr(kind, "takes", ("source",))  # a function that makes a defense has none
+    if after and "terms" not in takes:
         why = "perturbs nothing" if head == "N/A" else "is derived from none of them"
-        behind[0].fail(f"HM, ACT and EST take terms behind &; {head} does not, for it {why}")
+        after[0].fail(f"HM, ACT and EST take terms after &; {head} does not, for it {why}")
     reader = _Reader(margin, reference=reference)
     parts: dict[str, Any] = {}
-    names: list[str] = []
     if inside is not None:
         items = inside.split(",")
-        minmax = head == "min-max"
-        two = manipulates and not minmax
+        two = "destination" in takes and head != "min-max"
         if len(items) != (2 if two else 1):
             wanted = "a source and a destination, such as [S,LGA]" if two else "one sampler, such as [S]"
             inside.fail(f"{head} takes {wanted}{_about_paths(inside)}")
-        parts["source"], text = reader.sampler(items[0])
-        names.append(text)
-        if manipulates:
-            parts["destination"], text = (Constant(2), "2") if minmax else reader.destination(items[1])
-            names.append(text)
-    terms = [reader.term(part, kind) for part in behind]
-    if terms or manipulates:
-        parts["terms"] = [term for term, _ in terms]
+        parts["source"] = reader.sampler(items[0])
+        if "destination" in takes:
+            parts["destination"] = reader.destination(items[1]) if two else Constant(2)
+    if after:
+        parts["terms"] = [reader.term(part, kind) for part in after]
     head = "HM" if head == "min-max" else head
-    if reference and _takes(DEFENSES.find(head)[0], "reference"):
+    written = write_name(head, parts, reader.texts)
+    if reference and "reference" in signature_of(DEFENSES.find(head)[0]).parameters:
         parts["reference"] = True
-    make = partial(DEFENSES.make, head, **parts, budget=budget, margin=margin, seed=seed)
-    made = make() if head in FAMILIES else _made(family, make)
+    with nullcontext() if head in FAMILIES else family.blamed():
+        made = DEFENSES.make(head, **parts, margin=margin, **settings)
     if not hasattr(made, "written"):
         family.fail(
             f"{type(made).__name__}.__init__ must call super().__init__(source, budget=budget, "
             "margin=margin, seed=seed)"
         )
-    made.written = "&".join([f"{head}[{','.join(names)}]" if names else head, *(text for _, text in terms)])
-    if isinstance(made, TermDefense):
-        made.term_kinds = [_kind_of(term, text) for term, text in terms]
+    made.written = written
+    if after:
+        made.term_kinds = [reader.kind_of(term) for term in parts["terms"]]
     return made
 
 
-def _family(part: _Part, *, bare: bool) -> tuple[str, type[Any]]:
-    """Return the text of the family before the brackets, and its class; of a function that is not known."""
+def _family(part: _Part, *, bare: bool) -> tuple[str, Any]:
+    """Return the text of the family before the brackets, and the class or function that makes it."""
     name = _bare(part, DEFENSES)
     if bare and (name in FAMILIES or (name not in DEFENSES and file_of(part.text) is None)):
         form = "a defense is written FAMILY[…], such as HM[S,LGA]&ICS, N/A[R], EST[R] or ACT[S]"
         part.fail(form if name in ("", *FAMILIES) else f"{form}; {_unknown(part, DEFENSES, name)}")
     text = _written(part, DEFENSES)
-    factory, _ = _made(part, partial(DEFENSES.find, text))
-    kind = factory.func if isinstance(factory, partial) else factory
-    return text, kind if isinstance(kind, type) else Defense
-
-
-def _kind_of(term: Term, text: str) -> str:
-    """Return what a term is logged as: its kind, else the name it was found by."""
-    return str(getattr(term, "kind", None) or split_options(text)[0].rpartition(":")[2])
+    with part.blamed():
+        factory, _ = DEFENSES.find(text)
+    return text, factory.func if isinstance(factory, partial) else factory
 
 
 class _Reader:
-    """Makes the parts of one defense, each with the text that makes it again."""
+    """Makes the parts of one defense; `texts` are those of the parts that cannot name themselves, by id."""
 
     def __init__(self, margin: float, *, reference: bool) -> None:
         self.margin, self.reference = margin, reference
+        self.texts: dict[int, str] = {}
         self.samplers: dict[str, Sampler] = {}
 
-    def sampler(self, part: _Part) -> tuple[Sampler, str]:
-        text = _written(part, SAMPLERS)
-        # One text is one sampler, whatever it remembers from call to call.
-        if text not in self.samplers:
-            factory, _ = _made(part, partial(SAMPLERS.find, text))
-            is_function = not isinstance(factory, type) and _takes(factory, "generator")
-            made: Any = _made(part, lambda: SAMPLERS.bind(text) if is_function else self.make(text, SAMPLERS))
-            if isinstance(made, Destination):
-                part.fail(f"{text} is a destination; here stands the sampler of the source triplets")
-            _made(part, partial(check_sampler, made))
-            self.samplers[text] = made
-        return self.samplers[text], text
+    def make(self, part: _Part, parts: Registry[T]) -> T:
+        """Make a part; γ is its margin and, with `reference`, True its `itself`, unless they are given."""
+        text = _written(part, parts)
+        with part.blamed():
+            itself = self.reference and "itself" in signature_of(parts.find(text)[0]).parameters
+            made = parts.make(text, {"margin": self.margin, **({"itself": True} if itself else {})})
+        self.texts[id(made)] = text
+        return made
 
-    def destination(self, part: _Part) -> tuple[Destination, str]:
+    def sampler(self, part: _Part) -> Sampler:
+        text = _written(part, SAMPLERS)
+        # One text is one sampler, whatever it remembers from call to call: HM[X,X] perturbs nothing.
+        if text not in self.samplers:
+            self.samplers[text] = self.make(part, SAMPLERS)
+        return self.samplers[text]
+
+    def destination(self, part: _Part) -> Destination:
         name = _bare(part, DESTINATIONS, SAMPLERS)
         if name != "gB" and file_of(part.text) is not None:
             text = _written(part, DESTINATIONS)
-            factory, _ = _made(part, partial(DESTINATIONS.find, text))
-            is_class = isinstance(factory, type) and not issubclass(factory, Destination)
-            if is_class or (not isinstance(factory, type) and _takes(factory, "generator")):
-                return self.benign(part)
-            return _made(part, partial(self.make, text, DESTINATIONS)), text
+            with part.blamed():
+                factory, _ = DESTINATIONS.find(text)
+            if isinstance(factory, type) and issubclass(factory, Sampler):
+                return Benign(self.sampler(part))
+            return self.make(part, DESTINATIONS)
         _, arguments = part.call()
-        if name in GRADUAL:
-            make = partial(Gradual, power=GRADUAL[name], margin=self.margin)
-            gradual = _with_parameters(make, arguments, {"u": "u"}, name)
-            return gradual, gradual.name
+        powers = {name: power for power, name in Gradual.NAMES.items()}
+        if name in powers:
+            gradual = partial(Gradual, power=powers[name], margin=self.margin)
+            return _with_parameters(gradual, arguments, {"u": "u"}, name)
         if name == "gB":
             if not arguments:
                 part.fail("gB takes a destination to raise, such as gB(M) or gB(M,ξ=0.1)")
-            base, text = self.destination(arguments[0])
-            known = {"ξ": "xi", "u": "u"}
-            raised = _with_parameters(partial(Boosted, base, margin=self.margin), arguments[1:], known, name)
-            return raised, f"gB({text}{parameters(lead=',', ξ=raised.xi, u=raised.u)})"
+            boosted = partial(Boosted, self.destination(arguments[0]), margin=self.margin)
+            return _with_parameters(boosted, arguments[1:], {"ξ": "xi", "u": "u"}, name)
         if name in DESTINATIONS:
-            text = _written(part, DESTINATIONS)
-            return _made(part, partial(self.make, text, DESTINATIONS)), text
-        return self.benign(part) if name in SAMPLERS else self.number(part, name, arguments)
+            return self.make(part, DESTINATIONS)
+        if name in SAMPLERS:
+            return Benign(self.sampler(part))
+        return self.number(part, name, arguments)
 
-    def benign(self, part: _Part) -> tuple[Destination, str]:
-        sampler, text = self.sampler(part)
-        return Benign(sampler), text
-
-    def number(self, part: _Part, name: str, arguments: list[_Part]) -> tuple[Destination, str]:
+    def number(self, part: _Part, name: str, arguments: list[_Part]) -> Destination:
         number = re.fullmatch(rf"([+-]?)({_NUMBER})?(γ?)(?:/({_NUMBER}))?", name)
         if number is None or not (number[2] or number[3]) or float(number[4] or 1) == 0:
             known = [*SAMPLERS, *DESTINATIONS, "a number such as 0, 2 or -γ/2"]
@@ -191,34 +208,33 @@ class _Reader:
         if arguments:
             arguments[0].fail(f"{name} takes no parameters")
         value = float(number[1] + (number[2] or "1")) / float(number[4] or 1)
-        made = _made(part, lambda: OfMargin(value, margin=self.margin) if number[3] else Constant(value))
-        return made, made.name
+        with part.blamed():
+            return OfMargin(value, margin=self.margin) if number[3] else Constant(value)
 
-    def term(self, part: _Part, family: type[TermDefense]) -> tuple[Term, str]:
-        term, text = self.any_term(part)
-        _made(part, partial(family.check_roles, term))
-        return term, text
+    def term(self, part: _Part, family: Any) -> Term:
+        made = self.any_term(part)
+        with part.blamed():
+            family.check_roles(made)
+        return made
 
-    def any_term(self, part: _Part) -> tuple[Term, str]:
-        kind = _bare(part, TERMS)
+    def kind_of(self, term: Term) -> str:
+        """Return what a term is logged as: its kind, else the name that it was found by."""
+        found_by = split_options(self.texts.get(id(term), ""))[0].rpartition(":")[2]
+        return str(getattr(term, "kind", "") or found_by)
+
+    def any_term(self, part: _Part) -> Term:
         if file_of(part.text) is None:
+            kind = _bare(part, TERMS)
             _, arguments = part.call()
             if kind == "L" and arguments:
                 kind = f"L({','.join(role.plain for role in arguments[:3])})"
                 arguments = arguments[3:]
             if kind in ROLES:
                 known = {"λ": "weight", "γ": "margin"}
-                term = _with_parameters(partial(SextupletTerm, kind), arguments, known, kind)
-                return term, term.name
+                return _with_parameters(partial(SextupletTerm, kind), arguments, known, kind)
             if kind not in TERMS:
                 part.fail(_unknown(part, TERMS, kind))
-        text = _written(part, TERMS)
-        return _made(part, partial(TERMS.make, text)), text
-
-    def make(self, text: str, parts: Registry[T]) -> T:
-        """Make a part; γ is its margin and, by `reference`, True its `itself`, where they are not given."""
-        itself = {"itself": True} if self.reference and _takes(parts.find(text)[0], "itself") else {}
-        return parts.make(text, {"margin": self.margin, **itself})
+        return self.make(part, TERMS)
 
 
 def _written(part: _Part, parts: Registry[T]) -> str:
@@ -229,11 +245,12 @@ def _written(part: _Part, parts: Registry[T]) -> str:
         if name not in parts:
             part.fail(_unknown(part, parts, name))
         if rest.plain:
-            rest.fail("nothing may stand behind the bracket of parameters")
+            rest.fail(_AFTER)
         text = name if inside is None else f"{name}({inside.text})"
     elif any(letter in "()[],&" for letter in str(source.file)):
         part.fail(f"the path {source.file} cannot be written here{_about_paths(part)}")
-    name, options = _made(part, partial(take_apart, parts.kind, text))
+    with part.blamed():
+        name, options = take_apart(parts.kind, text)
     listed = ",".join(f"{key}={value!r}" for key, value in options.items())
     return f"{name}({listed})" if listed else name
 
@@ -253,9 +270,27 @@ def _about_paths(part: _Part) -> str:
     return ": a path in a defense's name is without brackets, commas and &" if ".py" in part.whole else ""
 
 
-def _takes(function: Callable[..., object], parameter: str) -> bool:
-    """Return whether a function has a parameter of this name."""
-    return parameter in inspect.signature(function).parameters
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+_AFTER = "nothing may follow the bracket of parameters"
+
+
+def _with_parameters(make: Callable[..., T], parts: list[_Part], known: dict[str, str], owner: str) -> T:
+    """Make an object with the `symbol=number` pieces as its keyword arguments."""
+    given: dict[str, float] = {}
+    for part in parts:
+        symbol, _, text = part.plain.partition("=")
+        if symbol not in known:
+            part.fail(f"{unknown(f'parameter of {owner}', symbol, known)}; written {next(iter(known))}=0.1")
+        if known[symbol] in given:
+            part.fail(f"{symbol} is given twice")
+        try:
+            value = float(text)
+        except ValueError:
+            part.fail(f"{symbol} must be a number, not {text!r}")
+        given[known[symbol]] = value
+        with part.blamed():
+            make(**{known[symbol]: value})
+    return make(**given)
 
 
 @dataclass(frozen=True)
@@ -268,7 +303,7 @@ class _Part:
 
     @property
     def plain(self) -> str:
-        """The piece in one spelling: Greek letters, ASCII minus, a tilde behind its letter, no blanks."""
+        """The piece in one spelling: Greek letters, ASCII minus, a tilde after its letter, no blanks."""
         text = unicodedata.normalize("NFD", self.text).replace("\u0303", "~").replace("−", "-")
         for word, letter in (("gamma", "γ"), ("lambda", "λ"), ("xi", "ξ")):
             text = re.sub(rf"(?<![A-Za-z]){word}(?![A-Za-z])", letter, text)
@@ -298,59 +333,32 @@ class _Part:
         opened = self.text.find(begin)
         if opened < 0:
             return self, None, self.part(len(self.text), len(self.text))
-        closed, depth = opened, 0
-        for closed in range(opened, len(self.text)):
-            depth += (self.text[closed] in "([") - (self.text[closed] in ")]")
-            if depth == 0:
-                break
+        depths = accumulate((letter in "([") - (letter in ")]") for letter in self.text[opened:])
+        closed = opened + list(depths).index(0)  # brackets are balanced: `split` has looked
         if self.text[closed] != end:
             self.part(closed, closed + 1).fail(f"{end} must close what {begin} opens")
-        return (
-            self.part(0, opened),
-            self.part(opened + 1, closed),
-            self.part(closed + 1, len(self.text)),
-        )
+        rest = self.part(closed + 1, len(self.text))
+        return self.part(0, opened), self.part(opened + 1, closed), rest
 
     def call(self) -> tuple[_Part, list[_Part]]:
         """Take `head(a,b)` apart; without brackets there are no arguments."""
         head, inside, rest = self.enclosed("(", ")")
         if rest.plain:
-            rest.fail("nothing may stand behind the bracket of parameters")
+            rest.fail(_AFTER)
         return head, [] if inside is None else inside.split(",")
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Point at this piece in an error that it causes; the user's own code ends with its traceback."""
+        try:
+            yield
+        except UserCodeError:
+            raise
+        except (UserError, OSError) as error:
+            self.fail(str(error))
 
     def fail(self, message: str) -> NoReturn:
         blank = len(self.text) - len(self.text.lstrip())
         before = unicodedata.normalize("NFC", self.whole[: self.start + blank])
         column = sum(1 for letter in before if not unicodedata.combining(letter))
         raise UserError(f"{message}\n    {self.whole}\n    {' ' * column}^")
-
-
-_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
-
-
-def _with_parameters(make: Callable[..., T], parts: list[_Part], known: dict[str, str], owner: str) -> T:
-    """Make an object with the `symbol=number` pieces as its keyword arguments."""
-    given: dict[str, float] = {}
-    for part in parts:
-        symbol, _, text = part.plain.partition("=")
-        if symbol not in known:
-            part.fail(f"{unknown(f'parameter of {owner}', symbol, known)}; written {next(iter(known))}=0.1")
-        if known[symbol] in given:
-            part.fail(f"{symbol} is given twice")
-        try:
-            value = float(text)
-        except ValueError:
-            part.fail(f"{symbol} must be a number, not {text!r}")
-        given[known[symbol]] = value
-        _made(part, partial(make, **{known[symbol]: value}))
-    return make(**given)
-
-
-def _made(part: _Part, make: Callable[[], T]) -> T:
-    """Make an object; if it refuses its parameters, point at the piece they stand in."""
-    try:
-        return make()
-    except UserCodeError:  # which ends with a traceback of its own
-        raise
-    except (UserError, OSError) as error:
-        part.fail(str(error))

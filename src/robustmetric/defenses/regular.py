@@ -26,6 +26,5 @@ class Regular(Defense):
         mined = self.mine(z, labels)
         found = hardness(*(z.index_select(0, role) for role in mined.triplets))
         loss = hinge(found, self.margin)
-        losses = {"loss/triplet": loss.item()}
-        logs = triplet_logs(mined, losses, source=found, destination=found, reached=found, perturbed=0.0)
+        logs = triplet_logs(mined, {"loss/triplet": loss.item()}, found, found, found, perturbed=0.0)
         return Step(loss, logs, z, labels, mined.triplets, images)

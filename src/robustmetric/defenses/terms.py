@@ -1,18 +1,20 @@
-"""Terms beside the triplet loss of a defense that perturbs triplets."""
+"""Defenses that perturb images: the triplet loss and the terms added to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from robustmetric.defenses.base import Defense, Network, Step
-from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, check_term, term_loss
+from robustmetric.defenses.base import Defense, Network, Step, triplet_logs
+from robustmetric.defenses.notation import name_of
+from robustmetric.distance import hardness
+from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, hinge
 from robustmetric.perturb import Budget
 from robustmetric.triplets import Mined, Sampler, Triplets
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, instance
 
 
 class TermDefense(Defense):
@@ -25,6 +27,7 @@ class TermDefense(Defense):
     ['L(a,p,n)']
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("source", "terms")
     roles: ClassVar[tuple[str, ...]] = SEXTUPLET
     """The roles that its triplets have."""
     lacks: ClassVar[str] = ""
@@ -44,73 +47,65 @@ class TermDefense(Defense):
             self.check_roles(term)
         self.terms = tuple(terms)
         self.term_kinds = [str(getattr(term, "kind", type(term).__name__)) for term in self.terms]
-        used = {role for term in self.terms for role in term.roles}
-        self._benign = [role for role in "apn" if role in used]
 
     @classmethod
     def check_roles(cls, term: Term) -> None:
-        """Refuse a `term` that is none, or that takes a role that the defense does not have."""
-        check_term(term)
-        if set(term.roles) <= set(cls.roles):
-            return
-        known = [
-            SextupletTerm(kind).name for kind, (*roles, _) in ROLES.items() if set(roles) <= {*cls.roles}
-        ]
-        name = getattr(term, "name", type(term).__name__)
-        raise UserError(
-            f"{cls.lacks}, which {name} takes; possible are {', '.join(known)}, and terms of your own with "
-            f"roles among {', '.join(cls.roles)}"
-        )
+        """Reject a `term` that is none, or that takes a role that the defense does not have."""
+        name, roles = type(term).__name__, instance("a term", term, Term).roles
+        listed = isinstance(roles, Collection) and not isinstance(roles, str)
+        if not listed or not roles or not set(roles) <= set(SEXTUPLET):
+            raise UserError(
+                f"{name}.roles is {roles!r}; it must list some of {', '.join(SEXTUPLET)}, such as ('a', 'a~')"
+            )
+        if not set(roles) <= set(cls.roles):
+            fit = (kind for kind, taken in ROLES.items() if set(taken) <= set(cls.roles))
+            known = [name_of(SextupletTerm(kind)) for kind in fit]
+            raise UserError(
+                f"{cls.lacks}, which {name_of(term)} takes; possible are {', '.join(known)}, "
+                f"and terms of your own with roles among {', '.join(cls.roles)}"
+            )
 
-    def describe(self) -> str:
-        """Return the name from the names of the parts, with the terms."""
-        return "&".join([self.before_terms(), *(getattr(t, "name", type(t).__name__) for t in self.terms)])
+    def learn(
+        self,
+        network: Network,
+        images: Tensor,
+        mined: Mined,
+        x: Tensor,
+        z: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        destination: Tensor | None = None,
+        perturbed: Tensor,
+    ) -> Step:
+        """Return the step on perturbed images `x`: those of the `mined` triplets, (T, 3, C, H, W), in turn.
 
-    def before_terms(self) -> str:
-        """Return the name without the terms."""
-        return super().describe()
-
-    def embed_roles(self, network: Network, images: Tensor, mined: Mined, x: Tensor) -> dict[str, Tensor]:
-        """Embed what the loss is taken on: (T, D) for each of a~, p~, n~ and for the benign roles of terms.
-
-        The perturbed triplets `x` (T, 3, C, H, W) are one batch of the network, the benign `images`
-        (N, C, H, W) another.
+        Or `x` is the whole batch (N, C, H, W), perturbed, with its embeddings `z` (N, D). The `network`
+        embeds the perturbed images as one batch and the benign `images` (N, C, H, W), where a term needs
+        them, as another. `source` and `destination` are the hardness (T,) before the perturbation, by default
+        as mined, and as wanted; `perturbed` says which triplets or images were changed.
         """
-        z = network(x.flatten(0, 1), learn=True).unflatten(0, (-1, 3))
-        found = dict(zip(("a~", "p~", "n~"), z.unbind(1), strict=True))
-        return found | self.embed_benign(network, images, mined.triplets)
-
-    def embed_benign(self, network: Network, images: Tensor, triplets: Triplets) -> dict[str, Tensor]:
-        """Embed the benign roles that terms take of `triplets` of (N, C, H, W) `images`: (T, D) for each."""
-        if not self._benign:
-            return {}
-        # DistributedDataParallel saw a pass already; in another it would write over the BatchNorm's buffers,
-        # which the gradient of the first still needs. It waits for the gradients of both all the same.
-        z = network(images)
-        return {role: z.index_select(0, triplets["apn".index(role)]) for role in self._benign}
-
-    def add_terms(self, triplet: Tensor, found: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss, a scalar, and its parts as they are logged.
-
-        `triplet` is the loss on the perturbed triplets, `found` has the (T, D) embeddings of the roles.
-        """
-        loss, losses = triplet, {"loss/triplet": triplet.item()}
-        seen = {role: z for role, z in found.items() if role in self.roles}
+        labels, triplets = mined.batch.labels, mined.triplets
+        if z is None:
+            x, labels = x.flatten(0, 1), labels[triplets.stack().flatten()]
+            z = network(x, learn=True)
+            triplets = Triplets(*torch.arange(len(z), device=z.device).view(-1, 3).unbind(1))
+        found = {f"{role}~": z.index_select(0, at) for role, at in zip("apn", triplets, strict=True)}
+        reached = hardness(*found.values())
+        loss = hinge(reached, self.margin)
+        losses = {"loss/triplet": loss.item()}
+        used = {role for term in self.terms for role in term.roles}
+        if used & {*"apn"}:
+            # DistributedDataParallel saw a pass already; another would write over the BatchNorm's buffers,
+            # which the gradient of the first still needs. It waits for the gradients of both all the same.
+            benign = network(images)
+            roles = zip("apn", mined.triplets, strict=True)
+            found |= {role: benign.index_select(0, at) for role, at in roles if role in used}
+        seen = {role: found[role] for role in found if role in self.roles}
         for kind, term in zip(self.term_kinds, self.terms, strict=True):
-            part = term_loss(term, seen, margin=self.margin)
+            part = term(seen, margin=self.margin)
             losses[f"loss/{kind}"] = losses.get(f"loss/{kind}", 0.0) + part.item()
             loss = loss + part
-        return loss, losses
-
-
-def step_on_triplets(
-    loss: Tensor, logs: dict[str, float], mined: Mined, x: Tensor, found: Mapping[str, Tensor]
-) -> Step:
-    """Return the step of a `loss` with its `logs`: its batch is the perturbed triplets `x` in turn.
-
-    `x` (T, 3, C, H, W) are the `mined` triplets as they were perturbed, `found` has their (T, D) embeddings.
-    """
-    z = torch.stack([found[role] for role in ("a~", "p~", "n~")], dim=1).flatten(0, 1)
-    labels = mined.batch.labels[mined.triplets.stack().flatten()]
-    in_turn = torch.arange(len(z), device=z.device).view(-1, 3)
-    return Step(loss, logs, z, labels, Triplets(*in_turn.unbind(1)), x.flatten(0, 1))
+        source = mined.hardness if source is None else source
+        share = perturbed.float().mean().item()
+        logs = triplet_logs(mined, losses, source, destination, reached, perturbed=share)
+        return Step(loss, logs, z, labels, triplets, x)

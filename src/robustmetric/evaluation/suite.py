@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import APGD, Draws, RankingAttack, Search, Square, Transfer, attack
+from robustmetric.attacks.base import changed_options
 from robustmetric.evaluation.identity import code_of
 from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.threat import Threat
@@ -96,9 +97,7 @@ class WorstCase:
     @property
     def name(self) -> str:
         """The suite as it is written on the command line."""
-        changed: dict[str, Any] = {
-            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default
-        }
+        changed = changed_options(self)
         if "goals" in changed:
             changed["goals"] = ",".join(map(_written, self._given, self.wanted))
         inside = ", ".join(f"{key}={value!r}" for key, value in changed.items())

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.data.inputs import Watch
-from robustmetric.data.pairs import Batch
 from robustmetric.defenses import Defense
 from robustmetric.defenses.hardness import HardnessManipulation
 from robustmetric.defenses.regular import Regular
@@ -88,7 +87,7 @@ class _Bench:
     scale: Scale
     model: nn.Module
     sets: Sets
-    batch: Batch
+    batch: tuple[Tensor, Tensor]  # images and labels
     plain: float  # seconds of a step without attacks
     passing: float  # seconds of a block of queries forward and backward
     embedding: float  # seconds of all test images forward
@@ -101,10 +100,10 @@ class _Bench:
         model = make_network(recipe, device, lambda _: None).train()
         sets = load_sets(recipe, scale.cache, skip_broken=scale.skip_broken, watch=watch, report=report)
         images, labels = next(iter(sets.pairs(recipe)))
-        batch = Batch(images.to(device), labels.to(device))
+        batch = images.to(device), labels.to(device)
         tested = len(sets.score)
         asked = min(scale.queries or tested, _BLOCK)
-        block = batch.images[torch.arange(asked) % len(batch.images)]
+        block = batch[0][torch.arange(asked) % len(images)]
         with frozen(model):
             z = embed(model, block).detach()
             gallery = nn.functional.normalize(torch.randn(tested, z.shape[1], device=device))
@@ -119,7 +118,7 @@ class _Bench:
     def cost(self, task: Task) -> Cost:
         recipe = self.scale.recipe(task)
         if not isinstance(task, Cell):
-            return Cost(self.scale.batches * self.embedding * len(self.batch.images) / len(self.sets.score))
+            return Cost(self.scale.batches * self.embedding * len(self.batch[0]) / len(self.sets.score))
         steps = steps_of(recipe, len(self.sets.learn), self.scale.workers(task.data))
         asked = min(self.scale.queries or len(self.sets.score), len(self.sets.score))
         blocks = -(-asked // min(asked, _BLOCK))

@@ -108,7 +108,7 @@ def _read(place: Path, wanted: dict[str, Any], report: Callable[[str], None]) ->
 def _of(record: Record) -> dict[str, Any]:
     """Return what a record and the points of its curves have in common."""
     network, data, plan = record.network, record.data, record.settings
-    surrogate = network.surrogate if plan.search.startswith("transfer") else None  # or it is the suite's
+    surrogate = network.surrogate if plan.search.startswith("transfer(") else None  # or it is the suite's
     evaluated = {"of": (network.sha256, surrogate, data.sha256, data.cameras)}
     return {name: value for name, value in plan.model_dump().items() if name not in _LESS} | evaluated
 

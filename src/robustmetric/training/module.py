@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from robustmetric.data.pairs import Batch
 from robustmetric.defenses import Defense
 from robustmetric.distance import embed
 from robustmetric.retrieval import retrieval_scores
@@ -84,7 +83,7 @@ class MetricModule(L.LightningModule):
         scheduler = self.scheduler(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Take the defense's loss on a batch."""
         mixed = np.random.SeedSequence([self.seed, self.global_step, self.global_rank])
         self.defense.generator.manual_seed(int(mixed.generate_state(1)[0]))
@@ -111,7 +110,7 @@ class MetricModule(L.LightningModule):
         """Begin to collect embeddings."""
         self._found = []
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Embed a batch of the images that validate."""
         images, labels = batch
         self._found.append((embed(self.model, images), labels))
@@ -167,7 +166,7 @@ class MetricModule(L.LightningModule):
                 "same network"
             )
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Set the random states of the checkpoint at the very last moment before going on."""
         if (states := getattr(self, "_random_states", None)) is not None:
             set_random_states(states)

@@ -11,6 +11,7 @@ from robustmetric.evaluation.checks.base import Findings, Verdict, check, moved,
 from robustmetric.evaluation.scene import embed_all
 from robustmetric.gallery import count_mates
 from robustmetric.perturb import differentiate
+from robustmetric.validate import UserError
 
 
 @check("collapse", 0)
@@ -78,7 +79,10 @@ def _seed(findings: Findings) -> Verdict:
 @check("batch-1", 1)
 def _batch_of_one(findings: Findings) -> Verdict:
     numbers = findings.numbers[findings.sample(16)]
-    alone = embed_all(findings.scene.model, findings.scene.images, numbers, 1)
+    try:
+        alone = embed_all(findings.scene.model, findings.scene.images, numbers, 1)
+    except UserError as error:
+        return Verdict("fail", 1.0, "images can be embedded one by one", str(error))
     apart = float((alone - findings.scene.queries[numbers.to(alone.device)].z).abs().max())
     limit = "embeddings within 1e-4 of those of a batch"
     if apart > 1e-4:

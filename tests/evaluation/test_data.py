@@ -1,0 +1,366 @@
+"""What is evaluated: who queries and who is ranked, what its identity tells apart, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import robustmetric as rm
+from robustmetric.data.cache import Pixels
+from robustmetric.data.pairs import ImageLoader, PairLoader
+from robustmetric.evaluation import Data, Evaluation, Plan, Subject
+from robustmetric.evaluation.data import data_by_marks, data_of_two
+from robustmetric.retrieval import check_cameras, check_own, rank
+from robustmetric.validate import UserError
+from tests.evaluation.conftest import make_network
+from tests.helpers.faults import fault
+
+CAMERAS = torch.arange(40) % 3
+
+
+def test_images_of_a_gallery_come_after_the_queries(images: Tensor, labels: Tensor) -> None:
+    alone = Data(images, labels)
+    assert alone.every is images
+    assert alone.ranked is alone
+    two = Data(images[:10], labels[:10], gallery=(images[10:], labels[10:]))
+    assert len(two.every) == 40
+    assert torch.equal(two.every[torch.tensor([3, 12, 39])], images[torch.tensor([3, 12, 39])])
+    assert torch.equal(two.ranked.labels, labels[10:])
+    assert two.places.tolist() == [-1] * 10
+
+
+def test_the_first_pass_finds_copies(images: Tensor, labels: Tensor) -> None:
+    x = images.clone()
+    x[7], x[30] = x[4], x[4]
+    assert Data(x, labels).fingerprint.copies == [(4, 7), (4, 30)]
+    apart = Data(x[:10], labels[:10], gallery=(x[10:], labels[10:])).fingerprint
+    assert (apart.copies, apart.shared, apart.shape) == ([], [(4, 20), (7, 20)], [1, 6, 6])
+    known = torch.full((10,), -1)
+    known[4] = 20
+    of_known = dataclasses.replace(Data(x[:10], labels[:10], gallery=(x[10:], labels[10:])), own=known)
+    assert of_known.fingerprint.shared == [(7, 20)], (
+        "a query that is known to be there finds no copy of itself"
+    )
+
+
+def changed(images: Tensor) -> Tensor:
+    other = images.clone()
+    other[7, 0, 3, 3] = 1 - other[7, 0, 3, 3]
+    return other
+
+
+class Renamed(nn.Sequential):
+    """The same network under another name."""
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (lambda x, y: {"images": changed(x)}, "data"),
+        (lambda x, y: {"images": x.double()}, "data"),
+        (lambda x, y: {"images": x.reshape(40, 1, 4, 9)}, "data"),
+        (lambda x, y: {"labels": y.flip(0)}, "data"),
+        (lambda x, y: {"gallery": (x, y)}, "data"),
+        (lambda x, y: {"cameras": CAMERAS}, "rules"),
+        (lambda x, y: {"own": torch.arange(40)}, "rules"),
+        (lambda x, y: {"name": "mine"}, "names"),
+        (lambda x, y: {"classes": ["a"] * 5}, "classes"),
+        (lambda x, y: {"model": make_network(1)}, "network"),
+        (lambda x, y: {"model": Renamed(*make_network())}, "class"),
+        (lambda x, y: {"surrogate": make_network(1)}, "surrogate"),
+        (lambda x, y: {"title": "mine"}, "names"),
+        (lambda x, y: {"train_classes": ["a"]}, "classes"),
+        (lambda x, y: {"files": ["a"] * 40, "skipped": ["b"], "weights": "last"}, None),
+        (lambda x, y: {"images": x.clone(), "labels": y.int()}, None),
+    ],
+)  # fmt: skip
+def test_identity_tells_another_subject(change: Any, key: str | None, images: Tensor, labels: Tensor) -> None:
+    def identity(**given: Any) -> dict[str, Any]:
+        parts = {"model": make_network(), "images": images, "labels": labels, **given}
+        of_subject = {n: parts.pop(n) for n in ("surrogate", "train_classes", "weights") if n in parts}
+        name, model = parts.pop("title", None), parts.pop("model")
+        return Subject(model, Data(**parts), name=name, **of_subject).identity()
+
+    usual, other = identity(), identity(**change(images, labels))
+    assert [name for name in usual if usual[name] != other[name]] == ([] if key is None else [key])
+
+
+def test_networks_are_frozen_and_come_back(images: Tensor, labels: Tensor) -> None:
+    model, other = make_network().train(), make_network(1)
+    other[1].weight.requires_grad_(False)
+    with Subject(model, Data(images, labels), surrogate=other).frozen():
+        assert not model.training
+        assert not any(p.requires_grad for network in (model, other) for p in network.parameters())
+    assert [network.training for network in (model, other)] == [True, False]
+    assert [p.requires_grad for p in other.parameters()] == [False, True, True, True]
+    assert all(p.requires_grad for p in model.parameters())
+
+
+class Fails(nn.Module):
+    """A network that fails with more than one image, or with a gradient."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.when == "many" and len(images) > 1:
+            raise RuntimeError("too many")
+        z = images.flatten(1)
+        return z.detach() if self.when == "gradient" else z
+
+
+def test_a_probe_tells_which_network_fails(images: Tensor, labels: Tensor) -> None:
+    data = Data(images, labels)
+    with pytest.raises(UserError, match=r"the network failed on images of shape \(16, 1, 6, 6\).*too many"):
+        Subject(Fails("many"), data).probe(16, gradient=True)
+    with pytest.raises(UserError, match="the surrogate failed on images"):
+        Subject(make_network(), data, surrogate=Fails("many")).probe(16, gradient=True)
+    assert Subject(Fails("many"), data).probe(1, gradient=True) == 36
+    assert Subject(Fails("gradient"), data).probe(4, gradient=False) == 36
+    with pytest.raises(UserError, match=r"take no_grad\(\) and detach\(\) out"):
+        Subject(Fails("gradient"), data).probe(4, gradient=True)
+
+
+def test_a_scene_of_one_set_and_of_two(images: Tensor, labels: Tensor, network: nn.Module) -> None:
+    z = torch.rand(40, 3)
+    scene = Subject(network, Data(images, labels, cameras=CAMERAS)).scene(network, z)
+    assert scene.queries.own.tolist() == list(range(40))
+    assert torch.equal(scene.gallery.z, z)
+    assert scene.gallery.cameras is not None
+    assert scene.ranked is None
+    two = Data(images[:3], labels[:3], gallery=(images, labels), own=torch.tensor([2, -1, 5]))
+    both = Subject(network, two).scene(network, torch.rand(43, 3))
+    assert both.queries.own.tolist() == [2, -1, 5]
+    assert (len(both.queries), len(both.gallery)) == (3, 40)
+    assert both.ranked is images
+
+
+# What is refused: the value is named
+
+
+X, Y = torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 5
+APART: Any = (X[:10], Y[:10])
+SEEN, ONE = (Data(*APART, cameras=numbers) for numbers in (torch.arange(10), torch.zeros(10).long()))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"images": X * 255}, r"pixels are in \[.*, 2\d\d\.\d+\]; they must be in \[0, 1\]: divide .* 255"),
+        ({"images": X - 0.5}, r"pixels are in \[-0\.\d+, 0\.\d+\]; they must be in \[0, 1\]"),
+        ({"images": X * 1.001}, r"use images\.clamp\(0, 1\)"),
+        ({"images": X.masked_fill(torch.arange(40)[:, None, None, None] == 39, torch.nan)}, "NaN"),
+        ({"images": (X * 255).byte()}, "floating-point tensor, not torch.uint8"),
+        ({"images": X[:, 0]}, r"shape \(40, 6, 6\); they must have shape \(N, C, H, W\)"),
+        ({"images": X.numpy()}, "floating-point tensor, not ndarray"),
+        ({"images": [*X]}, r"the images are a list; .*torch.stack"),
+        ({"labels": Y[:39]}, r"shape \(39,\) for 40 images"),
+        ({"labels": Y[:, None]}, r"shape \(40, 1\) for 40 images"),
+        ({"labels": Y.float()}, "integers, not torch.float32"),
+        ({"labels": Y.tolist()}, "integers, not list"),
+        ({"labels": Y * 0 + 3}, "all 40 images are of class 3"),
+        ({"labels": torch.arange(40)}, "none of the 40 queries .* gallery of 40"),
+        ({"images": X[:4], "labels": Y[:4] // 2}, "the gallery has 4 images; give at least 5"),
+        ({"queries": 41}, "from 1 to the number of images, 40, not 41"),
+        ({"own": torch.arange(40)}, "own describes a gallery, and none is given"),
+        ({"gallery": 3}, "the gallery is a int"),
+        ({"gallery": X}, "the gallery is a Tensor"),
+        ({"gallery": (X[:10, :, 1:, 1:], Y[:10])}, r"\(1, 6, 6\).*\(1, 5, 5\)"),
+        ({"gallery": (X[:10] * 255, Y[:10])}, "divide .* by 255"),
+        ({"gallery": (X[:4], Y[:4])}, "4 images; give at least 5"),
+        ({"gallery": (X[:10], Y)}, r"shape \(40,\) for 10 images"),
+        ({"gallery": (X[:10], Y[:10] * 0)}, "all 10 images are of class 0"),
+        ({"gallery": (X[:10], Y[:10] + 50)}, "none of the 40 queries .* gallery of 10"),
+        ({"gallery": APART, "own": torch.arange(40)}, "own holds 39; .* 0 to"),
+        ({"gallery": APART, "own": torch.arange(10)}, r"own is .*int64.* of shape \(10,\) for 40 queries"),
+        ({"gallery": APART, "own": torch.zeros(40)}, r"own is .*float32"),
+        ({"gallery": APART, "cameras": CAMERAS}, "cameras of the queries are given and those of the gallery"),
+        ({"gallery": SEEN}, "cameras of the gallery are given and those of the queries"),
+        ({"cameras": CAMERAS[:39]}, r"int64.* of shape \(39,\)"),
+        ({"cameras": CAMERAS.float()}, r"float32.* of shape \(40,\)"),
+        ({"cameras": CAMERAS * 0}, "none of the 40 queries .* by another camera .* or leave"),
+        ({"cameras": Y}, "none of the 40 queries .* by another camera .* or leave"),
+        ({"gallery": ONE, "cameras": CAMERAS * 0}, "none of the 40 queries .* by another camera .* of 10"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_ranked(change: dict[str, Any], told: str) -> None:
+    given = {"images": X, "labels": Y, **change}
+    queries = given.pop("queries", None)
+    data = Data(**given)
+    with pytest.raises(UserError, match=told):
+        assert data.check(queries) is data.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("how", "more", "parameter", "told"),
+    [
+        ({"protocol": "reference"}, {"cameras": CAMERAS}, "protocol", "knows no cameras"),
+        ({"protocol": "reference"}, {"gallery": APART}, "protocol", "leave the gallery out"),
+        ({"attacks": ["CA+(w=90)"]}, {}, None, "w is 90, too many for a gallery of 40 images"),
+        ({"suite": "worst-case(goals='promote(k=90)')"}, {}, "suite", "of the suite: .*90.* 40 images"),
+        ({"queries": 41}, {}, "queries", "40, not 41"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_data(
+    how: dict[str, Any], more: dict[str, Any], parameter: str | None, told: str
+) -> None:
+    with pytest.raises(UserError, match=told) as refused:
+        Evaluation(Subject(nn.Flatten(), Data(X, Y, **more)), Plan.make(**how))
+    assert refused.value.parameter == parameter
+
+
+@pytest.mark.parametrize("model", [torch.flatten, "c2f2", None, nn.Flatten])
+def test_what_is_no_network(model: Any) -> None:
+    with pytest.raises(UserError, match=f"torch.nn.Module, not a {type(model).__name__}"):
+        Subject(model, Data(X, Y))
+
+
+def test_data_and_labels_are_given_once() -> None:
+    for given_, told in (((X,), "labels are missing"), ((Data(X, Y), Y), "given beside a Data")):
+        with pytest.raises(UserError, match=told):
+            rm.evaluate(nn.Flatten(), *given_)
+
+
+def loss_of(labels: Tensor, images: Tensor) -> Any:
+    step = rm.defense("HM[S,LGA]&ICS", steps=1, seed=0)(rm.model("c2f2", size=8, dim=8), images, labels)
+    return step.loss.detach()
+
+
+def ranked(data: Data) -> str:
+    how: dict[str, Any] = {"steps": 1, "queries": 4, "checks": "none", "attacks": ["ES"]}
+    return rm.evaluate(nn.Flatten(), data, **how).model_dump_json()
+
+
+def pixels(images: Tensor) -> Any:
+    return (images * 255).byte().permute(0, 2, 3, 1).numpy()
+
+
+LABELLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "evaluate": lambda y, x: ranked(Data(x, y)),
+    "gallery": lambda y, x: ranked(Data(x, torch.arange(20) % 4, gallery=(x, y))),
+    "defense": loss_of,
+    "rank": lambda y, x: rank(x.flatten(1), y).first.tolist(),
+    "PairLoader": lambda y, x: [y.tolist() for _, y in PairLoader(pixels(x), y, pairs=4, seed=0)],
+    "ImageLoader": lambda y, x: [y.tolist() for _, y in ImageLoader(pixels(x), y, batch=8)],
+    "cameras": lambda y, x: check_cameras(y, y, len(x), len(x)),
+    "own": lambda y, x: check_own(y, len(x), len(x)).tolist(),
+}
+
+
+@fault(
+    "evaluation",
+    "labels, cameras or positions as uint16, uint32, uint64, bool or floats",
+    "refused in a sentence that says how to convert them, or what they must be",
+)
+@pytest.mark.parametrize("where", list(LABELLED))
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", "bool", "float32", "complex64"])
+def test_labels_that_cannot_be(where: str, kind: str) -> None:
+    labels = (torch.arange(20) % 2).to(getattr(torch, kind))
+    with pytest.raises(UserError, match=f"integers.*not torch.{kind}.*long|torch.{kind} of .*integers"):
+        LABELLED[where](labels, torch.rand(20, 1, 8, 8))
+
+
+@pytest.mark.parametrize("where", [name for name in LABELLED if name != "defense"])
+@pytest.mark.parametrize("kind", ["uint8", "int8", "int16", "int32"])
+def test_labels_of_any_integers_are_the_same_labels(where: str, kind: str) -> None:
+    x, y = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
+    assert LABELLED[where](y.to(getattr(torch, kind)), x) == LABELLED[where](y, x)
+
+
+# Decoded images: by marks, and of two sets
+
+
+def decoded(count: int, first: int = 0, **more: Any) -> Pixels:
+    """Images that are told apart by their grey level, `first` and up, in two classes by turns."""
+    levels = np.arange(first, first + count, dtype=np.uint8)[:, None, None, None]
+    known: dict[str, Any] = {"labels": torch.arange(count) % 2, "classes": ("cat", "dog"), **more}
+    return Pixels(np.zeros((count, 4, 4, 1), np.uint8) + levels, **known)
+
+
+def levels(data: Data) -> list[int]:
+    return [round(255 * float(image.mean())) for image in data.images[torch.arange(len(data.images))]]
+
+
+def cameras(data: Data) -> list[int] | None:
+    return None if data.cameras is None else data.cameras.tolist()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12))
+@settings(max_examples=50)
+def test_marks_part_the_images_as_a_loop_does(marks: list[tuple[bool, bool]]) -> None:
+    asks, ranks = [ask for ask, _ in marks], [rank for _, rank in marks]
+    count, names = len(marks), [f"{k}.png" for k in range(len(marks))]
+    known = {"is_query": torch.tensor(asks), "is_gallery": torch.tensor(ranks)}
+    parted = decoded(count, **known, cameras=torch.arange(count) + 100)
+    if not any(asks) or not any(ranks):
+        with pytest.raises(
+            UserError, match=f"of {count} images {sum(asks)} are queries and {sum(ranks)} are"
+        ):
+            data_by_marks(parted)
+        return
+    data = data_by_marks(parted, 2, files=names)
+    assert (data.gallery is None) == (all(asks) and all(ranks))
+    for side, some in ((data, asks), (data.ranked, ranks)):
+        rows = [k for k in range(count) if some[k]]
+        assert levels(side) == rows
+        assert side.labels.tolist() == [k % 2 for k in rows]
+        assert cameras(side) == [k + 100 for k in rows]
+        assert side.files == [names[k] for k in rows]
+        assert side.images[torch.arange(1)].shape == (1, 1, 2, 2), "both sides are cropped"
+    order = levels(data.ranked)
+    assert data.places.tolist() == [order.index(k) if ranks[k] else -1 for k in levels(data)]
+    assert (data.called(0), data.called(0, gallery=True)) == (f"{levels(data)[0]}.png", f"{order[0]}.png")
+
+
+def test_one_mark_alone_leaves_the_other_to_all() -> None:
+    odd = torch.tensor([False, True, False, True])
+    data = data_by_marks(decoded(4, is_query=odd))
+    assert (levels(data), levels(data.ranked), data.places.tolist()) == ([1, 3], [0, 1, 2, 3], [1, 3])
+    data = data_by_marks(decoded(4, is_gallery=odd))
+    assert (levels(data), levels(data.ranked), data.places.tolist()) == ([0, 1, 2, 3], [1, 3], [-1, 0, -1, 1])
+    assert (data.cameras, data.files, data.ranked.files) == (None, None, None)
+    assert data_by_marks(decoded(4)).gallery is None
+    assert (data.called(3), data.called(1, gallery=True)) == ("image 3", "gallery image 1")
+
+
+def test_classes_of_two_sets_are_the_same_if_their_names_are() -> None:
+    first = decoded(3, labels=torch.tensor([1, 0, 1]), classes=("dog", "emu"))
+    second = decoded(4, 50, labels=torch.tensor([2, 0, 1, 2]), classes=("cat", "dog", "owl"))
+    data = data_of_two(first, second, 2, files=["a", "b", "c"], gallery_files=["d", "e", "f", "g"])
+    assert data.classes == ["cat", "dog", "emu", "owl"]
+    assert [data.classes[k] for k in data.labels.tolist()] == ["emu", "dog", "emu"]
+    assert [data.classes[k] for k in data.ranked.labels.tolist()] == ["owl", "cat", "dog", "owl"]
+    assert (levels(data), levels(data.ranked)) == ([0, 1, 2], [50, 51, 52, 53])
+    assert (data.files, data.ranked.files) == (["a", "b", "c"], ["d", "e", "f", "g"])
+    assert (data.places.tolist(), data.cameras, data.ranked.cameras) == ([-1] * 3, None, None)
+    assert data.ranked.images[torch.arange(1)].shape == (1, 1, 2, 2)
+    asked = decoded(3, is_query=torch.tensor([False, True, True]))
+    assert levels(data_of_two(asked, second)) == [1, 2], "its marks count"
+    with pytest.raises(UserError, match="none of 3 images is marked"):
+        data_of_two(decoded(3, is_query=torch.zeros(3, dtype=torch.bool)), second)
+
+
+def test_cameras_of_two_tables_are_the_same_if_their_names_are() -> None:
+    # Each table numbers its own cameras from 0: "door" is 0 in one and 1 in the other.
+    first = decoded(2, cameras=torch.tensor([0, 1]), columns={"camera": ("door", "hall")})
+    second = decoded(3, cameras=torch.tensor([1, 0, 2]), columns={"camera": ("door", "attic", "hall")})
+    data = data_of_two(first, second)
+    door, hall = cameras(data) or []
+    mine, other, last = cameras(data.ranked) or []
+    assert (mine, last) == (door, hall)
+    assert len({door, hall, other}) == 3
+    numbered = [decoded(2, cameras=torch.tensor(numbers)) for numbers in ([3, 1], [1, 6])]
+    kept = data_of_two(*numbered)
+    assert (cameras(kept), cameras(kept.ranked)) == ([3, 1], [1, 6]), "numbers without names stay"
+    for pair in ((numbered[0], decoded(2)), (decoded(2), numbered[0])):
+        with pytest.raises(UserError, match=r"cameras of the .* are known and those of the .* are not"):
+            data_of_two(*pair)

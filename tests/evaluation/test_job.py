@@ -1,0 +1,743 @@
+"""Work in pieces: kept, resumed, shared, and put together to the same bytes whatever goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robustmetric.attacks import Problem, Search, Transfer
+from robustmetric.evaluation import Certification, CertifyPlan, Data, Evaluation, Plan, Subject
+from robustmetric.evaluation.job import PARTS, PLAN, Job, Piece, Ticks, check_folder
+from robustmetric.evaluation.record import RECORD
+from robustmetric.evaluation.verify import Verifying
+from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.files import DamagedError
+from robustmetric.locks import InUseError, locked
+from robustmetric.validate import UserError
+from tests.evaluation.conftest import Tiny, make_network
+from tests.helpers.faults import fault
+from tests.helpers.networks import Counted
+
+KINDS = ("evaluation", "certification", "verification")
+HOW: dict[str, Any] = {"steps": 1, "queries": 8, "batch": 4, "attacks": ["ES", "GTT"], "checks": "quick"}
+FILES = (RECORD, "queries.safetensors")
+
+
+class World(NamedTuple):
+    """What jobs of all kinds are made of."""
+
+    images: Tensor
+    labels: Tensor
+
+    def job(
+        self, kind: str, out: Path | None = None, model: nn.Module | None = None, **changes: Any
+    ) -> Job[Any]:
+        """Set up a job of a kind with at least two pieces of most stages."""
+        given = {name: changes.pop(name) for name in ("progress", "report", "classes") if name in changes}
+        data = Data(self.images, self.labels, classes=given.pop("classes", None))
+        few: dict[str, Any] = {"steps": 1, "batch": 16, **changes}
+        model = model or make_network()
+        if kind == "verification":
+            plan = VerifyPlan.make(**{"count": 40, **few})
+            return Verifying(Subject(model, data), plan, out=out, **given)
+        if kind == "certification":
+            noise = {"choose": 5, "gallery_samples": 5, "attack_samples": 2, "queries": 16}
+            made = CertifyPlan.make(**{"sigma": 0.1, "samples": 50, **noise, **few})
+            return Certification(Subject(model, data), made, out, **given)
+        suite = "worst-case(goals='misrank,shift', steps=1, trials=2)"
+        usual = {**HOW, "search": "transfer", "suite": suite, **changes}
+        return Evaluation(Subject(model, data, surrogate=nn.Flatten()), Plan.make(**usual), out, **given)
+
+
+@pytest.fixture(scope="module")
+def world(images: Tensor, labels: Tensor) -> World:
+    return World(images, labels)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def done(
+    request: pytest.FixtureRequest, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Path]:
+    """Of each kind: a finished folder, and one with all its pieces and without a document."""
+    folder = tmp_path_factory.mktemp(request.param)
+    world.job(request.param, folder / "whole").run()
+    world.job(request.param, folder / "pieces").work(0, 1)
+    return request.param, folder / "whole", folder / "pieces"
+
+
+@pytest.fixture(scope="module")
+def made(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same of an evaluation with all quick checks."""
+    folder = tmp_path_factory.mktemp("made")
+    tiny(out=folder / "whole", **HOW).run()
+    tiny(out=folder / "pieces", **HOW).work(0, 1)
+    return folder / "whole", folder / "pieces"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(file): file.stat().st_mtime_ns for file in folder.rglob("*")}
+
+
+def flip(file: Path, place: float = 0.5, bit: int = 1) -> None:
+    content = bytearray(file.read_bytes())
+    content[int(place * len(content))] ^= bit
+    file.write_bytes(bytes(content))
+
+
+def after_keep(patch: pytest.MonkeyPatch, act: Callable[[Job[Any], Piece], None]) -> None:
+    """Let something happen as soon as a piece is kept."""
+    keep = Job.keep
+
+    def kept(job: Job[Any], piece: Piece, value: Any) -> None:
+        keep(job, piece, value)
+        act(job, piece)
+
+    patch.setattr(Job, "keep", kept)
+
+
+# Pieces
+
+
+def test_stages_and_files_of_an_evaluation(tiny: Tiny, network: nn.Module, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def odd(findings, most=2, why=''):\n    pass\n")
+    checks = f"none,8-bit,{own}:odd(most=2, why='a b/c')"
+    job = tiny(attacks=["ES", "CA+(w=3)"], queries=20, checks=checks, search="transfer", surrogate=network)
+    assert {name: [piece.file for piece in pieces] for name, pieces in job.stages.items()} == {
+        "embed": ["embed-00000.safetensors", "surrogate-00000.safetensors"],
+        "retrieval": ["retrieval.safetensors"],
+        "ES": ["attack-00-00000.safetensors", "attack-00-00001.safetensors"],
+        "CA+(w=3)": ["attack-01-00000.safetensors", "attack-01-00001.safetensors"],
+        "checks": ["check-collapse.json", "check-8-bit.json", "check-odd_most_2__why__a_b_c__.json"],
+    }
+
+
+def test_many_images_are_embedded_in_parts(tiny: Tiny) -> None:
+    x, y = torch.rand(1030, 1, 6, 6), torch.arange(1030) % 5
+    job = tiny(images=x, labels=y, attacks=["ES"], queries=2)
+    with job.frozen():
+        job.embed()
+    assert [len(job.get(piece)["z"]) for piece in job.stages["embed"]] == [1024, 6]
+    assert len(job.scene.gallery) == 1030
+
+
+def test_each_piece_comes_back_from_disk_as_it_was_made(done: tuple[str, Path, Path], world: World) -> None:
+    kind, _, pieces = done
+    job, here = world.job(kind, pieces), world.job(kind)
+    here.work(0, 1)
+    assert [piece.file for piece in job.pieces] == [piece.file for piece in here.pieces]
+    assert {piece.file for piece in job.pieces} == {file.name for file in (pieces / PARTS).iterdir()}
+    for piece in job.pieces:
+        found, wanted = job.get(piece), here.get(piece)
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            if isinstance(value, Tensor):
+                assert value.dtype == found[name].dtype
+                assert torch.equal(value.nan_to_num(7), found[name].nan_to_num(7)), (piece.file, name)
+            else:
+                assert found[name] == value
+
+
+@pytest.mark.slow
+def test_costs_are_the_passes_through_the_network(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact where no query drops out, and about right of checks."""
+    network, spent = Counted(make_network()), dict[str, int]()
+
+    def note(_: Job[Any], piece: Piece) -> None:
+        spent[piece.file] = network.forwards + 2 * network.backwards
+        network.forwards = network.backwards = 0
+
+    after_keep(monkeypatch, note)
+    for search in ("pgd", "nes(samples=2)"):
+        job = tiny(network, attacks=["ES", "TMA"], search=search, checks="quick")
+        job.probe()
+        network.forwards = network.backwards = 0
+        monkeypatch.setattr(job, "probe", lambda: None)
+        job.run()
+        exact = [piece for piece in job.pieces if piece.stage != "checks"]
+        assert [piece.cost for piece in exact] == [spent[piece.file] for piece in exact]
+        total = sum(cost for costs in job.costs.values() for cost in costs)
+        assert total == pytest.approx(sum(spent.values()), rel=0.25)
+
+
+# Interruptions
+
+
+@fault(
+    "verification",
+    "a verification is interrupted, and the same call is made again",
+    "it resumes after the last finished block of pairs, to the same scores",
+)
+@fault(
+    "evaluation",
+    "an evaluation or certification is interrupted, or fails, between two pieces",
+    "the same call resumes: no finished piece is computed again, and the document has the same bytes",
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
+def test_interrupted_after_each_piece_and_resumed(
+    error: BaseException, done: tuple[str, Path, Path], world: World, tmp_path: Path
+) -> None:
+    kind, whole, _ = done
+    out, kept = tmp_path / "out", dict[str, int]()
+
+    def stop(job: Job[Any], piece: Piece) -> None:
+        raise error
+
+    for _ in world.job(kind).pieces:
+        with pytest.MonkeyPatch.context() as patch:
+            after_keep(patch, stop)
+            with pytest.raises(type(error)):
+                world.job(kind, out).run()
+        now = stamps(out / PARTS)
+        assert len(now) == len(kept) + 1
+        assert kept.items() <= now.items(), "a finished piece was made again"
+        kept = now
+    world.job(kind, out).run()
+    assert contents(out) == contents(whole)
+    assert not (out / PARTS).exists()
+
+
+def test_a_missing_piece_is_made_again_alone(tiny: Tiny, made: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(made[1], out)
+    for name in ("embed-00000", "retrieval", "attack-01-00001", "check-eps-0"):
+        (file,) = (out / PARTS).glob(f"{name}.*")
+        before, content = stamps(out / PARTS), file.read_bytes()
+        file.unlink()
+        tiny(out=out, **HOW).work(0, 1)
+        now = stamps(out / PARTS)
+        assert file.read_bytes() == content
+        assert [key for key in now if now[key] != before[key]] == [str(file)]
+
+
+def test_a_finished_document_is_read_and_nothing_computed(
+    done: tuple[str, Path, Path], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, whole, _ = done
+    before, job = stamps(whole), world.job(kind, whole)
+    for name in ("probe", "keep"):
+        monkeypatch.setattr(type(job), name, lambda *_: pytest.fail("it was computed again"))
+    assert job.run() == job.form.read(whole)
+    job.work(0, 2)
+    assert job.costs == {}
+    assert stamps(whole) == before
+    with locked(whole, "something else"):
+        assert job.run() == job.form.read(whole), "it takes no lock to read"
+
+
+# Damage
+
+
+@fault(
+    "evaluation",
+    "a finished piece has a flipped bit, is cut, empty, overwritten, or of another program",
+    "the piece is named and made anew; the record has the same bytes",
+)
+@fault("evaluation", "a finished piece of a certification is damaged", "it is named and made anew")
+@fault(
+    "evaluation",
+    "the file of another piece, or of the same piece of other work, stands in the place of a finished piece",
+    "the piece is named and made anew; the result has the same bytes",
+)
+@pytest.mark.parametrize("how", ["flipped", "another piece", "another seed"])
+def test_each_damaged_or_exchanged_piece_is_made_anew(
+    how: str, done: tuple[str, Path, Path], world: World, tmp_path: Path
+) -> None:
+    kind, whole, pieces = done
+    out, said = tmp_path / "out", list[str]()
+    shutil.copytree(pieces, out)
+    files = sorted((out / PARTS).iterdir(), key=lambda file: (file.suffix, file.name))
+    assert len(files) >= 4
+    before = contents(out / PARTS)
+    if how == "another seed":
+        world.job(kind, tmp_path / "other", seed=1).work(0, 1)
+    for k, (file, another) in enumerate(zip(files, [files[-1], *files[:-1]], strict=True)):
+        if how == "flipped":
+            flip(file, (k + 0.5) / len(files))
+        elif how == "another piece":
+            file.write_bytes(before[another.name])
+        else:
+            file.write_bytes((tmp_path / "other" / PARTS / file.name).read_bytes())
+    world.job(kind, out, report=said.append).run()
+    assert len(said) == len(files)
+    for file in files:
+        assert any(str(file) in line and "made anew" in line for line in said)
+    assert contents(out) == contents(whole)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "embed-00000": lambda content: content[: len(content) // 2],
+    "retrieval": lambda _: b"",
+    "attack-00-00000": lambda content: content[: content.rindex(b"\nsha256 ")],
+    "attack-01-00001": lambda content: b"\xff" * len(content),
+    "check-noise": lambda _: b"{}",
+    "check-budget": lambda content: content[:-1],
+}
+
+
+def test_only_what_is_damaged_is_made_anew(
+    tiny: Tiny, made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, pieces = made
+    out, said, anew = tmp_path / "out", list[str](), list[str]()
+    shutil.copytree(pieces, out)
+    for name, damage in DAMAGES.items():
+        (file,) = (out / PARTS).glob(f"{name}.*")
+        file.write_bytes(damage(file.read_bytes()))
+    after_keep(monkeypatch, lambda _, piece: anew.append(piece.file.partition(".")[0]))
+    tiny(out=out, report=said.append, **HOW).run()
+    assert sorted(anew) == sorted(DAMAGES)
+    assert [sum(name in line for line in said) for name in DAMAGES] == [1] * len(DAMAGES)
+    assert contents(out) == contents(whole)
+
+
+VICTIMS = ("embed-00000", "retrieval", "attack-00-00001", "check-noise")
+
+
+def spoil(patch: pytest.MonkeyPatch, damage: Callable[[Path], None]) -> list[str]:
+    """Let pieces be damaged once, as soon as they are kept; return the names of those that are to be."""
+    victims = [*VICTIMS]
+
+    def act(job: Job[Any], piece: Piece) -> None:
+        for name in [name for name in victims if piece.file.startswith(name)]:
+            victims.remove(name)
+            assert job.folder is not None
+            damage(job.folder / PARTS / piece.file)
+
+    after_keep(patch, act)
+    return victims
+
+
+@fault(
+    "evaluation",
+    "another program damages or removes finished pieces while an evaluation runs",
+    "they are named and made anew when they are read; the record has the same bytes",
+)
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
+def test_damage_in_the_middle(
+    damage: Callable[[Path], None],
+    tiny: Tiny,
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    victims, said = spoil(monkeypatch, damage), list[str]()
+    tiny(out=tmp_path / "out", report=said.append, **HOW).run()
+    assert not victims
+    assert [sum(name in line and "made anew" in line for line in said) for name in VICTIMS] == [1] * 4
+    assert contents(tmp_path / "out") == contents(made[0])
+
+
+def test_a_piece_that_cannot_be_written_leaves_none(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny(out=tmp_path, **HOW)
+    job.work(0, 1)
+    piece = job.pieces[0]
+    (tmp_path / PARTS / piece.file).unlink()
+    with pytest.raises((TypeError, AttributeError, ValueError)):
+        job.keep(piece, {"z": "no tensor"})
+    assert not job.has(piece)
+    assert piece.file not in {file.name for file in (tmp_path / PARTS).iterdir()}
+
+
+# Workers
+
+
+def in_threads(jobs: list[Job[Any]]) -> None:
+    """Let jobs share their work, each with a network of its own."""
+    errors: list[BaseException] = []
+
+    def work(job: Job[Any], share: int) -> None:
+        try:
+            job.work(share, len(jobs))
+        except BaseException as error:
+            errors.append(error)
+
+    # A folder is made once, as a command does before it starts workers.
+    jobs[0]._begin()
+    threads = [threading.Thread(target=work, args=(job, k), daemon=True) for k, job in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "a worker waits for what never comes"
+    assert not errors, errors
+
+
+@pytest.mark.parametrize("shares", [2, 3])
+def test_workers_share_the_pieces(
+    shares: int, done: tuple[str, Path, Path], world: World, tmp_path: Path
+) -> None:
+    kind, whole, pieces = done
+    out, kept = tmp_path / "out", list[tuple[int, str]]()
+    with pytest.MonkeyPatch.context() as patch:
+        after_keep(patch, lambda _, piece: kept.append((threading.get_ident(), piece.file)))
+        in_threads([world.job(kind, out) for _ in range(shares)])
+        by_worker = [{file for who, file in kept if who == me} for me in {who for who, _ in kept}]
+        assert len(by_worker) == shares
+        assert sum(map(len, by_worker)) == len({file for _, file in kept}), "a piece was made twice"
+        assert max(map(len, by_worker)) - min(map(len, by_worker)) <= 1
+        assert contents(out / PARTS) == contents(pieces / PARTS)
+        kept.clear()
+        world.job(kind, out).run()
+        assert kept == []
+    assert contents(out) == contents(whole)
+    world.job(kind, out).work(0, shares)  # who comes late finds nothing to do
+
+
+@fault(
+    "evaluation",
+    "finished pieces are damaged while several workers share an evaluation",
+    "no worker waits for ever; the pieces are made anew, and the record has the same bytes",
+)
+def test_damage_among_workers(
+    tiny: Tiny, made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, victims, said = tmp_path / "out", spoil(monkeypatch, flip), list[str]()
+    in_threads([tiny(out=out, report=said.append, **HOW) for _ in range(2)])
+    assert not victims
+    tiny(out=out, report=said.append, **HOW).run()
+    assert any(name in line for name in VICTIMS for line in said)
+    assert contents(out) == contents(made[0])
+
+
+def test_a_worker_that_waits_ends_when_the_document_is_there(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pieces that it waits for are gone; what they were made for is there."""
+    waits, over = threading.Event(), threading.Event()
+
+    def sleep(_: float) -> None:
+        waits.set()
+        over.wait(60)
+
+    slow = tiny(out=tmp_path, **HOW)
+    monkeypatch.setitem(Job._make.__globals__, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+    worker = threading.Thread(target=slow.work, args=(0, 2), daemon=True)
+    worker.start()
+    assert waits.wait(60)
+    tiny(out=tmp_path, **HOW).run()
+    over.set()
+    worker.join(60)
+    assert not worker.is_alive(), "a worker waits for ever for pieces that are no longer needed"
+
+
+# The folder
+
+
+IDENTITY: dict[str, Any] = {"kind": "evaluation", "settings": {"eps": 0.1, "steps": 2}, "options": {"k": "1"}}
+IDENTITY |= {"data": "a" * 64}
+
+
+def test_a_folder_that_is_free_or_of_the_same_work(tmp_path: Path) -> None:
+    assert check_folder(tmp_path / "none", IDENTITY) is False
+    assert not (tmp_path / "none").exists()
+    assert check_folder(tmp_path, IDENTITY) is False
+    (tmp_path / PLAN).write_text(json.dumps(IDENTITY))
+    assert check_folder(tmp_path, IDENTITY) is True
+    some = {key: IDENTITY[key] for key in ("kind", "settings")}
+    assert check_folder(tmp_path, some) is True, "the rest is not compared"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"settings": {"eps": 0.1, "steps": 3}, "options": {"k": "2"}}, ": steps was 2, is 3; give"),
+        ({"options": {"k": "2"}}, ": k was '1', is '2'; give"),
+        ({"data": "b" * 64}, ": data was 'aaaaaaaaaaaa', is 'bbbbbbbbbbbb'; give"),
+        ({"more": 1}, ": more was None, is 1; give"),
+        ({"kind": "verification"}, "another kind of work, 'evaluation'"),
+    ],
+)
+def test_other_work_is_refused_with_what_differs(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    (tmp_path / PLAN).write_text(json.dumps(IDENTITY))
+    with pytest.raises(UserError, match="give another folder") as refused:
+        check_folder(tmp_path, {**IDENTITY, **change})
+    assert told in str(refused.value)
+    assert refused.value.parameter == "out"
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("three years")
+    for out, told in (
+        (tmp_path, "holds no evaluation: give another"),
+        (tmp_path / "thesis.tex", "is a file"),
+    ):
+        with pytest.raises(UserError, match=told) as refused:
+            check_folder(out, IDENTITY)
+        assert refused.value.parameter == "out"
+    assert (tmp_path / "thesis.tex").read_text() == "three years"
+
+
+@fault(
+    "evaluation",
+    "the pieces' folder of an evaluation from somebody else is a link",
+    "refused; nothing there is touched",
+)
+def test_pieces_are_not_kept_behind_a_link(tiny: Tiny, made: tuple[Path, Path], tmp_path: Path) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.mkdir()
+    (mine / "letter.txt").write_text("mine")
+    shutil.copytree(made[0], out)
+    (out / PARTS).symlink_to(mine)
+    with pytest.raises(UserError, match="is a link"):
+        tiny(out=out, **HOW).run()
+    assert (mine / "letter.txt").read_text() == "mine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nudge(Search):
+    """A search whose name does not tell its options."""
+
+    follows_gradient: ClassVar[bool] = False
+    name: ClassVar[str] = "nudge"
+    size: float
+
+    def minimise(self, problem: Problem) -> Tensor:
+        return (problem.images + self.size * problem.budget.eps).clamp(0, 1)
+
+
+def nudge(size: float) -> dict[str, Any]:
+    return {"search": Nudge(size=size)}
+
+
+def carried(size: float) -> dict[str, Any]:
+    return {"search": Transfer(surrogate=nn.Flatten(), search=Nudge(size=size))}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({}, {"eps": 0.25}, "eps was 0.0627450980392156.*, is 0.25"),
+        ({}, {"seed": 5, "queries": None}, "queries was 8, is None; seed was 0, is 5"),
+        ({}, {"attacks": ["ES"]}, r"attacks was \['ES', 'GTT'\], is \['ES'\]"),
+        ({}, {"suite": "worst-case"}, "suite was 'none', is 'worst-case'"),
+        ({}, {"batch": 5}, "batch was 4, is 5"),
+        ({}, {"images": torch.rand(40, 1, 6, 6)}, "data was '[0-9a-f]{12}', is '[0-9a-f]{12}'"),
+        ({}, {"cameras": torch.arange(40) % 3}, "rules was .*, is .*"),
+        ({}, {"model": make_network(1)}, "network was '[0-9a-f]{12}', is '[0-9a-f]{12}'"),
+        ({}, {"name": "mine"}, "names was .*, is .*"),
+        ({}, {"classes": ["a"] * 5}, "classes was .*, is .*"),
+        (nudge(0.1), nudge(0.2), r"search\.size was '0\.1', is '0\.2'"),
+        (carried(0.1), carried(0.2), r"search\.search\.size was '0\.1', is '0\.2'"),
+    ],
+)
+def test_another_evaluation_does_not_go_into_the_folder(
+    one: dict[str, Any], other: dict[str, Any], told: str, finished: bool, tiny: Tiny, tmp_path: Path
+) -> None:
+    few: dict[str, Any] = {**HOW, "checks": "none", "attacks": ["ES", "GTT"], **one}
+    if finished:
+        record = tiny(out=tmp_path, **few).run()
+    else:
+        tiny(out=tmp_path, **few)._begin()
+    before = stamps(tmp_path)
+    with pytest.raises(UserError, match=f"holds another evaluation: {told}; give another folder"):
+        tiny(out=tmp_path, **{**few, **other}).run()
+    assert stamps(tmp_path) == before
+    again = tiny(out=tmp_path, **few).run()
+    assert not finished or again == record
+
+
+def test_other_kinds_of_work_do_not_share_a_folder(done: tuple[str, Path, Path], world: World) -> None:
+    kind, whole, _ = done
+    for another in KINDS:
+        with pytest.raises(UserError, match="holds another"):
+            world.job(another, whole, seed=1).run()
+    with pytest.raises(UserError, match=f"holds another {kind}: network was"):
+        world.job(kind, whole, make_network(1)).run()
+
+
+@fault(
+    "evaluation",
+    "a second evaluation of a folder that one is working in",
+    "refused; the message says who works there, and the first is not disturbed",
+)
+def test_two_programs_do_not_write_into_one_folder(
+    done: tuple[str, Path, Path], world: World, tmp_path: Path
+) -> None:
+    kind, whole, _ = done
+    out, told = tmp_path / "out", list[str]()
+
+    def second(stage: str, count: float, total: int) -> None:
+        if stage != "embed" and not told:
+            with pytest.raises(InUseError) as refused:
+                world.job(kind, out).run()
+            told.append(str(refused.value))
+
+    world.job(kind, out, progress=second).run()
+    assert f"{kind} by process {os.getpid()}" in told[0]
+    assert contents(out) == contents(whole)
+
+
+def test_a_network_that_fails_leaves_no_folder(world: World, tmp_path: Path) -> None:
+    for kind in KINDS:
+        with pytest.raises(UserError, match="failed on images"):
+            world.job(kind, tmp_path / "a" / "b", nn.Linear(3, 3)).run()
+    assert not (tmp_path / "a").exists()
+
+
+@fault(
+    "evaluation",
+    "the disk is full, or read-only, while evaluate writes",
+    "one sentence with the file; what is finished is kept, and the same command resumes",
+)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk(
+    code: int, tiny: Tiny, made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, fsync, calls, stops = tmp_path / "out", os.fsync, itertools.count(1), list[str]()
+
+    def full(number: int) -> None:
+        if next(calls) % 7 == 0:
+            raise OSError(code, os.strerror(code))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for _ in range(40):
+        try:
+            tiny(out=out, **HOW).run()
+        except UserError as error:
+            stops.append(str(error))
+            assert not [path for path in out.rglob("*") if path.name.endswith(".tmp") or path.name == ".lock"]
+        else:
+            break
+    assert len(stops) > 3
+    for line in stops:
+        assert line.startswith(str(out))
+        assert os.strerror(code) in line
+        assert "the same command" in line
+    assert contents(out) == contents(made[0])
+
+
+# Documents
+
+
+@fault("records", "a bit of a finished record flips", "it is not shown; the file and the remedy are named")
+@fault("records", "a figure of a record is changed", "the record is refused as damaged or changed by hand")
+@fault(
+    "records", "a bit of a record's per-query values flips", "they are not shown; file and remedy are named"
+)
+@fault(
+    "verification",
+    "a kept block of pairs, or the finished file, is damaged",
+    "the block is named and made anew; the file is refused with what to do",
+)
+@pytest.mark.parametrize("place", [0.02, 0.2, 0.4, 0.6, 0.8, 0.99])
+@pytest.mark.parametrize("bit", [1, 2, 16])
+def test_damaged_or_edited_documents_are_refused(
+    place: float, bit: int, done: tuple[str, Path, Path], world: World, tmp_path: Path
+) -> None:
+    kind, whole, _ = done
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    job = world.job(kind, out)
+    form, before = job.form, job.form.read(whole)
+    file, arrays = out / form.file, out / before.arrays.file
+    remedy = rf"remove .*{form.file} and run the same command again"
+
+    flip(file, place, bit)
+    try:
+        found = form.read(out)
+    except UserError:
+        with pytest.raises(UserError, match=remedy):
+            job.run()
+    else:  # a bit of the layout of the file
+        assert found == before
+
+    content = json.loads((whole / form.file).read_text())
+    file.write_text(json.dumps(content, indent=4))
+    assert form.read(out) == before, "the layout is no part of it"
+    content["data"]["images"] += 1
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamagedError, match=rf"{form.file} is damaged, or was changed by hand"):
+        form.read(out)
+
+    shutil.copy(whole / form.file, file)
+    flip(arrays, place, bit)
+    with pytest.raises(UserError, match=rf"{arrays.name} .*{remedy}"):
+        job.run()
+    with pytest.raises(DamagedError):
+        form.read_arrays(out)
+    if (place, bit) == (0.02, 1):
+        file.unlink()
+        job.run()
+        assert contents(out) == contents(whole), "what it advises leads to the same document"
+
+
+NO_JSON = [b"", b"[]", b"{}", b"null", b"NaN", b"\xff\xfe{", b'{"settings": {', b"9" * 5000, b"[" * 10**5]
+
+
+@fault(
+    "records",
+    "record.json or plan.json is empty, cut, not UTF-8, no JSON, a huge number or nested too deeply",
+    "the message names the file and what to remove; no traceback",
+)
+@pytest.mark.parametrize("content", [*NO_JSON, b'"x"', b'{"settings": []}', b'{"settings": {}}'])
+def test_what_is_no_document_and_no_plan(
+    content: bytes, done: tuple[str, Path, Path], world: World, tmp_path: Path
+) -> None:
+    kind, whole, _ = done
+    shutil.copytree(whole, tmp_path / "out")
+    job = world.job(kind, tmp_path / "out")
+    (tmp_path / "out" / job.form.file).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{job.form.file} .* remove .*{job.form.file} and run the same"):
+        job.run()
+    (tmp_path / "out" / PLAN).write_bytes(content)
+    with pytest.raises(UserError, match=r"plan\.json is damaged .*: remove .*out and run the same command"):
+        job.run()
+
+
+# Progress
+
+
+def test_progress_is_told_from_nothing_to_all(done: tuple[str, Path, Path], world: World) -> None:
+    told: list[tuple[str, float, int]] = []
+    job = world.job(done[0], progress=lambda *of: told.append(of))
+    job.run()
+    for stage, pieces in job.stages.items():
+        whole = [(count, of) for s, count, of in told if s == stage and count == int(count)]
+        assert whole == [(k, len(pieces)) for k in range(len(pieces) + 1)], stage
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever somebody looks at the clock, 0.3 s have passed."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: 0.3 * next(ticks), sleep=lambda _: None)
+    monkeypatch.setitem(Ticks.__init__.__globals__, "time", clock)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("search", ["pgd", "nes(samples=2)", "pgd(restarts=3)"])
+def test_a_block_in_the_making_counts_by_its_share(search: str, tiny: Tiny) -> None:
+    told: list[tuple[str, float, int]] = []
+    how: dict[str, Any] = {"attacks": ["ES", "TMA"], "search": search}
+    record = tiny(**how, progress=lambda *of: told.append(of)).run()
+    for stage in ("ES", "TMA"):
+        shares = [count for s, count, of in told if s == stage and of == 3]
+        assert shares == sorted(shares)
+        assert [count for count in shares if count == int(count)] == [0, 1, 2, 3]
+        for block in range(3):
+            parts = [count - block for count in shares if block < count < block + 1]
+            assert len(parts) >= 2
+            assert max(parts) <= 0.99 + 1e-9
+    assert record == tiny(**how).run(), "telling changes no score"
