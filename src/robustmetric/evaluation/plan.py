@@ -179,6 +179,8 @@ class Plan:
         >>> Plan.make(steps=8).changed(eps=0.1).threat.budget
         Budget(eps=0.1, alpha=0.011764705882352941, steps=8, norm='linf')
         """
+        if "protocol" in settings:  # attacks follow it
+            return Plan.make(**{**self.given, **settings})
         # The objects that were made, and their names: files of the user's own may change.
         kept = {"attacks": self.attacks, "search": self.threat.search, "suite": self.suite}
         made = Plan.make(**{**self.given, **kept, **settings})
