@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+from robustmetric.attacks import ATTACKS, Attack, Draws, Gallery, Queries, attack
 from tests.helpers.goals import GOALS
 
 pytestmark = pytest.mark.kernels
@@ -16,7 +16,7 @@ PAPER = [*(name for name in ATTACKS if name not in GOALS), *MORE]
 EVERY = [*PAPER, *GOALS]  # goals have loops of their own, in test_goals
 
 
-def aimed(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
+def aimed(which: Attack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
     return which.select(queries, gallery, draws=Draws(seed, which.name, range(len(queries))))
 
 
@@ -115,7 +115,7 @@ def test_measure_against_a_plain_loop(
     "which", [*(attack(name) for name in EVERY), *(attack(name, protocol="reference") for name in PAPER)]
 )
 def test_measure_does_not_depend_on_the_chunk_or_the_batch(
-    which: RankingAttack, gallery: Gallery, queries: Queries, tied: Tensor
+    which: Attack, gallery: Gallery, queries: Queries, tied: Tensor
 ) -> None:
     index = aimed(which, queries, gallery)
     target = which.aim(index, queries, gallery)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, Target, attack, ranks
+from robustmetric.attacks import ATTACKS, Attack, Draws, Gallery, Queries, Target, attack, ranks
 from tests.helpers.goals import GOALS
 
 pytestmark = pytest.mark.kernels
@@ -35,7 +35,7 @@ def numbers(name: str) -> tuple[int, int, float]:
     return (3 if "=3" in name else 1), 0, 0
 
 
-def aimed(which: RankingAttack, queries: Queries, gallery: Gallery) -> Tensor:
+def aimed(which: Attack, queries: Queries, gallery: Gallery) -> Tensor:
     return which.select(queries, gallery, draws=Draws(0, which.name, range(len(queries))))
 
 
@@ -146,7 +146,7 @@ def test_objective_where_distances_are_tied_or_zero(
     "which", [*(attack(name) for name in EVERY), *(attack(name, protocol="reference") for name in PAPER)]
 )
 def test_an_objective_is_each_query_s_own_and_does_not_depend_on_the_chunk(
-    which: RankingAttack, gallery: Gallery, queries: Queries, moved: Tensor
+    which: Attack, gallery: Gallery, queries: Queries, moved: Tensor
 ) -> None:
     found = []
     for chunk in (8192, 7):

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+from robustmetric.attacks import ATTACKS, Attack, Draws, Gallery, Queries, attack
 from tests.helpers.goals import GOALS
 
 pytestmark = pytest.mark.kernels
@@ -39,7 +39,7 @@ def order(z: Tensor, gallery: Gallery) -> list[int]:
     return [position for _, position in sorted(far)]
 
 
-def select(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
+def select(which: Attack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
     return which.select(queries, gallery, draws=Draws(seed, "test", range(len(queries))))
 
 
@@ -201,9 +201,7 @@ def test_es_and_ltm_aim_at_no_image(name: str, protocol: str, gallery: Gallery, 
     "which",
     [*map(attack, EVERY), *(attack(name, protocol="reference") for name in [*RANDOM, *NEAR, "GTM", "GTT"])],
 )
-def test_a_target_depends_on_nothing_but_the_query(
-    which: RankingAttack, gallery: Gallery, queries: Queries
-) -> None:
+def test_a_target_depends_on_nothing_but_the_query(which: Attack, gallery: Gallery, queries: Queries) -> None:
     numbers = torch.arange(100, 118)
 
     def found(rows: Tensor, chunk: int) -> Tensor:

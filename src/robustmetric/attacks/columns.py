@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from robustmetric.attacks.base import changed_options, is_floats
 from robustmetric.attacks.draws import Draws
+from robustmetric.errors import UserError, check_signature, describe, number, whole
 from robustmetric.perturb import Budget, Norm, Objective, directions, pgd
 from robustmetric.registry import Registry, registry
-from robustmetric.validate import UserError, check_signature, describe, number, whole
 
 
 @dataclass(frozen=True, eq=False)
