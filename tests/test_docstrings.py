@@ -29,8 +29,8 @@ PACKAGES = (
     "zoo",
 )
 MODULES = (
-    "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
-    "triplets", "validate", "verification",
+    "destination", "errors", "files", "gallery", "losses", "perturb", "places", "registry", "retrieval", "sphere",
+    "squares", "text", "triplets", "verification", "workers",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them
 

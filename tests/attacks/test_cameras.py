@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from robustmetric import distance
+from robustmetric import sphere
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
 from robustmetric.gallery import count_mates, count_nearer, excluded
 from tests.helpers.goals import GOALS
@@ -217,7 +217,7 @@ class NoDouble(TorchDispatchMode):
 
 def test_double_precision_is_noticed() -> None:
     with pytest.raises(TypeError, match="double precision"), NoDouble():
-        distance.cross_distance(torch.eye(2))
+        sphere.cross_distance(torch.eye(2))
     z = torch.eye(2).requires_grad_()
     value = z.double().float().sum()
     with pytest.raises(TypeError, match="double precision"), NoDouble():
@@ -245,7 +245,7 @@ def test_a_search_needs_no_double_precision(
     q = Queries(asked.z.float(), asked.labels, asked.own, asked.cameras)
     index = which.select(q, g, draws=Draws(0, which.name, range(18)))
     wanted = which.objective(moved.float(), which.aim(index, q, g), q, g)
-    monkeypatch.setattr(distance, "wide_dtype", lambda _: torch.float32)
+    monkeypatch.setattr(sphere, "wide_dtype", lambda _: torch.float32)
     z = moved.float().requires_grad_()
     with NoDouble():
         value = which.objective(z, which.aim(index, q, g), q, g)

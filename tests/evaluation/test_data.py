@@ -130,7 +130,7 @@ def test_a_probe_tells_which_network_fails(images: Tensor, labels: Tensor) -> No
         Subject(Fails("gradient"), data).probe(4, gradient=True)
 
 
-def test_a_scene_of_one_set_and_of_two(images: Tensor, labels: Tensor, network: nn.Module) -> None:
+def test_a_view_of_one_set_and_of_two(images: Tensor, labels: Tensor, network: nn.Module) -> None:
     z = torch.rand(40, 3)
     view = Subject(network, Data(images, labels, cameras=CAMERAS)).view(network, z)
     assert view.queries.own.tolist() == list(range(40))

@@ -28,7 +28,7 @@ from tests.helpers.pixels import blown_up, places_of
 WHITE = (255, 255, 255)
 
 
-def a_scene(shape: tuple[int, int, int], apart: bool = False) -> NetworkView:
+def a_view(shape: tuple[int, int, int], apart: bool = False) -> NetworkView:
     """Noise of three classes as seen by a network that only flattens it."""
     noise = torch.Generator().manual_seed(7)
     images = torch.rand(20 if apart else 12, *shape, generator=noise)
@@ -102,7 +102,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 28, 20), (1, 5, 112), (3, 56, 57)])
 def test_a_small_image_is_blown_up_by_a_whole_factor(shape: tuple[int, int, int]) -> None:
-    image = a_scene(shape).images[torch.tensor([0])][0]
+    image = a_view(shape).images[torch.tensor([0])][0]
     assert np.array_equal(np.asarray(thumbnail(image).convert("RGB")), blown_up(image))
 
 
@@ -131,7 +131,7 @@ def test_a_reduced_change_is_as_large_as_it_was() -> None:
     ("name", "apart"), [("GTM", False), ("ES", True), ("SP-QA+(m=2,keep=3)", False), ("misrank", True)]
 )
 def test_a_row_shows_the_images_as_they_are(name: str, apart: bool) -> None:
-    view = a_scene((3, 8, 8), apart=apart)
+    view = a_view((3, 8, 8), apart=apart)
     gallery = view.images if view.ranked is None else view.ranked
     shots = shots_of(view, name, [1, 4])
     whole = drawn(shots, view, attack(name).columns)
@@ -155,7 +155,7 @@ def test_a_row_shows_the_images_as_they_are(name: str, apart: bool) -> None:
 
 
 def test_right_and_wrong_differ_in_colour_frame_and_mark() -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     whole = drawn([a_shot(view)], view)
     marks: dict[bool, list[NDArray[np.bool_]]] = {True: [], False: []}
     for position, right in ((1, False), (3, True)):
@@ -189,7 +189,7 @@ def test_right_and_wrong_differ_in_colour_frame_and_mark() -> None:
     "name", ["CA+(w=3)", "CA-", "misrank(side='candidate')", "promote(side='candidate')"]
 )
 def test_a_candidate_stands_in_the_list_of_its_asker(name: str, written: list[str]) -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     (shot,) = shots_of(view, name, [5], k=4)
     whole = drawn([shot], view, attack(name).columns)
     assert sum(one.itself for one in shot.before) == sum(one.itself for one in shot.after) == 1
@@ -208,7 +208,7 @@ def test_a_candidate_stands_in_the_list_of_its_asker(name: str, written: list[st
 
 
 def test_a_target_that_is_found_is_marked(written: list[str]) -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     whole = drawn([a_shot(view, targets=(3, 7, 8, 9, 10))], view)
     assert written.count("target") == 2
     assert written.count("and 2 more") == 1
@@ -220,7 +220,7 @@ def test_a_target_that_is_found_is_marked(written: list[str]) -> None:
 
 
 def test_texts_say_what_was_done(written: list[str]) -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     columns = [Column("GTM", "higher"), Column("deep", None, unit=attack("TMA").columns[0].unit)]
     shot = a_shot(view, 4, targets=(2,), place=(None, 7))
     shot.values.update({"deep": (float("nan"), 0.25)})  # type: ignore[attr-defined]
@@ -240,13 +240,13 @@ def test_texts_say_what_was_done(written: list[str]) -> None:
 
 
 def test_images_without_files_are_numbered(written: list[str]) -> None:
-    view = a_scene((3, 8, 8), apart=True)
+    view = a_view((3, 8, 8), apart=True)
     drawn([a_shot(view)], view)
     assert {"gallery image 1", "gallery image 3", "image 0"} <= set(written)
 
 
 def test_many_values_take_more_lines(written: list[str]) -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     names = [f"a column with a long name, number {k}" for k in range(8)]
     shot = a_shot(view)
     shot.values.update(dict.fromkeys(names, (1.0, 2.0)))  # type: ignore[attr-defined]
@@ -261,7 +261,7 @@ def test_many_values_take_more_lines(written: list[str]) -> None:
     ("changes", "factor"), [((0.1, 0.02), 5), ((0.02, 0.01), 20), ((0.0, 0.0), 1), ((0.25, 0.1), 2)]
 )
 def test_one_factor_for_all_rows(changes: tuple[float, float], factor: int, written: list[str]) -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     whole = drawn([a_shot(view, number, change) for number, change in enumerate(changes)], view)
     assert f"change × {factor}" in written
     for number, change in enumerate(changes):
@@ -277,7 +277,7 @@ def test_one_factor_for_all_rows(changes: tuple[float, float], factor: int, writ
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [32, 40])
 def test_32_rows_at_most_and_what_is_left_out_is_said(count: int, written: list[str]) -> None:
-    view = a_scene((3, 224, 224))
+    view = a_view((3, 224, 224))
     whole = drawn([a_shot(view, k % 12, 0.1, targets=(1, 2, 3, 4)) for k in range(count)], view)
     assert whole.width <= 2200
     assert whole.height <= 32 * 240 + 140
@@ -306,7 +306,7 @@ def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.slow
 def test_any_name_is_drawn_in_its_place(font: str) -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     shots = [a_shot(view, number, 0.01, targets=((2 * number) % 12,)) for number in range(12)]
     usual = drawn(shots, view, classes=("a", "b", "c"), files=["a"] * 12)
     whole = draw_sheet(
@@ -325,7 +325,7 @@ def test_any_name_is_drawn_in_its_place(font: str) -> None:
 
 
 def test_the_same_shots_give_the_same_pixels() -> None:
-    view = a_scene((3, 8, 8))
+    view = a_view((3, 8, 8))
     first, second = (drawn(shots_of(view, "GTM", [0, 3]), view).tobytes() for _ in range(2))
     assert first == second
 

@@ -137,7 +137,7 @@ class _Way(NamedTuple):
 class Trial:
     """Attacks single queries on networks that see the same images; the work behind the page of the app.
 
-    `data` has the images that query and those that are ranked, `scenes` by name what each network makes of
+    `data` has the images that query and those that are ranked, `views` by name what each network makes of
     them. `attacks` are those that may be tried, by name. A step is of the size `alpha`, random draws start at
     `seed`, and an attack on a query takes at most about `seconds` on all networks together; `clock` tells
     them. Uploads become squares as `fit` says. Use it inside `frozen` of each network.
