@@ -23,8 +23,16 @@ from torch.nn import functional as F
 
 from robustmetric import retrieval, squares
 from robustmetric.distance import cross_distance
-from robustmetric.places import places_by_keys
-from robustmetric.retrieval import Ranking, distances, nmi, rank, retrieval_scores
+from robustmetric.retrieval import (
+    Ranking,
+    distances,
+    nmi,
+    places_by_keys,
+    places_of_one,
+    rank,
+    retrieval_scores,
+)
+from robustmetric.squares import keys_of
 
 pytestmark = pytest.mark.kernels
 
@@ -274,33 +282,6 @@ def test_cameras_of_queries_and_gallery_are_those_of_a_loop(
         check(found, expected, len(own))
 
 
-def test_an_image_of_the_query_s_class_and_camera_is_neither_right_nor_wrong() -> None:
-    # From the query at 0: one of its class and camera, another class of its camera, its class elsewhere.
-    gallery, labels = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0])
-    query: tuple[Tensor, Tensor] = (torch.zeros(1, 1), torch.tensor([0]))
-    assert rank(gallery, labels, *query).first.tolist() == [1]
-    cameras, camera = torch.tensor([4, 4, 5]), torch.tensor([4])
-    found = rank(gallery, labels, *query, cameras=cameras, query_cameras=camera)
-    assert (found.first.tolist(), found.average_precision.tolist()) == ([2], [0.5])
-    # A query all of whose class its own camera took has no answer, and is counted.
-    both = (torch.zeros(2, 1), torch.tensor([0, 1]))
-    found = rank(gallery, labels, *both, cameras=cameras, query_cameras=torch.tensor([4, 4]))
-    assert (found.query.tolist(), found.left_out) == ([0], 1)
-
-
-@pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
-def test_cameras_that_all_differ_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 200
-    z, labels = embeddings(count, 0, kind), torch.arange(count) % 9
-    seen = paths(monkeypatch)
-    assert same(rank(z, labels, cameras=torch.arange(count)), rank(z, labels))
-    assert set(seen) == {"write_mutual"}
-    more: dict[str, Any] = {"cameras": torch.arange(count), "query_cameras": torch.arange(count, count + 40)}
-    assert same(
-        rank(z, labels, z[:40] + 0.1, labels[:40], **more), rank(z, labels, z[:40] + 0.1, labels[:40])
-    )
-
-
 @pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
 def test_the_budget_does_not_change_the_ranking_by_cameras(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -348,35 +329,6 @@ def test_labels_are_names_and_not_positions() -> None:
     names = torch.tensor([-5, 10**12, 3, 0, -(10**9), 8, 2])
     assert same(rank(z, names[labels]), rank(z, labels))
     assert same(rank(z, labels.to(torch.uint8)), rank(z, labels))
-
-
-def test_the_query_is_left_out_by_its_index_and_not_by_its_distance() -> None:
-    # Image 1 is a copy of image 0 in another class: it is the nearest of image 0, at distance zero.
-    gallery = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 1.0]]))
-    labels = torch.tensor([0, 1, 0, 1, 1])
-    # Images 0 and 1 find each other, 2 finds the first of the two, 3 and 4 find each other.
-    assert rank(gallery, labels).recall(1) == 60
-
-
-def test_ties_go_by_position() -> None:
-    z = torch.tensor([[0.6, 0.8]]).repeat(4, 1)
-    # Query 0 ranks 1, 2, 3; query 1 ranks 0, 2, 3; and so on.
-    found = rank(z, torch.tensor([0, 1, 0, 1]))
-    assert found.first.tolist() == [2, 3, 1, 2]
-    assert found.average_precision.tolist() == pytest.approx([1 / 2, 1 / 3, 1, 1 / 2])
-    assert found.average_precision_at_r.tolist() == [0, 0, 1, 0]
-
-
-@pytest.mark.parametrize("dim", [3, 64, 512])
-def test_copies_are_equally_far(dim: int) -> None:
-    z = F.normalize(torch.randn(7, dim, generator=torch.Generator().manual_seed(dim)))
-    which = torch.arange(5003) % 7
-    for count in (1, 3, 40):
-        queries = F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(count)))
-        found = distances(queries, z[which])
-        assert found.dtype == torch.float32
-        assert torch.equal(found, found[:, :7][:, which])
-    assert torch.equal(distances(z, z[which]) == 0, torch.arange(7)[:, None] == which)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
@@ -543,3 +495,22 @@ def test_labels_that_are_every_other_one_of_a_tensor_are_taken_without_a_warning
     wanted = rank(z, labels[::2].clone(), z + 0.1, labels[::2].clone())
     found = rank(z, labels[::2], z + 0.1, labels[::2])
     assert torch.equal(found.average_precision, wanted.average_precision)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-30, 0.5, 1.0, 1.5, 2.0]) | st.floats(0, 4, width=32), min_size=2),
+    st.data(),
+    st.sampled_from([0, 2, 10, 1000]),
+)
+def test_places_are_those_of_a_sorted_list(values: list[float], data: st.DataObject, few: int) -> None:
+    chosen = st.sets(st.integers(0, len(values) - 1), min_size=1)
+    ranking = sorted(range(len(values)), key=lambda i: (values[i], i))
+    wanted = sorted(data.draw(chosen))
+    expected = sorted(ranking.index(i) + 1 for i in wanted)
+    near, position = torch.tensor(values).abs(), torch.tensor(wanted)
+    keys = keys_of(near[position], position).sort().values
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "_FEW", few)
+        assert places_of_one(near.numpy(), keys.numpy()).tolist() == expected
+    # What another device does instead.
+    assert places_by_keys(near[None], keys[None].flip(1))[0].tolist() == expected

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, describe
 
 SAME = 1e-14
 """Squares up to this share of the largest squared length count as 0: the points are the same."""
@@ -273,14 +273,16 @@ def check_embeddings(embeddings: Tensor, what: str) -> None:
     >>> check_embeddings(torch.zeros(3), "the gallery")
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: the gallery has shape (3,); it must be (N, D), a row for each image
+    robustmetric.UserError: the gallery must be floats of shape (N, D), a row for each image, not float32 ...
     """
-    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
-        found = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
-        raise UserError(f"{what} must be a tensor of floats, not {found}: pass (N, D) embeddings")
-    if embeddings.ndim != 2 or 0 in embeddings.shape:
+    if not (
+        isinstance(embeddings, Tensor)
+        and embeddings.is_floating_point()
+        and embeddings.ndim == 2
+        and 0 not in embeddings.shape
+    ):
         raise UserError(
-            f"{what} has shape {tuple(embeddings.shape)}; it must be (N, D), a row for each image"
+            f"{what} must be floats of shape (N, D), a row for each image, not {describe(embeddings)}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search, check_flags, random_start
+from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search, random_start
 from robustmetric.perturb import (
     Budget,
     Norm,
@@ -24,7 +24,7 @@ from robustmetric.perturb import (
     steepness,
     value_and_slope,
 )
-from robustmetric.validate import UserError, whole
+from robustmetric.validate import UserError, instance, whole
 
 MOMENTUM = 0.75
 """The share of a step that follows the gradient; the rest goes on in the direction of the step before."""
@@ -72,7 +72,7 @@ class APGD(Search):
 
     def __post_init__(self) -> None:
         whole("restarts", self.restarts, 1)
-        check_flags(random_start=self.random_start)
+        instance("random_start", self.random_start, bool)
 
     def num_evaluations(self, budget: Budget) -> int:
         """Return the evaluations within a `budget`: at each start, and after each step."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robustmetric.attacks.columns import Column
 from robustmetric.attacks.draws import Draws
-from robustmetric.gallery import Gallery, Queries, nearest
+from robustmetric.gallery import ByRow, Gallery, Queries, nearest
 from robustmetric.labels import WHOLE
 from robustmetric.registry import Registry, lookup, registry
 from robustmetric.validate import UserError, check_signature, describe
@@ -22,7 +22,7 @@ Protocol = Literal["strict", "reference"]
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class Target(ByRow):
     """What each query's perturbation aims at: positions `index` (B, W) in the gallery.
 
     `extra` (B, …) is what an objective needs besides, computed once and not in each step.
@@ -33,13 +33,6 @@ class Target:
 
     index: Tensor
     extra: Tensor | None = None
-
-    def __getitem__(self, rows: Tensor) -> Target:
-        return Target(self.index[rows], None if self.extra is None else self.extra[rows])
-
-    def to(self, device: torch.device) -> Target:
-        """Return the same on a `device`."""
-        return Target(self.index.to(device), None if self.extra is None else self.extra.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,18 +178,17 @@ class RankingAttack(ABC):
         """Reject an attack with methods, a name or columns that cannot be used."""
         for method, parameters in _PARAMETERS.items():
             check_signature(f"{type(self).__name__}.{method}", getattr(self, method), parameters)
-        if not isinstance(self.name, str) or not self.name:
-            raise self._breach("name", describe(self.name), "a text")
-        columns, wanted = self.columns, "a tuple of Column, at least one, each of another name"
-        if not isinstance(columns, tuple) or not columns or not all(isinstance(c, Column) for c in columns):
-            raise self._breach("columns", repr(columns), wanted)
-        names = [column.name for column in columns]
-        if len(set(names)) < len(names):
-            raise self._breach("columns", f"the names {', '.join(names)}", wanted)
-        if unknown := [name for name in self.read_early if name not in names]:
-            raise self._breach("read_early", repr(unknown[0]), f"names of its columns: {', '.join(names)}")
-        if self.perturbs not in ("query", "candidate"):
-            raise self._breach("perturbs", repr(self.perturbs), "'query' or 'candidate'")
+        columns = self.columns if isinstance(self.columns, tuple) else ()
+        names = [column.name for column in columns if isinstance(column, Column)]
+        known = ", ".join(names)
+        for name, fits, wanted in (
+            ("name", isinstance(self.name, str) and self.name != "", "a text"),
+            ("columns", 0 < len({*names}) == len(columns), "a tuple of Columns of different names"),
+            ("read_early", {*self.read_early} <= {*names}, f"names of its columns: {known}"),
+            ("perturbs", self.perturbs in ("query", "candidate"), "'query' or 'candidate'"),
+        ):
+            if not fits:
+                raise self._breach(name, repr(getattr(self, name)), wanted)
 
     def checked_select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Call `select`."""
@@ -310,11 +302,11 @@ def changed_options(part: Any, *but: str) -> dict[str, Any]:
     return {name: value for name, usual in options.items() if (value := getattr(part, name)) != usual}
 
 
-def with_options(name: str, options: dict[str, Any]) -> str:
-    """Return a `name` with `options` as it is read back.
+def with_options(name: str, options: dict[str, Any], comma: str = ",") -> str:
+    """Return a `name` with `options`, a `comma` between them, as it is read back.
 
     >>> with_options("CA+", {}), with_options("SP-QA+", {"m": 2, "xi": 0.5})
     ('CA+', 'SP-QA+(m=2,xi=0.5)')
     """
-    given = ",".join(f"{key}={value!r}" for key, value in options.items())
+    given = comma.join(f"{key}={value!r}" for key, value in options.items())
     return f"{name}({given})" if given else name

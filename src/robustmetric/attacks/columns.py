@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from robustmetric.validate import UserError
+from robustmetric.validate import UserError, instance
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,12 @@ class Column:
     success_value: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise UserError(f"a column's name must be a text, not {self.name!r}")
+        where = f"of the column {instance('the name of a column', self.name, str)}"
         if self.better not in ("higher", "lower", None):
-            raise UserError(
-                f"better of the column {self.name} must be 'higher', 'lower' or None, not {self.better!r}"
-            )
-        if not isinstance(self.unit, Unit):
-            raise UserError(
-                f"unit of the column {self.name} must be a Unit, such as PERCENT, COSINE or DISTANCE, not "
-                f"{self.unit!r}"
-            )
+            raise UserError(f"better {where} must be 'higher', 'lower' or None, not {self.better!r}")
+        instance(f"unit {where}", self.unit, Unit, why="such as PERCENT, COSINE or DISTANCE")
         if self.term is not None and not callable(self.term):
-            raise UserError(f"term of the column {self.name} must be a function, not {self.term!r}")
+            raise UserError(f"term {where} must be a function, not {self.term!r}")
 
     @property
     def arrow(self) -> str:
