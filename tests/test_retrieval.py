@@ -113,13 +113,31 @@ kinds = st.sampled_from(["sphere", "long", "copies", "ties"])
 types = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
 
 
-@given(st.lists(st.integers(0, 5), min_size=4, max_size=40), st.integers(0, 2**31), kinds, types)
-@settings(max_examples=60)
-def test_leave_one_out_is_that_of_a_loop(labels: list[int], seed: int, kind: str, dtype: torch.dtype) -> None:
-    labels = [*labels, labels[0], 77]  # a class of two at least, and a single image
+cameras_of = st.sampled_from([-3, 0, 1, 7, 10**12])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), cameras_of), min_size=4, max_size=40),
+    st.booleans(),
+    st.integers(0, 2**31),
+    kinds,
+    types,
+)
+@settings(max_examples=120)
+def test_leave_one_out_is_that_of_a_loop(
+    images: list[tuple[int, int]], by_camera: bool, seed: int, kind: str, dtype: torch.dtype
+) -> None:
+    # A class seen by two cameras at least, an image alone in its class, and a class with one camera.
+    images = [*images, (images[0][0], images[0][1] + 1), (77, 0), (78, 5), (78, 5)]
+    labels, seen = [label for label, _ in images], [camera for _, camera in images]
     z = embeddings(len(labels), seed, kind).to(dtype)
-    expected = by_loop(z, labels, z, labels, list(range(len(labels))))
-    check(rank(z, torch.tensor(labels)), expected, len(labels))
+    own = list(range(len(labels)))
+    expected = by_loop(z, labels, z, labels, own, (seen, seen) if by_camera else None)
+    assert ({*own[-3:]} & {*expected}) == ({*()} if by_camera else {*own[-2:]})
+    cameras = torch.tensor(seen) if by_camera else None
+    check(rank(z, torch.tensor(labels), cameras=cameras), expected, len(labels))
+    if by_camera:
+        return
     scores = retrieval_scores(z, torch.tensor(labels), ks=(1, 2, 5), nmi=False)
     assert list(scores) == ["R@1", "R@2", "R@5", "mAP", "mAP@R"]
     for k in (1, 2, 5):
@@ -129,19 +147,24 @@ def test_leave_one_out_is_that_of_a_loop(labels: list[int], seed: int, kind: str
 
 
 @given(
-    st.lists(st.integers(0, 4), min_size=2, max_size=30),
-    st.lists(st.tuples(st.integers(0, 6), st.integers(-1, 29)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 4), cameras_of), min_size=2, max_size=30),
+    st.lists(st.tuples(st.integers(0, 6), cameras_of, st.integers(-1, 29)), min_size=1, max_size=30),
+    st.booleans(),
     st.integers(0, 2**31),
     kinds,
 )
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_queries_of_a_gallery_are_those_of_a_loop(
-    labels: list[int], asked: list[tuple[int, int]], seed: int, kind: str
+    images: list[tuple[int, int]], asked: list[tuple[int, int, int]], by_camera: bool, seed: int, kind: str
 ) -> None:
-    query_labels = [labels[0], *(label for label, _ in asked)]
-    own = [-1, *(min(place, len(labels) - 1) for _, place in asked)]
+    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
+    # The first query has an answer, and a camera that took no image of the gallery.
+    query_labels = [labels[0], *(label for label, _, _ in asked)]
+    query_cameras = [99, *(camera for _, camera, _ in asked)]
+    own = [-1, *(min(place, len(labels) - 1) for _, _, place in asked)]
     z = embeddings(len(labels) + len(own), seed, kind)
     gallery, queries = z[: len(labels)], z[len(labels) :]
+    more = {"cameras": torch.tensor(cameras), "query_cameras": torch.tensor(query_cameras)}
     for places in (own, [-1] * len(own)):
         found = rank(
             gallery,
@@ -149,8 +172,10 @@ def test_queries_of_a_gallery_are_those_of_a_loop(
             queries,
             torch.tensor(query_labels),
             own=None if max(places) < 0 else torch.tensor(places),
+            **(more if by_camera else {}),
         )
-        check(found, by_loop(gallery, labels, queries, query_labels, places), len(own))
+        seen = (cameras, query_cameras) if by_camera else None
+        check(found, by_loop(gallery, labels, queries, query_labels, places, seen), len(own))
 
 
 @pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
@@ -229,57 +254,6 @@ def test_few_queries_with_an_answer_are_computed_alone(monkeypatch: pytest.Monke
     labels[20:] = torch.arange(100, 130)
     rank(z, labels)
     assert seen == ["write_mutual", "write"]
-
-
-cameras_of = st.sampled_from([-3, 0, 1, 7, 10**12])
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5), cameras_of), min_size=4, max_size=40), st.integers(0, 2**31), kinds
-)
-@settings(max_examples=60)
-def test_cameras_leave_out_what_a_loop_leaves_out(
-    images: list[tuple[int, int]], seed: int, kind: str
-) -> None:
-    # A class seen by two cameras at least, an image alone in its class, and a class with one camera.
-    images = [*images, (images[0][0], images[0][1] + 1), (77, 0), (78, 5), (78, 5)]
-    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
-    z = embeddings(len(labels), seed, kind)
-    expected = by_loop(z, labels, z, labels, list(range(len(labels))), (cameras, cameras))
-    assert not {len(labels) - 1, len(labels) - 2, len(labels) - 3} & {*expected}
-    found = rank(z, torch.tensor(labels), cameras=torch.tensor(cameras))
-    check(found, expected, len(labels))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 4), cameras_of), min_size=2, max_size=30),
-    st.lists(st.tuples(st.integers(0, 6), cameras_of, st.integers(-1, 29)), min_size=1, max_size=30),
-    st.integers(0, 2**31),
-    kinds,
-)
-@settings(max_examples=60)
-def test_cameras_of_queries_and_gallery_are_those_of_a_loop(
-    images: list[tuple[int, int]], asked: list[tuple[int, int, int]], seed: int, kind: str
-) -> None:
-    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
-    # The first query has an answer, and a camera that took no image of the gallery.
-    query_labels = [labels[0], *(label for label, _, _ in asked)]
-    query_cameras = [99, *(camera for _, camera, _ in asked)]
-    own = [-1, *(min(place, len(labels) - 1) for _, _, place in asked)]
-    z = embeddings(len(labels) + len(own), seed, kind)
-    gallery, queries = z[: len(labels)], z[len(labels) :]
-    for places in (own, [-1] * len(own)):
-        found = rank(
-            gallery,
-            torch.tensor(labels),
-            queries,
-            torch.tensor(query_labels),
-            own=None if max(places) < 0 else torch.tensor(places),
-            cameras=torch.tensor(cameras),
-            query_cameras=torch.tensor(query_cameras),
-        )
-        expected = by_loop(gallery, labels, queries, query_labels, places, (cameras, query_cameras))
-        check(found, expected, len(own))
 
 
 @pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
