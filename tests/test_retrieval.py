@@ -164,7 +164,10 @@ def test_queries_of_a_gallery_are_those_of_a_loop(
     own = [-1, *(min(place, len(labels) - 1) for _, _, place in asked)]
     z = embeddings(len(labels) + len(own), seed, kind)
     gallery, queries = z[: len(labels)], z[len(labels) :]
-    more = {"cameras": torch.tensor(cameras), "query_cameras": torch.tensor(query_cameras)}
+    more: dict[str, Any] = {
+        "cameras": torch.tensor(cameras),
+        "query_cameras": torch.tensor(query_cameras),
+    }
     for places in (own, [-1] * len(own)):
         found = rank(
             gallery,
@@ -179,27 +182,36 @@ def test_queries_of_a_gallery_are_those_of_a_loop(
 
 
 @pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
-@pytest.mark.parametrize("classes", ["equal", "unbalanced"])
+@pytest.mark.parametrize("classes", ["equal", "unbalanced", "unbalanced, by camera"])
 def test_the_budget_does_not_change_the_ranking(
     kind: str, classes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 300
-    labels = torch.arange(count) % 30
-    if classes == "unbalanced":  # half of all images in one class, and some alone in theirs
+    labels, seen = torch.arange(count) % 30, torch.arange(count) // 7 % 3
+    if classes != "equal":  # half of all images in one class, and some alone in theirs
         labels = torch.where(torch.arange(count) % 2 == 0, 0, torch.arange(count) % 90)
         labels[-4:] = torch.arange(100, 104)
-    z = embeddings(count, 0, kind)
-    own = list(range(count))
-    whole = rank(z, labels)
-    check(whole, by_loop(z, labels.tolist(), z, labels.tolist(), own), count)
-    least = smallest(z, labels)
+    by_camera = "camera" in classes
+    z, own = embeddings(count, 0, kind), torch.arange(count)
+    more: dict[str, Any] = {"cameras": seen} if by_camera else {}
+    apart: dict[str, Any] = {"own": own, **more} | ({"query_cameras": seen} if by_camera else {})
+    whole = rank(z, labels, **more)
+    names, cameras = labels.tolist(), (seen.tolist(), seen.tolist()) if by_camera else None
+    check(whole, by_loop(z, names, z, names, own.tolist(), cameras), count)
+    least = smallest(z, labels, **more)
     for memory in (least, 2 * least, 4 * least):
-        assert same(rank(z, labels, memory=memory), whole)
-    assert same(rank(z, labels, z, labels, own=torch.tensor(own), memory=least), whole)
+        assert same(rank(z, labels, **more, memory=memory), whole)
+    assert same(rank(z, labels, z.clone(), labels, **apart, memory=least), whole)
     with pytest.raises(ValueError, match=f"memory={least - 1} bytes cannot rank 300 images for 300 queries"):
-        rank(z, labels, memory=least - 1)
+        rank(z, labels, **more, memory=least - 1)
     monkeypatch.setattr(squares, "_WIDTH", 37)  # nine blocks of the gallery
-    assert same(rank(z, labels), whole)
+    assert same(rank(z, labels, **more), whole)
+
+    def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
+        return places_by_keys(near[row], wanted)[:, : int(relevant.max())]
+
+    monkeypatch.setattr(retrieval, "places", by_keys)  # what another device does instead
+    assert same(rank(z, labels, **more), whole)
 
 
 def paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -254,31 +266,6 @@ def test_few_queries_with_an_answer_are_computed_alone(monkeypatch: pytest.Monke
     labels[20:] = torch.arange(100, 130)
     rank(z, labels)
     assert seen == ["write_mutual", "write"]
-
-
-@pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
-def test_the_budget_does_not_change_the_ranking_by_cameras(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 300
-    labels = torch.where(torch.arange(count) % 2 == 0, 0, torch.arange(count) % 90)
-    cameras = torch.arange(count) // 7 % 3
-    z = embeddings(count, 0, kind)
-    expected = by_loop(
-        z, labels.tolist(), z, labels.tolist(), list(range(count)), (cameras.tolist(), cameras.tolist())
-    )
-    check(rank(z, labels, cameras=cameras), expected, count)
-    seen = paths(monkeypatch)
-    check(rank(z, labels, cameras=cameras, memory=smallest(z, labels, cameras=cameras)), expected, count)
-    assert set(seen) == {"write"}
-    more: dict[str, Any] = {"own": torch.arange(count), "cameras": cameras, "query_cameras": cameras}
-    check(rank(z, labels, z.clone(), labels, **more), expected, count)
-
-    def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
-        return places_by_keys(near[row], wanted)[:, : int(relevant.max())]
-
-    monkeypatch.setattr(retrieval, "places", by_keys)  # what another device does instead
-    check(rank(z, labels, cameras=cameras), expected, count)
 
 
 @pytest.mark.parametrize("relevant", [8, 12])  # counted, and sorted

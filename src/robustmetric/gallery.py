@@ -86,7 +86,7 @@ class Gallery(ByRow):
         return self[torch.arange(0, len(self), self.stride, device=self.z.device)]
 
     def in_sample(self, position: Tensor) -> Tensor:
-        """Return where images at a `position` (B,) stand in the `sample`, −1 for those that do not."""
+        """Return the place in the `sample` of images at a `position` (B,), −1 for those not in it."""
         inside = (position >= 0) & (position % self.stride == 0)
         return torch.where(inside, position // self.stride, -1)
 

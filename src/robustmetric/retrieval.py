@@ -37,7 +37,7 @@ _LEAST_ROWS = 8
 _TILE = 1024
 # Up to so many images it is faster to count what is nearer than each; above, to sort.
 _FEW = 10
-# Behind every key.
+# After every key.
 _NONE = torch.iinfo(torch.long).max
 # Above this many classes k-means++ alone would take hours: see `nmi`.
 _MANY_CLASSES, _FEW_ROUNDS = 1000, 20
@@ -199,14 +199,14 @@ def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
     >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))
     1.0
     """
-    # These take two seconds, which no command that fails early need wait for.
+    # These take two seconds, which a command that fails early should not wait for.
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.metrics import normalized_mutual_info_score
 
     check_embeddings(embeddings, "embeddings")
     check_labels(labels, len(embeddings))
-    Squares(embeddings.cpu(), 1)  # which refuses what is no number
+    Squares(embeddings.cpu(), 1)  # which rejects what is not a number
     classes = len(labels.unique())
     rule = {} if classes <= _MANY_CLASSES else {"init": "random", "max_iter": _FEW_ROUNDS}
     z = embeddings.detach().to("cpu", torch.promote_types(embeddings.dtype, torch.float32)).numpy()
@@ -256,14 +256,10 @@ def _task(
     seen = [c if c is None else c.to(labels.device) for c in (cameras, query_cameras)]
     relevant = count_relevant(labels, query_labels, own, *seen)
     if not relevant.any():
-        if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
-            raise UserError(
-                f"no two of the {len(labels)} images share a class; no query has an answer to find: give "
-                "at least two images of some class"
-            )
         raise UserError(
-            f"none of the {len(query_labels)} queries has an image of its class in the gallery of "
-            f"{len(labels)} (besides itself); no query has an answer to find: look at both labels"
+            f"none of the {len(query_labels)} queries has another image of its class in the gallery of "
+            f"{len(labels)}, so none has an answer to find: give at least two images of some class"
+            + ("" if cameras is None else ", by two cameras")
         )
     return _Task(members, begin, size, own, *seen), relevant
 
@@ -382,7 +378,7 @@ def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[in
 
 
 def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
-    """Return the positions `own` (Q,) in a gallery, −1 for each if none are given; refuse what cannot be.
+    """Return the positions `own` (Q,) in a gallery, −1 for each if none are given; reject what cannot be.
 
     `queries` and `images` are how many there are.
 
@@ -402,7 +398,7 @@ def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
 
 
 def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
-    """Refuse `cameras` (N,) of the images and `query_cameras` (Q,) that are not there for each.
+    """Reject `cameras` (N,) of the images and `query_cameras` (Q,) that are not there for each.
 
     `images` and `queries` are how many there are.
     """

@@ -231,7 +231,7 @@ def keys_of_row(square: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return the squares that stand in `keys` (…,).
+    """Return the squares in `keys` (…,).
 
     >>> squares_of(keys_of_row(np.float32([0.5, 4]))).tolist()
     [0.5, 4.0]
@@ -240,7 +240,7 @@ def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
 
 
 def positions_of(keys: Keys) -> Keys:
-    """Return the positions that stand in `keys` (…,).
+    """Return the positions in `keys` (…,).
 
     >>> positions_of(keys_of(torch.tensor([0.5, 4.0]), torch.tensor([7, 3])))
     tensor([7, 3])
@@ -268,7 +268,7 @@ def blocks(images: int, width: int) -> list[tuple[int, int]]:
 
 
 def check_embeddings(embeddings: Tensor, what: str) -> None:
-    """Refuse `embeddings` that are no (N, D) tensor of floats; `what` is their name in the message.
+    """Reject `embeddings` that are not an (N, D) tensor of floats; `what` is their name in the message.
 
     >>> check_embeddings(torch.zeros(3), "the gallery")
     Traceback (most recent call last):
@@ -287,7 +287,7 @@ def check_embeddings(embeddings: Tensor, what: str) -> None:
 
 
 def check_queries(queries: Tensor, gallery: Tensor) -> None:
-    """Refuse `queries` that cannot be compared with a `gallery` (N, D).
+    """Reject `queries` that cannot be compared with a `gallery` (N, D).
 
     >>> check_queries(torch.zeros(1, 3), torch.zeros(2, 4))
     Traceback (most recent call last):

@@ -54,7 +54,7 @@ def oracle(
     def hit() -> float:
         if strict and all(labels[p] != label for p in left):
             return math.nan
-        return 100.0 * (labels[min((square(z, images[p]), p) for p in left)[1]] == label)
+        return 100.0 if labels[min((square(z, images[p]), p) for p in left)[1]] == label else 0.0
 
     if kind in ("CA+", "CA-"):
         return {written: mean([candidate(t) for t in index])}

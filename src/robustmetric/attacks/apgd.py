@@ -27,7 +27,7 @@ from robustmetric.perturb import (
 from robustmetric.validate import UserError, instance, whole
 
 MOMENTUM = 0.75
-"""The share of a step that follows the gradient; the rest goes on in the direction of the step before."""
+"""The share of a step that follows the gradient; the rest keeps the direction of the step before."""
 
 ENOUGH = 0.75
 """The share of the steps between two checkpoints that must have helped, or the next ones are half as long."""
@@ -106,7 +106,7 @@ class _Rows:
     value: Tensor
     slope: Tensor
     length: Tensor
-    fresh: Tensor  # whether it has no momentum: in the first step, and behind a return to the best point
+    fresh: Tensor  # whether it has no momentum: in the first step, and after a return to the best point
     # Its best point, with the value and slope there.
     best: Tensor
     least: Tensor

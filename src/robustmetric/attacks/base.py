@@ -25,7 +25,7 @@ Protocol = Literal["strict", "reference"]
 class Target(ByRow):
     """What each query's perturbation aims at: positions `index` (B, W) in the gallery.
 
-    `extra` (B, …) is what an objective needs besides, computed once and not in each step.
+    `extra` (B, …) is what else an objective needs, computed once and not in each step.
 
     >>> Target(torch.tensor([[3], [4]]))[torch.tensor([1])].index
     tensor([[4]])

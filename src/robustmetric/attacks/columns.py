@@ -15,8 +15,8 @@ from robustmetric.validate import UserError, instance
 class Unit:
     """What a column's values are measured in.
 
-    `name` stands behind a value. `points` is what a change of 1 is worth in points of 100, in which changes
-    of any column are compared. `digits` are shown behind the decimal point.
+    `name` follows a value. `points` is what a change of 1 is worth in points of 100, in which changes
+    of any column are compared. `digits` are shown after the decimal point.
 
     >>> COSINE
     Unit(name='cosine', points=100, digits=3)

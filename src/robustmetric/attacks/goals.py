@@ -166,7 +166,7 @@ class Misrank(Goal):
 
         def makes_sense(rows: Tensor, asked: Tensor) -> Tensor:
             first, kind = _first_of(asked, queries.own[rows], gallery), gallery.labels[asked]
-            # Where there are fewer of other classes, what was left out comes behind them.
+            # Where there are fewer of other classes, what was left out comes after them.
             return (gallery.labels[first] == kind) & (kind != queries.labels[rows])
 
         count = min(TRIED, len(gallery))
