@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from robustmetric import distance
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
 from robustmetric.gallery import count_mates, count_nearer, excluded
-from tests.helpers.goals import GOALS, counted, square
+from tests.helpers.goals import GOALS, aimed, counted, square
 
 pytestmark = pytest.mark.kernels
 
@@ -26,11 +26,6 @@ BLIND = [name for name in EVERY if name.partition("(")[0] not in SEEN]
 
 def cut(g: Gallery, chunk: int) -> Gallery:
     return Gallery(g.z, g.labels, chunk=chunk, cameras=g.cameras)
-
-
-def aimed(name: str, q: Queries, g: Gallery) -> Tensor:
-    which = attack(name)
-    return which.select(q, g, draws=Draws(0, which.name, range(len(q))))
 
 
 def test_the_rule_leaves_something_to_be_seen(asked: Queries, seen: Gallery) -> None:
@@ -44,7 +39,7 @@ def test_the_rule_leaves_something_to_be_seen(asked: Queries, seen: Gallery) -> 
     assert 0 in mates
     assert max(mates) > 3
     blind = Queries(asked.z, asked.labels, asked.own)
-    assert sum(aimed("GTT", asked, seen)[:, 0] != aimed("GTT", blind, seen)[:, 0]) > 2
+    assert sum(aimed(attack("GTT"), asked, seen)[:, 0] != aimed(attack("GTT"), blind, seen)[:, 0]) > 2
 
 
 @pytest.mark.parametrize("chunk", [7, 8192])
@@ -95,8 +90,8 @@ def test_the_others_rank_the_whole_gallery(
     name: str, asked: Queries, seen: Gallery, gallery: Gallery, queries: Queries, tied: Tensor
 ) -> None:
     which = attack(name)
-    index = aimed(name, asked, seen)
-    assert torch.equal(index, aimed(name, queries, gallery))
+    index = aimed(which, asked, seen)
+    assert torch.equal(index, aimed(which, queries, gallery))
     with_, without = (which.aim(index, q, g) for q, g in ((asked, seen), (queries, gallery)))
     assert torch.equal(
         which.objective(tied, with_, asked, seen), which.objective(tied, without, queries, gallery)
@@ -114,7 +109,7 @@ def test_cameras_that_took_nothing_else_change_nothing(
     alone = Queries(queries.z, queries.labels, queries.own, torch.arange(40, 58))
     which, found = attack(name), []
     for q, g in ((alone, lone), (queries, gallery)):
-        target = which.aim(aimed(name, q, g), q, g)
+        target = which.aim(aimed(which, q, g), q, g)
         values = [which.objective(tied, target, q, g), *which.measure(tied, target, q, g).values()]
         found.append(torch.stack(values))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0, equal_nan=True)

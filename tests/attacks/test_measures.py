@@ -6,18 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
-from tests.helpers.goals import GOALS, Vector, counted, square
+from robustmetric.attacks import ATTACKS, Gallery, Queries, RankingAttack, attack
+from tests.helpers.goals import GOALS, Vector, aimed, counted, square
 
 pytestmark = pytest.mark.kernels
 
 MORE = ["CA+(w=3)", "CA-(w=3)", "QA+(m=3)", "QA-(m=3)", "SP-QA+(m=3)", "SP-QA-(m=3)"]
 PAPER = [*(name for name in ATTACKS if name not in GOALS), *MORE]
 EVERY = [*PAPER, *GOALS]  # goals have loops of their own, in test_goals
-
-
-def aimed(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
-    return which.select(queries, gallery, draws=Draws(seed, which.name, range(len(queries))))
 
 
 def oracle(

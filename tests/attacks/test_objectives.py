@@ -6,7 +6,7 @@ from torch import Tensor
 
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, Target, attack, ranks
 from tests.helpers.crowd import Largest
-from tests.helpers.goals import GOALS, counted
+from tests.helpers.goals import GOALS, aimed, counted
 
 pytestmark = pytest.mark.kernels
 
@@ -31,10 +31,6 @@ def numbers(name: str) -> tuple[int, int, float]:
     if name.startswith("SP"):
         return 1, 5, 1 if name == "SP-QA+" else 100
     return (3 if "=3" in name else 1), 0, 0
-
-
-def aimed(which: RankingAttack, queries: Queries, gallery: Gallery) -> Tensor:
-    return which.select(queries, gallery, draws=Draws(0, which.name, range(len(queries))))
 
 
 def far(x: Tensor, y: Tensor) -> Tensor:

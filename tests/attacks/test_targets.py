@@ -169,12 +169,6 @@ def test_reference_gtm_takes_a_position_among_other_classes_for_one_in_the_galle
         assert found[i] == left.index(wanted)
 
 
-@pytest.mark.parametrize("name", ["ES", "LTM"])
-@pytest.mark.parametrize("protocol", ["strict", "reference"])
-def test_es_and_ltm_aim_at_no_image(name: str, protocol: str, gallery: Gallery, queries: Queries) -> None:
-    assert select(attack(name, protocol=protocol), queries, gallery).shape == (18, 0)
-
-
 # Independence
 
 
