@@ -60,7 +60,8 @@ class Column:
     success_value: float | None = None
 
     def __post_init__(self) -> None:
-        where = f"of the column {instance('the name of a column', self.name or None, str)}"
+        instance("the name of a column", self.name or None, str)
+        where = f"of the column {self.name}"
         if self.better not in ("higher", "lower", None):
             raise UserError(f"better {where} must be 'higher', 'lower' or None, not {self.better!r}")
         instance(f"unit {where}", self.unit, Unit, why="such as PERCENT, COSINE or DISTANCE")

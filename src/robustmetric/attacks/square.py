@@ -22,7 +22,7 @@ FIRST = 0.8
 """The share of an image that the first squares cover."""
 
 HALVED = (5, 20, 50, 100, 200, 400, 800, 1600, 3200)
-"""After so many trials the squares cover half as much: not shares of all, so that more continue from fewer."""
+"""After so many trials the squares cover half as much: numbers, so that more trials continue from fewer."""
 
 
 def side(trial: int, height: int, width: int) -> int:
