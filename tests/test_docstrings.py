@@ -29,7 +29,7 @@ PACKAGES = (
     "zoo",
 )
 MODULES = (
-    "destination", "distance", "files", "losses", "perturb", "places", "registry", "retrieval", "squares",
+    "destination", "distance", "files", "losses", "perturb", "registry", "retrieval", "squares",
     "triplets", "validate", "verification",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them

@@ -198,7 +198,7 @@ class RankingAttack(ABC):
         rows = isinstance(index, Tensor) and index.ndim == 2 and len(index) == len(queries)
         self._require("select", index, rows and index.dtype in WHOLE, wanted)
         outside = index[(index < 0) | (index >= len(gallery))].tolist()
-        self._require("select", shorten(outside), not outside, wanted)
+        self._require("select", f"positions {shorten(outside)}", not outside, wanted)
         return index
 
     def checked_aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
