@@ -482,12 +482,3 @@ def test_a_mean_without_direction_is_told() -> None:
     plan = CertifyPlan.make(sigma=SIGMA, gallery_samples=2, seed=seed, attack=False)
     with pytest.raises(rm.UserError, match=r"the mean of 2 noisy embeddings of image 0 is zero and has no"):
         Certification(subject, plan).run()
-
-
-def test_the_network_comes_back_as_it_was(images: Tensor, labels: Tensor, how: dict[str, Any]) -> None:
-    model = make_network().train()
-    state = torch.get_rng_state()
-    certify(model, images, labels, **how, queries=2)
-    assert all(module.training for module in model.modules())
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert torch.get_rng_state().equal(state)

@@ -214,33 +214,6 @@ def test_interrupted_after_each_piece_and_resumed(
     assert not (out / PARTS).exists()
 
 
-def test_what_fails_within_a_piece_keeps_all_before_it(
-    tiny: Tiny, network: nn.Module, made: tuple[Path, Path], tmp_path: Path
-) -> None:
-    class Fragile(Counted):
-        at: int | None = None
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.at is not None and self.forwards > self.at:
-                raise OSError("the machine is on fire")
-            return super().forward(x)
-
-    model, out, counts = Fragile(network), tmp_path / "out", [0]
-    tiny(model, **HOW).run()
-    total = model.forwards
-    for at in (total // 4, total // 4, total // 2):
-        model.forwards, model.at = 0, at
-        with pytest.raises(OSError, match="on fire"):
-            tiny(model, out=out, **HOW).run()
-        counts.append(len(list((out / PARTS).iterdir())))
-    assert counts == sorted({*counts}), "each attempt gets farther"
-    model.forwards, model.at = 0, None
-    tiny(model, out=out, **HOW).run()
-    assert 0 < model.forwards < total / 2
-    # A class of its own is another evaluation; its values are the same.
-    assert contents(out)[FILES[1]] == contents(made[0])[FILES[1]]
-
-
 def test_a_missing_piece_is_made_again_alone(tiny: Tiny, made: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(made[1], out)

@@ -215,4 +215,4 @@ def test_a_plan_is_taken_in_the_place_of_its_settings(
         ({"stepz": 2}, r"unknown setting 'stepz' .did you mean 'steps'"),
     ):
         with pytest.raises(UserError, match=told):
-            rm.evaluate(network, images, labels, **wrong)  # type: ignore[arg-type]
+            rm.evaluate(network, images, labels, **wrong)

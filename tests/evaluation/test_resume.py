@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,10 +59,6 @@ def prepare(work: Evaluation, kind: str, number: float) -> None:
         draft.write_bytes(draft.read_bytes()[: draft.stat().st_size // 2])
         die()
 
-    def wait_and_die() -> None:
-        time.sleep(number)
-        die()
-
     patch: Any = {
         "keep": lambda: (Job, "keep", at_call(number, kept, keep)),
         "rename": lambda: (Path, "replace", at_call(number, renamed, replace)),
@@ -75,9 +68,7 @@ def prepare(work: Evaluation, kind: str, number: float) -> None:
         "rmdir": lambda: (Path, "rmdir", at_call(number, die, rmdir)),
         "forward": lambda: (model, "forward", at_call(number, die, model.forward)),
     }
-    if kind == "time":
-        threading.Thread(target=wait_and_die, daemon=True).start()
-    elif kind != "none":
+    if kind != "none":
         where, name, replacement = patch[kind]()
         if isinstance(where, type):
             setattr(where, name, lambda *args, **kwargs: replacement(*args, **kwargs))
@@ -102,24 +93,9 @@ def attempt(out: Path, plan: Ending) -> tuple[str, int]:
 def program(folder: Path) -> dict[str, list[tuple[str, int]]]:
     """Make an evaluation as it should be, then those of each scenario, and let the last attempt finish."""
     torch.set_num_threads(1)
-    begin = time.monotonic()
     found = {"whole": [attempt(folder / "whole", ("none", 0))]}
-    took = time.monotonic() - begin
     for name, plans in scenarios().items():
         found[name] = [attempt(folder / name, plan) for plan in [*plans, ("none", 0)]]
-    # Others die at random moments, until there were ten; after each that gets through comes a new one.
-    rng, kills, number = random.Random(3), 0, 0  # noqa: S311
-    while kills < 10 and number < 10:
-        ends = found.setdefault(f"random {number}", [])
-        ends.append(attempt(folder / f"random {number}", ("time", rng.uniform(0.02, 0.5) * took)))
-        kills += ends[-1][0] == "killed"
-        number += ends[-1][0] == "finished"
-        if ends[-1][0] not in ("killed", "finished"):
-            break
-    found[f"random {number}"] = [
-        *found.get(f"random {number}", []),
-        attempt(folder / f"random {number}", ("none", 0)),
-    ]
     return found
 
 
@@ -164,7 +140,7 @@ def count_pieces() -> int:
     return len(evaluation(Path("nowhere")).pieces)
 
 
-Result = Callable[[str], tuple[list[str], list[int]]]  # "random" stands for all whose name begins so
+Result = Callable[[str], tuple[list[str], list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -176,19 +152,15 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     found = run_program(__file__, str(folder))
     assert found["whole"] == [["finished", 0]]
 
-    def of(scenario: str) -> tuple[list[str], list[int]]:
-        """Check the last attempts against the uninterrupted one, and tell of the others."""
-        names = [name for name in found if name.startswith(scenario)]
-        assert names
-        for name in names:
-            assert found[name][-1][0] == "finished", found[name]
-            for file in FILES:
-                mine, wanted = ((folder / f / file).read_bytes() for f in (name, "whole"))
-                assert mine == wanted, f"{name}: {file} differs from the uninterrupted one's"
-            if scenario.startswith("tid"):
-                left = sorted(f.name for f in (folder / name).iterdir())
-                assert left == ["plan.json", *sorted(FILES)], "something stays behind"
-        before = [attempt for name in names for attempt in found[name][:-1]]
+    def of(name: str) -> tuple[list[str], list[int]]:
+        """Check the last attempt against the uninterrupted one, and tell of the others."""
+        *before, last = found[name]
+        assert last[0] == "finished", found[name]
+        for file in FILES:
+            mine, wanted = ((folder / f / file).read_bytes() for f in (name, "whole"))
+            assert mine == wanted, f"{name}: {file} differs from the uninterrupted one's"
+        left = sorted(f.name for f in (folder / name).iterdir())
+        assert left == ["plan.json", *sorted(FILES)], "something stays behind"
         return [end for end, _ in before], [parts for _, parts in before]
 
     return of
@@ -196,7 +168,6 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 @pytest.mark.slow
 def test_killed_at_any_moment(result: Result) -> None:
-    assert result("random")[0] == ["killed"] * 10
     ends, parts = result("everywhere")
     assert ends == ["killed"] * 19, (ends, parts)
     assert parts == sorted(parts), "a piece was lost"

@@ -228,10 +228,9 @@ def test_all_attempts_at_a_goal_have_its_targets(name: str, theirs: Scene) -> No
 
 
 def test_draws_of_a_search_depend_on_its_purpose(theirs: Scene) -> None:
-    how = {"search": Square(trials=1), "seed": 3}
     usual, same, other = (
-        run(theirs, "TMA", **how, **given).images
-        for given in ({}, {"purpose": "TMA/search"}, {"purpose": "two"})
+        run(theirs, "TMA", Square(trials=1), seed=3, purpose=purpose).images
+        for purpose in (None, "TMA/search", "two")
     )
     assert torch.equal(usual, same)
     assert not torch.equal(usual, other)

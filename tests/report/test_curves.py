@@ -264,10 +264,9 @@ def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: P
     subject, out = subject_of(images, labels), tmp_path / "out"
     Evaluation(subject, plan, out).run()
     make_curves(subject, plan, out)
-    plans = curve_plans(plan, 40)
     (tmp_path / "own.py").unlink()
     found = list(load_curves(out, load_record(out), report=pytest.fail))
-    assert len(found) == len(plans)
+    assert len(found) == len(curve_plans(plan, 40))
     assert {each.settings.attacks for _, each in found} == {("own.py:Mine",)}
 
 

@@ -271,9 +271,10 @@ class Subject:
     def probe(self, size: int, *, gradient: bool, of_surrogate: bool = False) -> int:
         """Embed a batch of `size` images, with a `gradient` if it will be needed, and `of_surrogate` as well.
 
-        A network that fails is an error that names the images. Returns the length of the embeddings.
+        A network that fails is an error that names the images, and so are pixels outside [0, 1] anywhere.
+        Returns the length of the embeddings.
         """
-        images = self.batch(size)
+        _, images = self.data.fingerprint, self.batch(size)
         dim = try_network(self.model, images, gradient=gradient)
         if self.surrogate is not None:
             try_network(self.surrogate, images, gradient=of_surrogate, what="surrogate")

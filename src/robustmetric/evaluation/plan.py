@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, get_args
@@ -179,7 +179,13 @@ class Plan:
         >>> Plan.make(steps=8).changed(eps=0.1).threat.budget
         Budget(eps=0.1, alpha=0.011764705882352941, steps=8, norm='linf')
         """
-        return Plan.make(**{**self.given, **settings})
+        if "protocol" in settings:  # attacks follow it
+            return Plan.make(**{**self.given, **settings})
+        # The objects that were made, and their names: files of the user's own may change.
+        kept = {"attacks": self.attacks, "search": self.threat.search, "suite": self.suite}
+        made = Plan.make(**{**self.given, **kept, **settings})
+        names = {name: getattr(self.settings, name) for name in kept if name not in settings}
+        return replace(made, settings=made.settings.model_copy(update=names))
 
     def search_on(self, surrogate: nn.Module | None = None) -> Search:
         """Return the search; one that transfers perturbations takes them from the `surrogate`."""
