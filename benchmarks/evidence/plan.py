@@ -9,7 +9,7 @@ from typing import Literal
 
 from robustmetric.evaluation.suite import WorstCase
 from robustmetric.experiments.cells import slug
-from robustmetric.validate import command_line
+from robustmetric.text import command_line
 
 RESULTS = Path(__file__).parents[2] / "results"
 """Where records are kept."""

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Dialog, Page
 from robustmetric.evaluation import load_record
 from robustmetric.report.page import write_report
 from robustmetric.report.pictures import load_pictures
-from robustmetric.validate import printable
+from robustmetric.text import printable
 from tests.browser.conftest import Visit
 from tests.helpers.browser import DESKTOP, PHONE, Scheme, check_accessibility, check_width
 from tests.helpers.command import works

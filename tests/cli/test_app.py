@@ -18,9 +18,9 @@ from robustmetric import cli
 from robustmetric.cli.app import COMMANDS, app
 from robustmetric.cli.demo import DEFENSES
 from robustmetric.evaluation import load_record
-from robustmetric.evaluation.workers import WorkerError
 from robustmetric.training import CollapsedError, Stopped
 from robustmetric.validate import UserError
+from robustmetric.workers import WorkerError
 from tests.helpers.command import cells, command, refused
 from tests.helpers.pages import parsed
 

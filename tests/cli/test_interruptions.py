@@ -20,8 +20,8 @@ import torch
 
 from robustmetric import cli
 from robustmetric.evaluation.job import Job
-from robustmetric.evaluation.workers import WorkerError
 from robustmetric.models.c2f2 import C2F2
+from robustmetric.workers import WorkerError
 from tests.cli.tables import DIGITS, SMALL, contents, scores_in
 from tests.helpers.command import command, refused, works
 from tests.helpers.processes import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from robustmetric.report.page import write_report
-from robustmetric.validate import printable
+from robustmetric.text import printable
 from tests.helpers.hostile import hostile, write_hostile
 from tests.helpers.pages import Element, parsed
 from tests.helpers.records import a_record, written

@@ -18,7 +18,7 @@ from robustmetric import UserError
 from robustmetric.attacks import Column
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.report.page import write_report
-from robustmetric.validate import spreadsheet_text
+from robustmetric.text import spreadsheet_text
 from tests.conftest import GOLDEN
 from tests.helpers.faults import fault
 from tests.helpers.pages import Element, parsed

@@ -43,7 +43,8 @@ from robustmetric.report.pictures import (
     rendered,
 )
 from robustmetric.report.shots import Shot, take_shots
-from robustmetric.validate import UserError, printable
+from robustmetric.text import printable
+from robustmetric.validate import UserError
 from tests.evaluation.conftest import make_network
 from tests.helpers import runs
 from tests.helpers.faults import fault

@@ -33,7 +33,8 @@ from robustmetric.report.pictures import rendered
 from robustmetric.report.records import alpha_of_plan, eps_of_plan
 from robustmetric.report.sheet import ROWS, Album, draw_sheet, left_out
 from robustmetric.report.shots import Shot, take_shots
-from robustmetric.validate import UserError, one_line, printable, shortened, spreadsheet_text
+from robustmetric.text import one_line, printable, shortened, spreadsheet_text
+from robustmetric.validate import UserError
 
 ARRAYS, RANKS, SHEET = "images.safetensors", "ranks.csv", "sheet.png"
 UNFINISHED = ".attack"  # is there until all files are

@@ -19,13 +19,13 @@ from robustmetric.cluster import connect
 from robustmetric.evaluation import Evaluation, Record, Settings, load_arrays
 from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import FORMAT
-from robustmetric.evaluation.workers import run_workers
 from robustmetric.report.curves import curve_costs, make_curves
 from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
 from robustmetric.report.pictures import load_pictures, make_pictures, picture_costs
 from robustmetric.training.runs import RunFolder
 from robustmetric.validate import UserError
+from robustmetric.workers import run_workers
 
 
 @app.command()

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from robustmetric.validate import printable
+from robustmetric.text import printable
 
 if TYPE_CHECKING:
     from robustmetric.experiments.progress import Pace

@@ -16,7 +16,8 @@ from robustmetric.cli.options import ADDRESS, ON, check_engine
 from robustmetric.cli.progress import Decoding, Making, duration
 from robustmetric.cli.terminal import Terminal, wide
 from robustmetric.files import check_writable
-from robustmetric.validate import UserError, command_line
+from robustmetric.text import command_line
+from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from robustmetric.experiments.cells import Job, Scale

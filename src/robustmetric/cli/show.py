@@ -16,7 +16,7 @@ from robustmetric.cli.terminal import styled
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.plan import STAGES
 from robustmetric.report.records import data_of, eps_of
-from robustmetric.validate import printable
+from robustmetric.text import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _BESIDE = 120  # columns of a terminal on which what was found and what is allowed have room side by side

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from robustmetric.validate import printable
+from robustmetric.text import printable
 
 
 class Terminal(Console):

@@ -23,7 +23,8 @@ from robustmetric.labels import check_labels
 from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
 from robustmetric.retrieval import check_cameras, check_own
-from robustmetric.validate import UserError, printable
+from robustmetric.text import printable
+from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True)

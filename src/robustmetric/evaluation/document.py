@@ -17,7 +17,8 @@ from torch import Tensor
 
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
 from robustmetric.registry import unknown
-from robustmetric.validate import UserError, brief, command_line, shorten
+from robustmetric.text import command_line
+from robustmetric.validate import UserError, brief, shorten
 
 ARRAYS = "queries.safetensors"
 GO_ON = "what is finished is kept, and the same command goes on from there"

@@ -21,12 +21,12 @@ from robustmetric.experiments.outcome import (
     write_result,
 )
 from robustmetric.experiments.samplers import measure_samplers
+from robustmetric.text import printable
 from robustmetric.training.checkpoint import reached
 from robustmetric.training.run import Machines, train
 from robustmetric.training.stops import CollapsedError
 from robustmetric.training.trained import load_run
 from robustmetric.training.workers import is_first
-from robustmetric.validate import printable
 
 Report = Callable[[str], None]
 

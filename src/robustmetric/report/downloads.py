@@ -11,7 +11,7 @@ from typing import Any
 
 from robustmetric.evaluation import Record
 from robustmetric.report.entries import Entry
-from robustmetric.validate import printable, spreadsheet_text
+from robustmetric.text import printable, spreadsheet_text
 
 _HEAD = ("network", "score", "value", "low", "high", "before", "better", "unit")
 _MOST = 2_000_000  # bytes of records in a page

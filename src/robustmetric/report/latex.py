@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from robustmetric.validate import printable
+from robustmetric.text import printable
 
 _SPELLED = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},

@@ -13,7 +13,7 @@ from typing import Literal
 
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.report.latex import escaped, spelled
-from robustmetric.validate import printable, spreadsheet_text
+from robustmetric.text import printable, spreadsheet_text
 
 Kind = Literal["ours", "published", "difference"]
 WORDS = ("collapse", "not run")

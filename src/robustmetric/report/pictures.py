@@ -25,7 +25,8 @@ from robustmetric.files import is_draft, write_atomically, writing
 from robustmetric.locks import locked
 from robustmetric.report.plane import Map, draw_map
 from robustmetric.report.shots import Ranked, Shot, take_shots
-from robustmetric.validate import UserError, printable
+from robustmetric.text import printable
+from robustmetric.validate import UserError
 
 FOLDER, LIST = "pictures", "pictures.json"
 SCHEMA: Literal["robustmetric/pictures/1"] = "robustmetric/pictures/1"

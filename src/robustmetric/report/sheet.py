@@ -17,7 +17,7 @@ from robustmetric.evaluation.scene import Scene
 from robustmetric.report.pictures import amplified, nice_factor, rendered
 from robustmetric.report.shots import Ranked, Shot
 from robustmetric.report.style import COLOURS, GREY
-from robustmetric.validate import one_line, shortened
+from robustmetric.text import one_line, shortened
 
 ROWS = 32
 """So many queries are on a sheet."""

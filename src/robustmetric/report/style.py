@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.registry import unknown
-from robustmetric.validate import UserError, printable
+from robustmetric.text import printable
+from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

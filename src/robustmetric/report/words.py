@@ -10,8 +10,8 @@ from robustmetric.evaluation import Record, Settings
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.report.records import alpha_of, data_of, eps_of
 from robustmetric.report.verdict import with_interval
+from robustmetric.text import command_line
 from robustmetric.usercode import file_of, split_options, without_folder
-from robustmetric.validate import command_line
 
 COLUMN_MEANINGS: Mapping[str, str] = {
     "CA+": "rank of an image that the attacker wants first for a random query",

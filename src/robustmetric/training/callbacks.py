@@ -17,12 +17,12 @@ from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
+from robustmetric.text import spreadsheet_text
 from robustmetric.training.module import SCORES, MetricModule
 from robustmetric.training.robust import ROBUST
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import CollapsedError, Report, Signals, Stopped, saving
 from robustmetric.training.table import kept_rows
-from robustmetric.validate import spreadsheet_text
 
 
 class Keeper(L.Callback):

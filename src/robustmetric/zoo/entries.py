@@ -12,6 +12,7 @@ from typing import Any
 from robustmetric.defenses import defense
 from robustmetric.evaluation import Record, load_record
 from robustmetric.evaluation.record import RECORD
+from robustmetric.text import printable
 from robustmetric.training.code import bare, named_files
 from robustmetric.training.entries import read_file
 from robustmetric.training.parts import perturbs
@@ -19,7 +20,7 @@ from robustmetric.training.recipe import Recipe, make_recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError, printable
+from robustmetric.validate import UserError
 
 CARD = "README.md"
 """The file of the model card."""

@@ -13,8 +13,8 @@ from robustmetric.attacks import Column
 from robustmetric.data import DATA
 from robustmetric.evaluation import Record
 from robustmetric.report.records import alpha_of, eps_of
+from robustmetric.text import one_line
 from robustmetric.usercode import file_of, split_options, without_folder
-from robustmetric.validate import one_line
 
 TASK = "image-feature-extraction"
 """What the network does, in the words of Hugging Face."""

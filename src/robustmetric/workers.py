@@ -1,4 +1,4 @@
-"""Several processes that share an evaluation."""
+"""A function in several processes of this machine, each with a share of the work."""
 
 from __future__ import annotations
 
