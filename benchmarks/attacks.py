@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import robustmetric as rm
-from robustmetric.attacks import PGD, Gallery, Queries, RankingAttack
+from robustmetric.attacks import PGD, Attack, Gallery, Queries
 from robustmetric.data.pairs import ImageArray
-from robustmetric.distance import pair_distance
-from robustmetric.evaluation import ERS_ATTACKS, AttackResult, Scene, run_attack
-from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation import ERS_ATTACKS, AttackResult, NetworkView, run_attack
+from robustmetric.evaluation.attack import embed_all
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, frozen
+from robustmetric.sphere import pair_distance
 
 BUDGET = Budget(eps=77 / 255, alpha=3 / 255, steps=32)
 
@@ -60,14 +60,14 @@ def bare(model: nn.Module, images: Tensor, noted: list[tuple[int, bool]]) -> Non
 
 
 def loop(
-    model: nn.Module, attack: RankingAttack, scene: Scene, images: Tensor, outcome: AttackResult
+    model: nn.Module, attack: Attack, view: NetworkView, images: Tensor, outcome: AttackResult
 ) -> Tensor:
     """Attack one query after the other, with the targets of `outcome`: (B,) objectives."""
     found = []
-    z, labels = scene.gallery.z, scene.gallery.labels
+    z, labels = view.gallery.z, view.gallery.labels
     for i in range(len(images)):
         x, target = images[i : i + 1], outcome.target.index[i]
-        own, label = int(scene.queries.own[i]), int(scene.queries.labels[i])
+        own, label = int(view.queries.own[i]), int(view.queries.labels[i])
         others = torch.ones(len(z), dtype=torch.bool)
         others[own] = False
         moved = x.clone()
@@ -157,14 +157,14 @@ def main() -> None:
     with frozen(model):
         z = embed_all(model, images, torch.arange(len(images)), 128)
     passes = Passes(model)
-    scene = Scene(passes, images, Queries(z, labels, torch.arange(len(z))), Gallery(z, labels))
+    view = NetworkView(passes, images, Queries(z, labels, torch.arange(len(z))), Gallery(z, labels))
     numbers = torch.arange(128)
     print(f"C2F2, gallery of {len(images)} ({name}), 128 queries, 32 steps", flush=True)
     ours_all, bare_all, loop_all = [0.0] * arguments.turns, [0.0] * arguments.turns, 0.0
     with frozen(passes):
         for attack in map(rm.attack, ERS_ATTACKS):
             passes.noted = []
-            run = partial(run_attack, scene, attack, numbers, Threat(BUDGET, PGD()))
+            run = partial(run_attack, view, attack, numbers, Threat(BUDGET, PGD()))
             outcome = run()
             noted = list(passes.noted)
             ours, naked = [], []
@@ -175,7 +175,7 @@ def main() -> None:
                 bare_all[turn] += naked[-1]
             few = images[: arguments.looped]
             begin = time.perf_counter()
-            reached = loop(model, attack, scene, few, outcome)
+            reached = loop(model, attack, view, few, outcome)
             slow = (time.perf_counter() - begin) * len(numbers) / len(few)
             loop_all += slow
             ratio = statistics.median(o / n for o, n in zip(ours, naked, strict=True))

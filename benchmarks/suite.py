@@ -21,8 +21,8 @@ from torch import nn
 import robustmetric as rm
 from benchmarks.attacks import Passes, bare, load, plain_network, seconds
 from robustmetric.attacks import PGD, Gallery, Queries
-from robustmetric.evaluation import Scene, Threat
-from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation import NetworkView, Threat
+from robustmetric.evaluation.attack import embed_all
 from robustmetric.evaluation.suite import WorstCase, run_ensemble
 from robustmetric.perturb import Budget, frozen
 
@@ -40,10 +40,10 @@ def measure(title: str, model: nn.Module, root: Path, queries: int, turns: int) 
     ours_all, bare_all, spent_all, whole_all = [0.0] * turns, [0.0] * turns, 0, 0
     with frozen(passes):
         z = embed_all(model, images, torch.arange(len(images)), 128)
-        scene = Scene(passes, images, Queries(z, labels, torch.arange(len(z))), Gallery(z, labels))
+        view = NetworkView(passes, images, Queries(z, labels, torch.arange(len(z))), Gallery(z, labels))
         for goal in suite.wanted:
             attempts = suite.attempts(goal)
-            run = partial(run_ensemble, scene, goal, attempts, numbers, Threat(budget, PGD()))
+            run = partial(run_ensemble, view, goal, attempts, numbers, Threat(budget, PGD()))
             passes.noted = []
             spent = int(run()["forward"].sum())
             noted = list(passes.noted)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import robustmetric as rm
-from robustmetric.attacks import Column, Draws, Gallery, Queries, RankingAttack, Target, hit_at_1
+from robustmetric.attacks import Attack, Column, Draws, Gallery, Queries, Target, hit_at_1
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
 
 
-class AwayFromClass(RankingAttack):
+class AwayFromClass(Attack):
     """Move the query away from all other images of its class; reported is R@1."""
 
     name = "away"

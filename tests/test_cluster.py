@@ -16,7 +16,7 @@ import torch
 
 from robustmetric import cluster
 from robustmetric.cluster import Cluster, LostError, Node, connect
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.helpers.command import refused, works
 from tests.helpers.faults import fault
 from tests.helpers.processes import ROOT, needs_proc, until
@@ -29,7 +29,7 @@ ONE = ("--attacks", "ES,GTM", "--queries", 40, "--batch", 5, "--steps", 40, "--c
 WORK = """
 import os, signal, time
 from pathlib import Path
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from robustmetric.locks import locked
 
 def note(folder, name):

@@ -24,7 +24,7 @@ from robustmetric.destination import (
     Gradual,
     OfMargin,
 )
-from robustmetric.distance import cross_distance
+from robustmetric.sphere import cross_distance
 from robustmetric.triplets import (
     Batch,
     Distance,

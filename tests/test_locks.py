@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from robustmetric import locks
+from robustmetric.errors import UserError
 from robustmetric.locks import LOCK, InUseError, handed_out, locked
-from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 from tests.helpers.processes import die, forked, needs_fork
 

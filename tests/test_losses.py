@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from robustmetric.defenses import HardnessManipulation
 from robustmetric.defenses.notation import name_of
+from robustmetric.errors import UserError
 from robustmetric.losses import ROLES as TABLE
 from robustmetric.losses import TERMS, SextupletTerm, Term, triplet_loss
-from robustmetric.validate import UserError
 
 pytestmark = pytest.mark.kernels
 

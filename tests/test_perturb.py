@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.perturb import (
     Budget,
     Objective,
@@ -25,6 +24,7 @@ from robustmetric.perturb import (
     steepness,
     value_and_slope,
 )
+from robustmetric.sphere import BrokenEmbeddingsError
 
 pytestmark = pytest.mark.kernels
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from robustmetric.registry import Registry, lookup, registry, take_apart, unknown
+from robustmetric.errors import UserError, fraction
+from robustmetric.registry import Registry, lookup, parse_spec, registry, unknown
 from robustmetric.usercode import file_of, without_folder
-from robustmetric.validate import UserError, fraction
 
 KNOWN = {"resnet18": 18, "resnet50": 50, "C2F2": 2, "nothing": 0}
 
@@ -333,5 +333,5 @@ def test_a_class_of_another_kind_is_refused_before_it_is_made(own: Path) -> None
 def test_the_path_of_a_file_may_have_any_letters(folder: str, options: str) -> None:
     whole = f"/runs/{folder}/n.py:net"
     assert file_of(whole + options) == (Path(f"/runs/{folder}/n.py"), "net")
-    assert take_apart("model", whole + options) == (whole, take_apart("model", f"net{options}")[1])
+    assert parse_spec("model", whole + options) == (whole, parse_spec("model", f"net{options}")[1])
     assert without_folder(whole + options) == f"n.py:net{options}"

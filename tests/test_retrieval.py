@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustmetric import retrieval, squares
-from robustmetric.distance import cross_distance
 from robustmetric.retrieval import (
     Ranking,
     distances,
@@ -32,6 +31,7 @@ from robustmetric.retrieval import (
     rank,
     retrieval_scores,
 )
+from robustmetric.sphere import cross_distance
 from robustmetric.squares import keys_of
 
 pytestmark = pytest.mark.kernels
@@ -218,13 +218,13 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note which way the squares are computed: each pair of images once, or query by query."""
     seen: list[str] = []
     for name in ("write", "write_mutual"):
-        kept = getattr(squares.Squares, name)
+        kept = getattr(squares.DistanceKernel, name)
 
         def noted(*args: Any, kept: Any = kept, name: str = name) -> None:
             seen.append(name)
             kept(*args)
 
-        monkeypatch.setattr(squares.Squares, name, noted)
+        monkeypatch.setattr(squares.DistanceKernel, name, noted)
     return seen
 
 

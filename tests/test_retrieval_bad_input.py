@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.retrieval import distances, nmi, rank, retrieval_scores
+from robustmetric.sphere import BrokenEmbeddingsError
 
 
 def broken(value: float) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from robustmetric import squares
 from robustmetric.squares import (
-    Squares,
+    DistanceKernel,
     distances,
     keys_of,
     keys_of_row,
@@ -100,7 +100,7 @@ def test_what_is_not_summed_again_lies_within_the_bound(
 ) -> None:
     """The interval that a product gives holds the distance, and is as narrow as it says."""
     gallery = sphere(200, 300, 0, spread)
-    made = Squares(gallery, 200)
+    made = DistanceKernel(gallery, 200)
     seen = []
     kept = torch.mm
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from robustmetric.verification import (
     FARS,
     roc,

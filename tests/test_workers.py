@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from robustmetric.errors import UserError
 from robustmetric.registry import registry
 from robustmetric.usercode import UserCodeError, sendable
-from robustmetric.validate import UserError
 from robustmetric.workers import WorkerError, _deaf, run_workers
 
 pytestmark = pytest.mark.slow  # workers start as processes that import everything

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from robustmetric import data, training
     from robustmetric.attacks import attack
     from robustmetric.defenses import Defense, Step, defense
-    from robustmetric.distance import cross_distance, embed, hardness
+    from robustmetric.errors import UserError
     from robustmetric.evaluation import (
         Certificate,
         Data,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
     from robustmetric.registry import register
+    from robustmetric.sphere import cross_distance, embed, hardness
     from robustmetric.training.trained import load_run
     from robustmetric.triplets import Triplets
-    from robustmetric.validate import UserError
     from robustmetric.vectors import Vectors, load_vectors
     from robustmetric.zoo import load_zoo, publish, zoo_names
 
@@ -90,7 +90,7 @@ _FROM = {
     "attacks": ("attack",),
     "data": (),
     "defenses": ("Defense", "Step", "defense"),
-    "distance": ("cross_distance", "embed", "hardness"),
+    "sphere": ("cross_distance", "embed", "hardness"),
     "evaluation": (
         "Certificate",
         "Data",
@@ -114,7 +114,7 @@ _FROM = {
     "retrieval": (),
     "training": ("load_run",),
     "triplets": ("Triplets",),
-    "validate": ("UserError",),
+    "errors": ("UserError",),
     "vectors": ("Vectors", "load_vectors"),
     "verification": (),
     "zoo": ("load_zoo", "publish", "zoo_names"),

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from robustmetric.errors import UserError
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.locks import handed_out
 from robustmetric.trust import Known, known
 from robustmetric.usercode import SentTraceError, sendable
-from robustmetric.validate import UserError
 
 RETRIES = 3
 """How often Ray runs a task again whose worker or machine has died."""

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError, check_signature, describe, instance, number
 from robustmetric.registry import Registry, registry
 from robustmetric.triplets import Mined, Sampler, check_margin
-from robustmetric.validate import UserError, check_signature, describe, instance, number
 
 
 class Destination(nn.Module):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 _SEAL = b"\nsha256 "
 _SEALED = len(_SEAL) + 64 + 1  # bytes of a seal: the word, the digest in hexadecimal, the end of the line

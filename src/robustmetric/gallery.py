@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from robustmetric.distance import at
+from robustmetric.errors import UserError, whole
 from robustmetric.labels import check_labels
+from robustmetric.sphere import at
 from robustmetric.squares import distances, keys_of, positions_of
-from robustmetric.validate import UserError, whole
 
 Held = TypeVar("Held", bound="ByRow")
 
@@ -129,7 +129,7 @@ def away_from(z: Tensor, place: Tensor) -> Tensor:
     is zero instead, as at no distance at all. An image may be aimed at a copy of it and, by the reference,
     at itself.
 
-    >>> from robustmetric.distance import pair_distance
+    >>> from robustmetric.sphere import pair_distance
     >>> z = torch.tensor([[1.0, 1e-7], [1.0, 1e-2]], requires_grad=True)
     >>> pair_distance(away_from(z, torch.tensor([1.0, 0.0])), torch.tensor([1.0, 0.0])).sum().backward()
     >>> z.grad

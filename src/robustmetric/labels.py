@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 
 def check_labels(labels: Tensor, count: int) -> None:

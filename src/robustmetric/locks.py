@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from io import FileIO
 from pathlib import Path
 
+from robustmetric.errors import UserError
 from robustmetric.files import writing
-from robustmetric.validate import UserError
 
 if sys.platform != "win32":
     import fcntl

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from robustmetric.distance import BrokenEmbeddingsError, hardness
+from robustmetric.errors import UserError, check_signature, describe, number
 from robustmetric.registry import Registry, lookup, registry
-from robustmetric.validate import UserError, check_signature, describe, number
+from robustmetric.sphere import BrokenEmbeddingsError, hardness
 
 
 def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.2) -> Tensor:

@@ -10,9 +10,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.errors import UserError, number, whole
 from robustmetric.registry import unknown
-from robustmetric.validate import UserError, number, whole
+from robustmetric.sphere import BrokenEmbeddingsError
 
 Norm = Literal["linf", "l2"]
 """How a perturbation is measured: by its largest pixel, or by its Euclidean length."""

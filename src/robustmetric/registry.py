@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
+from robustmetric.errors import UserError, brief
 from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own, split_options
-from robustmetric.validate import UserError, brief
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,7 +70,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
         """Return what makes the part that `text` names, and the options in its brackets."""
         if text in self:
             return self[text], {}
-        name, options = take_apart(self.kind, text)
+        name, options = parse_spec(self.kind, text)
         if (source := file_of(text)) is not None:
             return _from_file(self.kind, *source, self.expects), options
         return lookup(self.kind, name, self), options
@@ -209,10 +209,10 @@ def split_names(text: str, separator: str = ",") -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def take_apart(kind: str, text: str) -> tuple[str, dict[str, Any]]:
+def parse_spec(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     """Split `text`, such as ``"name(option=2)"``, into name and options; errors call it a `kind`.
 
-    >>> take_apart("search", "pgd(restarts=2, best=True)")
+    >>> parse_spec("search", "pgd(restarts=2, best=True)")
     ('pgd', {'restarts': 2, 'best': True})
     """
     name, bracket = split_options(text)

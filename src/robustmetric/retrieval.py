@@ -13,11 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from robustmetric.errors import UserError, describe, is_number, whole
 from robustmetric.gallery import count_relevant
 from robustmetric.labels import WHOLE, check_labels
 from robustmetric.squares import (
     MOST_ROWS,
-    Squares,
+    DistanceKernel,
     block_width,
     check_embeddings,
     check_queries,
@@ -27,7 +28,6 @@ from robustmetric.squares import (
     positions_of,
     squares_of,
 )
-from robustmetric.validate import UserError, describe, is_number, whole
 
 __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
 
@@ -129,7 +129,7 @@ def rank(
     rows, whole = _plan(len(queries), gallery, int(task.size.max()), memory)
     # Two images that query each other are as far apart both ways: half of the product gives all squares.
     mutual = whole and queries is gallery and 2 * len(order) > len(gallery)
-    squares = Squares(gallery, _side(*gallery.shape) if mutual else rows)
+    squares = DistanceKernel(gallery, _side(*gallery.shape) if mutual else rows)
     lengths = squares.gallery_lengths if queries is gallery else squares.lengths(queries, "queries")
     # By a power of two, which rounds nothing: squares of any length fit into float32.
     longest = max(float(lengths.max()), float(squares.gallery_lengths.max()))
@@ -206,7 +206,7 @@ def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
 
     check_embeddings(embeddings, "embeddings")
     check_labels(labels, len(embeddings))
-    Squares(embeddings.cpu(), 1)  # which rejects what is not a number
+    DistanceKernel(embeddings.cpu(), 1)  # which rejects what is not a number
     classes = len(labels.unique())
     rule = {} if classes <= _MANY_CLASSES else {"init": "random", "max_iter": _FEW_ROUNDS}
     z = embeddings.detach().to("cpu", torch.promote_types(embeddings.dtype, torch.float32)).numpy()

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.validate import UserError, describe
+from robustmetric.errors import UserError, describe
+from robustmetric.sphere import BrokenEmbeddingsError
 
 SAME = 1e-14
 """Squares up to this share of the largest squared length count as 0: the points are the same."""
@@ -49,7 +49,7 @@ def distances(queries: Tensor, gallery: Tensor) -> Tensor:
     check_queries(queries, gallery)
     if gallery.device.type == "mps":
         return distances(queries.cpu(), gallery.cpu()).to(gallery.device)
-    squares = Squares(gallery, min(len(queries), MOST_ROWS))
+    squares = DistanceKernel(gallery, min(len(queries), MOST_ROWS))
     lengths = squares.lengths(queries, "queries")
     longest = float(squares.gallery_lengths.max().sqrt() + lengths.max().sqrt())
     if longest**2 > torch.finfo(torch.float32).max:
@@ -90,13 +90,13 @@ def _sum_of_squares(x: Tensor, y: Tensor) -> Tensor:
     return term[..., 0]
 
 
-class Squares:
+class DistanceKernel:
     """Squared distances to a `gallery` (N, D), block by block, through buffers that are allocated once.
 
     The buffers hold `rows` queries at a time. Points that lie together are taken relative to their centre:
     the nearer it is, the less is rounded.
 
-    >>> squares = Squares(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), rows=1)
+    >>> squares = DistanceKernel(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), rows=1)
     >>> out, query = torch.empty(1, 2), torch.tensor([[1.0, 0.0]])
     >>> squares.write(out, query, squares.lengths(query, "queries"), 1.0)
     >>> out

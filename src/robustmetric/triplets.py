@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from robustmetric.distance import cross_distance, wide_dtype
+from robustmetric.errors import UserError, check_signature, describe, instance, number
 from robustmetric.labels import check_classes, check_labels
 from robustmetric.registry import Registry, registry
-from robustmetric.validate import UserError, check_signature, describe, instance, number
+from robustmetric.sphere import cross_distance, wide_dtype
 
 
 class Triplets(NamedTuple):

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from robustmetric.errors import UserError
 from robustmetric.text import printable
-from robustmetric.validate import UserError
 
 _SHOWN = 20  # files in a message
 _EMPTY = hashlib.sha256(b"").hexdigest()

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from robustmetric.errors import UserError
 from robustmetric.trust import check, digest_of
-from robustmetric.validate import UserError
 
 _MODULE = "robustmetric_user"
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.validate import UserError, describe, number
+from robustmetric.errors import UserError, describe, number
+from robustmetric.sphere import BrokenEmbeddingsError
 
 FARS = (1e-1, 1e-2, 1e-3, 1e-4)
 """The FAR at which TAR is usually given."""

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import Any
 
+from robustmetric.errors import UserError
 from robustmetric.trust import Known, known
 from robustmetric.usercode import SentTraceError, sendable
-from robustmetric.validate import UserError
 
 
 class WorkerError(UserError):

@@ -176,7 +176,7 @@ def test_foreign_names_are_text(name: str, make_trial: Make, images: tuple[Tenso
     trial.data = replace(trial.data, classes=WICKED, name="<u>data</u>", files=files)
     draw = Drawing(trial)
     walks = trial.attack(trial.query(5), name, eps=0.2, steps=2, k=20)
-    title = drawn("title", networks=list(trial.scenes), images=60, ranked=60, data=trial.data.name)
+    title = drawn("title", networks=list(trial.views), images=60, ranked=60, data=trial.data.name)
     page = draw.result(trial.query(5), walks, 2, 0.2) + draw.preview(trial.query(5)) + title
     read = Read(page)
     assert {tag for tag, _ in read.tags} <= {

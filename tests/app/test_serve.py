@@ -12,7 +12,7 @@ import pytest
 
 from robustmetric.app import serve as module
 from robustmetric.app.serve import POLICY, AtHome, check_port
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.helpers.faults import fault
 
 

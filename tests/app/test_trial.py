@@ -17,13 +17,13 @@ from robustmetric.app import Query, Trial, Walk
 from robustmetric.app.trial import MOST_K, MOST_STEPS, shown_steps
 from robustmetric.attacks import ATTACKS, PGD, attack
 from robustmetric.data.inputs import Inputs, load_pixels
-from robustmetric.distance import embed
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Data, Subject, Threat, run_attack
-from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation.attack import embed_all
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.perturb import Budget, frozen
+from robustmetric.sphere import embed
 from robustmetric.training import load_run
-from robustmetric.validate import UserError
 from tests.helpers.command import works
 from tests.helpers.faults import fault
 from tests.helpers.runs import make_run
@@ -48,9 +48,9 @@ def test_the_last_step_is_what_the_attack_finds(name: str, make_trial: Make) -> 
     trial = make_trial(alpha=ALPHA, seed=3)
     walks = trial.attack(trial.query(17), name, eps=EPS, steps=7, k=6)
     assert [walk.network for walk in walks] == ["plain", "defended"]
-    for walk, scene in zip(walks, trial.scenes.values(), strict=True):
+    for walk, view in zip(walks, trial.views.values(), strict=True):
         threat = Threat(Budget(eps=EPS, alpha=ALPHA, steps=7), PGD(), seed=3)
-        outcome = run_attack(scene, attack(name), torch.tensor([17]), threat)
+        outcome = run_attack(view, attack(name), torch.tensor([17]), threat)
         last = walk.shots[-1]
         assert torch.equal(last.perturbed, outcome.images[0])
         assert last.targets == tuple(outcome.target.index[0].tolist())
@@ -116,9 +116,9 @@ def test_the_rankings_are_those_of_a_loop(make_trial: Make) -> None:
     trial = make_trial(alpha=ALPHA)
     walks = trial.attack(trial.query(21), "ES", eps=EPS, steps=5, k=7)
     changed = 0
-    for walk, scene in zip(walks, trial.scenes.values(), strict=True):
+    for walk, view in zip(walks, trial.views.values(), strict=True):
         for shot in walk.shots:
-            whole = ranking(trial, scene.model, shot.perturbed, 21, 60)
+            whole = ranking(trial, view.model, shot.perturbed, 21, 60)
             assert [(one.position, one.right) for one in shot.after] == [(n, r) for n, _, r in whole[:7]]
             # Embeddings of single precision, of a batch or of one image: some roundings of 2⁻²⁴.
             assert [one.distance for one in shot.after] == pytest.approx(
@@ -336,7 +336,7 @@ def test_queries_and_a_gallery_of_its_own_with_cameras(images: tuple[Tensor, Ten
     gallery = Data(pixels[:40], labels[:40], cameras=cameras)
     data = Data(pixels[40:], labels[40:], gallery=gallery, cameras=torch.zeros(20, dtype=torch.long))
     z = embed_all(network, data.every, torch.arange(60), 16)
-    trial = Trial(data, {"flat": Subject(network, data).scene(network, z)}, [attack("ES"), attack("misrank")])
+    trial = Trial(data, {"flat": Subject(network, data).view(network, z)}, [attack("ES"), attack("misrank")])
 
     def first(walks: tuple[Walk, ...]) -> set[int]:
         return {one.position for one in walks[0].shots[0].after}

@@ -16,7 +16,7 @@ from robustmetric.app import uploads
 from robustmetric.app.uploads import MEGABYTES, read_upload
 from robustmetric.data.decode import Channels
 from robustmetric.data.inputs import Inputs
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.helpers.faults import fault
 
 DAMAGED = "it is not PNG, JPEG, WebP, BMP, GIF, TIFF or PPM, or damaged"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from robustmetric.attacks import APGD, Draws, Problem, make_search
 from robustmetric.attacks.apgd import checkpoints
-from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.perturb import Budget, Norm, Objective
+from robustmetric.sphere import BrokenEmbeddingsError
 
 pytestmark = pytest.mark.kernels
 

@@ -11,8 +11,8 @@ from robustmetric.attacks import (
     COSINE,
     DISTANCE,
     PERCENT,
+    Attack,
     Column,
-    RankingAttack,
     Unit,
     attack,
 )
@@ -73,7 +73,7 @@ def test_a_value_is_shown_with_the_digits_of_its_unit(unit: Unit, value: float |
 
 
 def test_an_attack_without_columns_cannot_be_made() -> None:
-    class Silent(RankingAttack):
+    class Silent(Attack):
         name = "silent"
 
     with pytest.raises(TypeError, match="columns"):

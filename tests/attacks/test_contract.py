@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from robustmetric import UserError
 from robustmetric.attacks import (
     ATTACKS,
+    Attack,
     Column,
     Draws,
     Gallery,
     Problem,
     Queries,
-    RankingAttack,
     Search,
     Target,
     Transfer,
@@ -30,7 +30,7 @@ B, N = 18, 40  # of the fixtures: queries, and images in the gallery
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(RankingAttack):
+class Mine(Attack):
     """An attack that returns what it is told to."""
 
     name: ClassVar[str] = "mine"

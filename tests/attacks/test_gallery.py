@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, Target, attack
-from robustmetric.distance import ROUNDING, at, pair_distance
 from robustmetric.gallery import away_from, count_mates, count_nearer, nearest
+from robustmetric.sphere import ROUNDING, at, pair_distance
 from robustmetric.squares import distances, square_distance
 from tests.helpers.crowd import Largest, order
 

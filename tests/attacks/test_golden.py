@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from robustmetric.attacks import PGD, Draws, Gallery, Problem, Queries, RankingAttack, Target, attack
-from robustmetric.distance import embed
+from robustmetric.attacks import PGD, Attack, Draws, Gallery, Problem, Queries, Target, attack
 from robustmetric.perturb import Budget, frozen
+from robustmetric.sphere import embed
 
 pytestmark = pytest.mark.kernels
 
@@ -82,11 +82,11 @@ def world(golden: Golden, golden_network: nn.Sequential, order: int) -> Iterator
         yield World(golden_network, images[:64], Gallery(z, labels), queries)
 
 
-def draws_of(seed: int, which: RankingAttack) -> Draws:
+def draws_of(seed: int, which: Attack) -> Draws:
     return Draws(seed, which.name, range(64))
 
 
-def golden_target(name: str, golden: Golden, which: RankingAttack, world: World) -> Target:
+def golden_target(name: str, golden: Golden, which: Attack, world: World) -> Target:
     if f"{name}/target" in golden:
         index = torch.tensor(golden[f"{name}/target"]).view(64, -1)
     else:
@@ -94,7 +94,7 @@ def golden_target(name: str, golden: Golden, which: RankingAttack, world: World)
     return which.aim(index, world.queries, world.gallery)
 
 
-def run(which: RankingAttack, target: Target, world: World, *, steps: int = 32) -> Outcome:
+def run(which: Attack, target: Target, world: World, *, steps: int = 32) -> Outcome:
     """Attack the queries, and read what is read early one step before the last."""
 
     def goal(images: Tensor, rows: Tensor) -> Tensor:

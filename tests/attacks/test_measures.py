@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import ATTACKS, Gallery, Queries, RankingAttack, attack
+from robustmetric.attacks import ATTACKS, Attack, Gallery, Queries, attack
 from tests.helpers.goals import GOALS, Vector, aimed, counted, square
 
 pytestmark = pytest.mark.kernels
@@ -100,7 +100,7 @@ def test_measure_against_a_plain_loop(
     "which", [*(attack(name) for name in EVERY), *(attack(name, protocol="reference") for name in PAPER)]
 )
 def test_measure_does_not_depend_on_the_chunk_or_the_batch(
-    which: RankingAttack, gallery: Gallery, queries: Queries, tied: Tensor
+    which: Attack, gallery: Gallery, queries: Queries, tied: Tensor
 ) -> None:
     index = aimed(which, queries, gallery)
     target = which.aim(index, queries, gallery)

@@ -7,6 +7,7 @@ import pytest
 
 from robustmetric.attacks import (
     ATTACKS,
+    Attack,
     CandidateAttack,
     Demote,
     EmbeddingShift,
@@ -16,7 +17,6 @@ from robustmetric.attacks import (
     Misrank,
     Promote,
     QueryAttack,
-    RankingAttack,
     SemanticsPreservingQueryAttack,
     Shift,
     TargetedMismatch,
@@ -26,7 +26,7 @@ from robustmetric.attacks import (
 from tests.helpers.goals import GOALS
 
 # All that a pasted `repr` may name.
-CLASSES: dict[str, type[RankingAttack]] = {
+CLASSES: dict[str, type[Attack]] = {
     c.__name__: c
     for c in (
         CandidateAttack,
@@ -77,7 +77,7 @@ CLASSES: dict[str, type[RankingAttack]] = {
         ("translocate", Translocate(k=4)),
     ],
 )
-def test_a_name_makes_its_attack(name: str, wanted: RankingAttack) -> None:
+def test_a_name_makes_its_attack(name: str, wanted: Attack) -> None:
     assert attack(name) == wanted
     assert attack(name, protocol="reference") == dataclasses.replace(wanted, protocol="reference")
 
@@ -134,9 +134,9 @@ def test_a_sign_is_plus_or_minus() -> None:
 OWN = """
 from dataclasses import dataclass
 import torch
-from robustmetric.attacks import Column, RankingAttack
+from robustmetric.attacks import Column, Attack
 
-class Plain(RankingAttack):
+class Plain(Attack):
     name = "plain"
     columns = (Column("plain", "higher"),)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, Target, attack, ranks
+from robustmetric.attacks import ATTACKS, Attack, Draws, Gallery, Queries, Target, attack, ranks
 from tests.helpers.crowd import Largest
 from tests.helpers.goals import GOALS, aimed, counted
 
@@ -144,7 +144,7 @@ def test_objective_where_distances_are_tied_or_zero(
     "which", [*(attack(name) for name in EVERY), *(attack(name, protocol="reference") for name in PAPER)]
 )
 def test_an_objective_is_each_query_s_own_and_does_not_depend_on_the_chunk(
-    which: RankingAttack, gallery: Gallery, queries: Queries, moved: Tensor
+    which: Attack, gallery: Gallery, queries: Queries, moved: Tensor
 ) -> None:
     found = []
     for chunk in (8192, 7):

@@ -13,18 +13,18 @@ from robustmetric.attacks import (
     NES,
     PGD,
     SPSA,
+    Attack,
     Draws,
     Gallery,
     Problem,
     Queries,
-    RankingAttack,
     Search,
     Transfer,
     attack,
     make_search,
 )
-from robustmetric.distance import embed
 from robustmetric.perturb import Budget, Objective, frozen, pgd
+from robustmetric.sphere import embed
 
 pytestmark = pytest.mark.kernels
 
@@ -77,7 +77,7 @@ def pixels(dtype: torch.dtype = torch.float64) -> Tensor:
 class Task:
     """An attack on the first ten images of a gallery, for any part of them."""
 
-    def __init__(self, which: RankingAttack, network: nn.Module, seed: int = 0) -> None:
+    def __init__(self, which: Attack, network: nn.Module, seed: int = 0) -> None:
         self.which, self.network, self.seed = which, network, seed
         self.images = pixels()
         with torch.no_grad():

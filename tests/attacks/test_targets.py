@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, RankingAttack, attack
+from robustmetric.attacks import ATTACKS, Attack, Draws, Gallery, Queries, attack
 from tests.helpers.crowd import order
 from tests.helpers.goals import GOALS
 
@@ -29,7 +29,7 @@ def count(name: str) -> int:
     return 3 if "=3" in name else 1
 
 
-def select(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
+def select(which: Attack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
     return which.select(queries, gallery, draws=Draws(seed, "test", range(len(queries))))
 
 
@@ -176,9 +176,7 @@ def test_reference_gtm_takes_a_position_among_other_classes_for_one_in_the_galle
     "which",
     [*map(attack, EVERY), *(attack(name, protocol="reference") for name in [*RANDOM, *NEAR, "GTM", "GTT"])],
 )
-def test_a_target_depends_on_nothing_but_the_query(
-    which: RankingAttack, gallery: Gallery, queries: Queries
-) -> None:
+def test_a_target_depends_on_nothing_but_the_query(which: Attack, gallery: Gallery, queries: Queries) -> None:
     numbers = torch.arange(100, 118)
 
     def found(rows: Tensor, chunk: int) -> Tensor:

@@ -17,9 +17,9 @@ import robustmetric as rm
 from robustmetric import cli
 from robustmetric.cli.app import COMMANDS, app
 from robustmetric.cli.demo import DEFENSES
+from robustmetric.errors import UserError
 from robustmetric.evaluation import load_record
 from robustmetric.training import CollapsedError, Stopped
-from robustmetric.validate import UserError
 from robustmetric.workers import WorkerError
 from tests.helpers.command import cells, command, refused
 from tests.helpers.pages import parsed

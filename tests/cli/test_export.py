@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import robustmetric as rm
-from robustmetric.distance import ROUNDING
+from robustmetric.sphere import ROUNDING
 from tests.helpers.command import refused, works
 from tests.helpers.runs import make_run
 

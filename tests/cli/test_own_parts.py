@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 import robustmetric as rm
-from robustmetric.attacks import DISTANCE, Column, RankingAttack, Search
+from robustmetric.attacks import DISTANCE, Column, Attack, Search
 from robustmetric.data import ImageSet, load
 from robustmetric.destination import Destination
 from robustmetric.evaluation import Verdict
@@ -82,7 +82,7 @@ class Lines(CSVLogger):
         super().__init__(out, name="lines", version="")
 
 
-class Mine(RankingAttack):
+class Mine(Attack):
     """Move away from where it was."""
 
     name = "mine"
@@ -258,7 +258,7 @@ def test_what_cannot_be_trained_is_refused(arguments: list[str], told: list[str]
         (["--search", "own.py:Jump(size=2)"], ["'size'", "its options: share"]),
         (["--checks", "none,own.py:odd(least=2)"], ["'least'", "its options: ", "most"]),
         (["--attacks", "none.py:Mine"], ["there is no file none.py to take the attack from"]),
-        (["--attacks", "own.py:Jump"], ["Jump; it must be derived from RankingAttack"]),
+        (["--attacks", "own.py:Jump"], ["Jump; it must be derived from Attack"]),
         (["--search", "own.py:Mine"], ["Mine; it must be derived from Search"]),
         (["--attacks", "ES,own.py:Mine,own.py:Mine(k=2)"], ["an attack was given twice: mine (--attacks)"]),
     ],

@@ -406,8 +406,8 @@ def test_a_cluster_that_is_not_there_is_told(place: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_a_cell_that_fails_does_not_keep_the_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import robustmetric.experiments.engine as engine
+    from robustmetric.errors import UserError
     from robustmetric.experiments.work import make
-    from robustmetric.validate import UserError
 
     def failing(job: object, report: object) -> object:
         if "u=2.2" in job.task.label:  # type: ignore[attr-defined]

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 import robustmetric as rm
 from robustmetric import trust, usercode
 from robustmetric.defenses import defense
+from robustmetric.errors import UserError
 from robustmetric.models import NetworkSource
 from robustmetric.training.code import admit_files
 from robustmetric.training.recipe import load_recipe
-from robustmetric.validate import UserError
 from tests.cli.tables import ONE
 from tests.helpers.command import command, refused, works
 from tests.helpers.faults import fault

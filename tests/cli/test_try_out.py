@@ -15,7 +15,7 @@ from robustmetric.app import Trial
 from robustmetric.attacks import ATTACKS
 from robustmetric.cli import try_out
 from robustmetric.cli.request import Request
-from robustmetric.distance import embed
+from robustmetric.sphere import embed
 from tests.helpers.command import refused, works
 from tests.helpers.runs import make_pictures, make_run
 
@@ -27,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def serve(trial: Trial, **options: Any) -> None:
         kept.update(options, trial=trial)
-        kept["frozen"] = [not s.model.training for s in trial.scenes.values()]
+        kept["frozen"] = [not s.model.training for s in trial.views.values()]
         options["ready"]("http://127.0.0.1:7860")
 
     monkeypatch.setattr(try_out, "serve", serve)
@@ -50,15 +50,15 @@ def test_two_runs_are_shown_on_the_same_images_each_with_its_own_embeddings(
     )
     assert "the page is at http://127.0.0.1:7860, for this machine alone; Ctrl-C stops it" in said
     trial = served["trial"]
-    first, second = trial.scenes.values()
-    assert len(trial.scenes) == 2
+    first, second = trial.views.values()
+    assert len(trial.views) == 2
     assert served["frozen"] == [True, True]
     assert (served["eps"], served["steps"], served["port"], served["show"]) == (0.1, 32, 7860, False)
     assert (trial.seed, trial.seconds, list(trial.attacks)) == (4, 9.0, list(ATTACKS))
     assert torch.equal(first.images[torch.arange(797)], second.images[torch.arange(797)])
-    for scene, run in zip((first, second), runs, strict=True):
-        z = embed(load_run(run).network, scene.images[torch.arange(40)])
-        assert torch.allclose(scene.gallery.z[:40], z, atol=1e-5)
+    for view, run in zip((first, second), runs, strict=True):
+        z = embed(load_run(run).network, view.images[torch.arange(40)])
+        assert torch.allclose(view.gallery.z[:40], z, atol=1e-5)
     assert first.gallery.z.shape == (797, 16)
     assert second.gallery.z.shape == (797, 12)
     assert trial.data.classes == [str(digit) for digit in range(10)]
@@ -81,13 +81,13 @@ def test_a_network_by_name_and_options_of_the_page(served: dict[str, Any], tmp_p
     trial = served["trial"]
     assert list(trial.attacks) == ["ES", "QA+(m=3)"]
     assert (served["eps"], served["steps"], served["port"], served["show"]) == (16 / 255, 8, 7999, True)
-    assert (trial.alpha, list(trial.scenes)) == (2 / 255, ["c2f2"])
+    assert (trial.alpha, list(trial.views)) == (2 / 255, ["c2f2"])
 
 
 def test_networks_of_the_same_name_are_told_apart(served: dict[str, Any], tmp_path: Path) -> None:
     one, other = (make_run(tmp_path / name, "last", first=n) for n, name in enumerate(("a", "b")))
     works("app", one, "--beside", other, "--cache", tmp_path / "cache")
-    names = list(served["trial"].scenes)
+    names = list(served["trial"].views)
     assert names[0].endswith(f"({one})")
     assert names[1].endswith(f"({other})")
 
@@ -109,7 +109,7 @@ def test_networks_that_take_other_images_are_refused_unless_a_size_is_given(
     assert all(option in told for option in ("--resize", "--crop", "--fit"))
     assert "(--beside)" in told
     works(*both, "--resize", 9, "--crop", 8, "--fit", "pad")
-    assert len(served["trial"].scenes) == 2
+    assert len(served["trial"].views) == 2
     assert served["trial"].fit == "pad"
     third = make_run(tmp_path / "third", data="folder", root=str(root), resize=8, crop=8, fit="pad")
     shutil.copy(one / "last.safetensors", third)

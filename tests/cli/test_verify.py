@@ -13,10 +13,10 @@ from PIL import Image
 
 from robustmetric import load_run, load_verification, model, save_weights
 from robustmetric.data.cache import Pixels
-from robustmetric.distance import embed
 from robustmetric.evaluation.job import PARTS, Job
 from robustmetric.evaluation.verified import FORMAT
 from robustmetric.evaluation.verify import Verifying
+from robustmetric.sphere import embed
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import Sets, load_sets
 from tests.cli.tables import DIGITS

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from robustmetric.data import Inputs, load, load_pixels
 from robustmetric.data.cars import LIMIT, read_mat
 from robustmetric.data.idx import read_idx
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.helpers.command import refused
 from tests.helpers.faults import fault
 

@@ -23,8 +23,8 @@ from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import Pixels, cached
 from robustmetric.data.cache_plan import LostError, opened
 from robustmetric.data.stored import Stored
+from robustmetric.errors import UserError
 from robustmetric.files import digest_of_entries
-from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 
 SIZE = (6, 10)

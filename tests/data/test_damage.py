@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from robustmetric.data import pairs
 from robustmetric.data.stored import Stored, block_digests
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.helpers.command import command, refused, works
 from tests.helpers.faults import fault
 from tests.helpers.runs import make_pictures

@@ -19,7 +19,7 @@ from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import cached
 from robustmetric.data.decode import FORMATS, SUFFIXES
 from robustmetric.data.describe import contact_sheet, describe, typical_size
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.helpers.command import refused
 from tests.helpers.faults import fault
 

@@ -13,8 +13,8 @@ from PIL import Image
 from robustmetric.data import decode as decoding
 from robustmetric.data import load
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
+from robustmetric.errors import UserError
 from robustmetric.training.recipe import load_recipe, usual_recipe
-from robustmetric.validate import UserError
 
 
 @pytest.fixture

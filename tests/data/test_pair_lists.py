@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from robustmetric.data.pair_lists import read_pairs
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.helpers.faults import fault
 
 

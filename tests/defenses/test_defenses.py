@@ -16,9 +16,9 @@ import robustmetric as rm
 from robustmetric.defenses import Regular
 from robustmetric.defenses.base import Network, spread
 from robustmetric.defenses.est import shift
-from robustmetric.distance import cross_distance, embed
 from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
+from robustmetric.sphere import cross_distance, embed
 from robustmetric.triplets import Batch, Sampler, Softhard, Triplets
 
 pytestmark = pytest.mark.kernels

@@ -14,9 +14,9 @@ import robustmetric as rm
 from robustmetric.defenses.base import Network
 from robustmetric.defenses.hardness import HardnessManipulation, manipulate
 from robustmetric.destination import Benign, Constant, Destination, Gradual
-from robustmetric.distance import embed, hardness
 from robustmetric.losses import SextupletTerm, triplet_loss
 from robustmetric.perturb import Budget, frozen, project
+from robustmetric.sphere import embed, hardness
 from robustmetric.triplets import SAMPLERS, Batch, Mined, Sampler, Semihard, Softhard, Triplets
 
 pytestmark = pytest.mark.kernels

@@ -13,8 +13,8 @@ import robustmetric as rm
 from robustmetric.defenses.base import Network
 from robustmetric.defenses.est import shift
 from robustmetric.destination import Benign, Boosted, Destination
-from robustmetric.distance import embed
 from robustmetric.perturb import Budget, frozen, project
+from robustmetric.sphere import embed
 from robustmetric.triplets import Batch, Hardest, Softhard, Triplets
 
 

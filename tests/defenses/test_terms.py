@@ -15,8 +15,8 @@ from robustmetric.defenses import AntiCollapse, EmbeddingShifted, HardnessManipu
 from robustmetric.defenses.notation import name_of
 from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import Constant
-from robustmetric.distance import embed
 from robustmetric.losses import ROLES, SextupletTerm
+from robustmetric.sphere import embed
 from robustmetric.triplets import Softhard
 
 KINDS = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.distance import BrokenEmbeddingsError
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
+from robustmetric.sphere import BrokenEmbeddingsError
 from tests.evaluation.conftest import Evaluated
 from tests.helpers.masked import Through
 

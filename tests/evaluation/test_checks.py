@@ -12,19 +12,19 @@ from torch import Tensor, nn
 import robustmetric as rm
 from robustmetric.attacks import (
     PGD,
+    Attack,
     Column,
     Draws,
     Gallery,
     Problem,
     Queries,
-    RankingAttack,
     Target,
     Transfer,
 )
-from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Record
 from robustmetric.evaluation.checks import run_check
 from robustmetric.perturb import Budget, frozen
+from robustmetric.sphere import BrokenEmbeddingsError
 from tests.evaluation.conftest import Evaluated, Tiny, make_network
 from tests.helpers.masked import ByClass, Through, rounded
 from tests.helpers.searches import Own
@@ -191,7 +191,7 @@ def test_collapse_of_the_ranking_to_chance(evaluated: Evaluated, labels: Tensor)
 def test_collapse_is_measured_as_by_a_loop(ask: Ask, tiny: Tiny) -> None:
     evaluation = tiny(attacks=["TMA"], steps=1)
     evaluation.run()
-    z = evaluation.scene.gallery.z.double()
+    z = evaluation.view.gallery.z.double()
     pairs = [float(z[i] @ z[j]) for i in range(40) for j in range(40) if i != j]
     assert ask("collapse", attacks=["TMA"], steps=1).figure == pytest.approx(sum(pairs) / len(pairs))
 
@@ -338,7 +338,7 @@ def test_gradient_of_some_queries_alone_is_missing(ask: Ask, network: nn.Module,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plateau(RankingAttack):
+class Plateau(Attack):
     """Flat wherever an image can be: its gradient is zero, though the network has one."""
 
     name: ClassVar[str] = "plateau"

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import robustmetric as rm
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageLoader, PairLoader
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Data, Evaluation, Plan, Subject
 from robustmetric.evaluation.data import data_by_marks, data_of_two
 from robustmetric.retrieval import check_cameras, check_own, rank
-from robustmetric.validate import UserError
 from tests.evaluation.conftest import make_network
 from tests.helpers.faults import fault
 
@@ -132,13 +132,13 @@ def test_a_probe_tells_which_network_fails(images: Tensor, labels: Tensor) -> No
 
 def test_a_scene_of_one_set_and_of_two(images: Tensor, labels: Tensor, network: nn.Module) -> None:
     z = torch.rand(40, 3)
-    scene = Subject(network, Data(images, labels, cameras=CAMERAS)).scene(network, z)
-    assert scene.queries.own.tolist() == list(range(40))
-    assert torch.equal(scene.gallery.z, z)
-    assert scene.gallery.cameras is not None
-    assert scene.ranked is None
+    view = Subject(network, Data(images, labels, cameras=CAMERAS)).view(network, z)
+    assert view.queries.own.tolist() == list(range(40))
+    assert torch.equal(view.gallery.z, z)
+    assert view.gallery.cameras is not None
+    assert view.ranked is None
     two = Data(images[:3], labels[:3], gallery=(images, labels), own=torch.tensor([2, -1, 5]))
-    both = Subject(network, two).scene(network, torch.rand(43, 3))
+    both = Subject(network, two).view(network, torch.rand(43, 3))
     assert both.queries.own.tolist() == [2, -1, 5]
     assert (len(both.queries), len(both.gallery)) == (3, 40)
     assert both.ranked is images

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from robustmetric.attacks import PGD, Draws, Transfer
-from robustmetric.distance import embed
 from robustmetric.evaluation import (
     COLUMNS,
     ERS_ATTACKS,
@@ -28,6 +27,7 @@ from robustmetric.evaluation import (
     verify,
 )
 from robustmetric.perturb import frozen
+from robustmetric.sphere import embed
 from tests.evaluation.conftest import Evaluated, Tiny, values
 
 pytestmark = pytest.mark.kernels
@@ -181,10 +181,10 @@ def test_in_single_precision_the_batch_size_moves_hardly_any_query(
 def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
     evaluation = tiny(network.double(), images=images.double(), attacks=ATTACKS, steps=4, queries=14)
     evaluation.run()
-    scene = evaluation.scene
+    view = evaluation.view
     with frozen(network):
         for chunk in (3, 39):
-            pieces = replace(scene, gallery=replace(scene.gallery, chunk=chunk))
+            pieces = replace(view, gallery=replace(view.gallery, chunk=chunk))
             for a in evaluation.plan.attacks:
                 outcome = run_attack(pieces, a, evaluation.numbers, evaluation.threat)
                 for name, value in outcome.after.items():
@@ -482,11 +482,11 @@ def test_draws_are_of_the_evaluation_s_seed(tiny: Tiny) -> None:
     evaluation.run()
     other.run()
     assert not torch.equal(values(evaluation)["TMA/target"], values(other)["TMA/target"])
-    scene = evaluation.scene
+    view = evaluation.view
     for row, number in enumerate(evaluation.numbers.tolist()):
         alone = evaluation.plan.attacks[0].select(
-            scene.queries[torch.tensor([number])],
-            scene.gallery,
+            view.queries[torch.tensor([number])],
+            view.gallery,
             draws=Draws(11, "TMA", [number]),
         )
         assert values(evaluation)["TMA/target"][row].tolist() == alone[0].tolist()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Problem, Search, Transfer
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Certification, CertifyPlan, Data, Evaluation, Plan, Subject
 from robustmetric.evaluation.job import PARTS, PLAN, Job, Piece, Ticks, check_folder
 from robustmetric.evaluation.record import RECORD
@@ -26,7 +27,6 @@ from robustmetric.evaluation.verify import Verifying
 from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.files import DamagedError
 from robustmetric.locks import InUseError, locked
-from robustmetric.validate import UserError
 from tests.evaluation.conftest import Tiny, make_network
 from tests.helpers.faults import fault
 from tests.helpers.networks import Counted
@@ -135,7 +135,7 @@ def test_many_images_are_embedded_in_parts(tiny: Tiny) -> None:
     with job.frozen():
         job.embed()
     assert [len(job.get(piece)["z"]) for piece in job.stages["embed"]] == [1024, 6]
-    assert len(job.scene.gallery) == 1030
+    assert len(job.view.gallery) == 1030
 
 
 def test_each_piece_comes_back_from_disk_as_it_was_made(done: tuple[str, Path, Path], world: World) -> None:

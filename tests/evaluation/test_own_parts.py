@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.attacks import DISTANCE, PGD, Column, EmbeddingShift, Gallery, Queries, Target
+from robustmetric.errors import UserError
 from robustmetric.evaluation import ERS_ATTACKS, Check, Data, Findings, Plan, Record, Verdict
 from robustmetric.perturb import Budget
-from robustmetric.validate import UserError
 from tests.evaluation.conftest import Evaluated, Tiny
 from tests.helpers.searches import Own
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.attacks import DISTANCE, PGD, Column, EmbeddingShift, Problem, Search, Transfer
+from robustmetric.errors import UserError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Plan, Settings
-from robustmetric.validate import UserError
 
 FILE = """
 from robustmetric.attacks import DISTANCE, Column, EmbeddingShift, PGD

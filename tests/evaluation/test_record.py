@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError
 from robustmetric.evaluation import COLUMNS, Record, load_arrays, load_record
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.record import FORMAT, SCHEMA
-from robustmetric.validate import UserError
 from tests.evaluation.conftest import Evaluated, Tiny
 from tests.helpers.faults import fault
 

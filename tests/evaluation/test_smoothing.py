@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.attacks import Draws
-from robustmetric.distance import embed
 from robustmetric.evaluation import smoothing
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.smoothing import Smoothed, noisy_embeddings
 from robustmetric.perturb import differentiate, frozen
+from robustmetric.sphere import embed
 
 
 class Seen(nn.Module):

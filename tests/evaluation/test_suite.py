@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Column, Draws, Gallery, Queries, RankingAttack, Target, attack
+from robustmetric.attacks import Attack, Column, Draws, Gallery, Queries, Target, attack
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Plan, Record, load_arrays, load_record
 from robustmetric.evaluation.suite import GOALS, WorstCase, make_suite
 from robustmetric.perturb import Budget
-from robustmetric.validate import UserError
 
 Evaluated = Callable[..., Record]
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(RankingAttack):
+class Mine(Attack):
     """Push the first coordinate up: in steps of 5 % of the way, or all the way."""
 
     ends: bool = True

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.attacks import Transfer
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Check, Evaluation, Plan, Record, load_arrays, run_attack
-from robustmetric.validate import UserError
 from tests.evaluation.conftest import make_network
 from tests.helpers.networks import Counted
 
@@ -67,15 +67,15 @@ def test_a_transfer_is_searched_on_the_surrogate_and_judged_on_the_network(tiny:
     """By hand: gradients of the surrogate's own embeddings, of five numbers, and ranks of the network."""
     evaluation = tiny(surrogate=make_other(), search="transfer", **FEW)
     evaluation.run()
-    other, scene = evaluation.other, evaluation.scene
+    other, view = evaluation.other, evaluation.view
     assert other is not None
-    assert (other.gallery.z.shape[1], scene.gallery.z.shape[1]) == (5, 16)
+    assert (other.gallery.z.shape[1], view.gallery.z.shape[1]) == (5, 16)
     (way, _) = evaluation.attempts["shift"]
     assert isinstance(way.search, Transfer)
     assert way.search.network is other.model
     with evaluation.subject.frozen():
         found = run_attack(
-            scene,
+            view,
             way.attack,
             evaluation.numbers,
             replace(evaluation.suite_threat, search=way.search),
@@ -165,7 +165,7 @@ def test_a_ball_of_l2_is_not_one_of_pixels(tiny: Tiny, images: Tensor) -> None:
     way = evaluation.attempts["shift"][0]
     with evaluation.subject.frozen():
         found = run_attack(
-            evaluation.scene,
+            evaluation.view,
             way.attack,
             evaluation.numbers,
             replace(evaluation.suite_threat, search=way.search),

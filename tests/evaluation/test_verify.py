@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Data, Verification
 from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.evaluation.verified import FORMAT
-from robustmetric.validate import UserError
 from robustmetric.verification import roc
 from tests.evaluation.conftest import make_network
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from robustmetric.errors import UserError
 from robustmetric.evaluation.data import Data
 from robustmetric.evaluation.verify_pairs import CHOOSE, JUDGED, Pairs, Pool, Split, draw, split_pairs
-from robustmetric.validate import UserError
 
 
 def every_pair(pool: Pool, same: bool) -> set[tuple[int, int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import robustmetric.experiments.outcome as outcome_module
+from robustmetric.errors import UserError
 from robustmetric.evaluation.record import load_record
 from robustmetric.experiments.cells import Cell, Job, Samplers, Scale
 from robustmetric.experiments.outcome import (
@@ -27,7 +28,6 @@ from robustmetric.experiments.work import make
 from robustmetric.files import DamagedError, digest_of_entries
 from robustmetric.training import CollapsedError, train
 from robustmetric.training.checkpoint import reached
-from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 from tests.helpers.layouts import write_cub
 

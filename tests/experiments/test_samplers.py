@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from robustmetric.data.pairs import PairLoader
-from robustmetric.distance import embed
 from robustmetric.experiments.samplers import DEFINED, DRAWN, EDGES, measure_samplers
 from robustmetric.models import save_weights
+from robustmetric.sphere import embed
 from robustmetric.training.network import make_network
 from robustmetric.training.recipe import Recipe, make_recipe
 from robustmetric.training.sets import load_sets

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.data import Inputs
-from robustmetric.distance import ROUNDING
+from robustmetric.errors import UserError
 from robustmetric.exports import FORMATS, Product, describe, formats
+from robustmetric.sphere import ROUNDING
 from robustmetric.training import Run
 from robustmetric.training.recipe import make_recipe
-from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")

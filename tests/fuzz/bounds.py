@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from tests.fuzz.readers import Reader
 
 SECONDS = 10  # of computing, for a file that takes a moment

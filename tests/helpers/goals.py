@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Demote, Draws, Gallery, Promote, Queries, RankingAttack, Translocate
+from robustmetric.attacks import Attack, Demote, Draws, Gallery, Promote, Queries, Translocate
 from robustmetric.attacks.goals import TRIED, Misrank
 
 GOALS = [
@@ -103,7 +103,7 @@ def softmin(values: list[Tensor], tau: float) -> Tensor:
     return -tau * torch.stack([(-value / tau).exp() for value in values]).sum().log()
 
 
-def objective(which: RankingAttack, z: Tensor, row: int, index: list[int], q: Queries, g: Gallery) -> Tensor:
+def objective(which: Attack, z: Tensor, row: int, index: list[int], q: Queries, g: Gallery) -> Tensor:
     """One query's objective."""
     own, label = int(q.own[row]), int(q.labels[row])
     if which.name == "shift":
@@ -137,7 +137,7 @@ def objective(which: RankingAttack, z: Tensor, row: int, index: list[int], q: Qu
     return torch.stack(hinges).sum() / len(hinges)
 
 
-def measure(which: RankingAttack, z: Vector, row: int, index: list[int], q: Queries, g: Gallery) -> float:
+def measure(which: Attack, z: Vector, row: int, index: list[int], q: Queries, g: Gallery) -> float:
     """One query's column."""
     own, label, images = int(q.own[row]), int(q.labels[row]), g.z.tolist()
     if which.name == "shift":
@@ -168,7 +168,7 @@ def measure(which: RankingAttack, z: Vector, row: int, index: list[int], q: Quer
     return 100.0 * (inside != isinstance(which, Demote))
 
 
-def select(which: RankingAttack, row: int, q: Queries, g: Gallery, draws: Draws) -> list[int]:
+def select(which: Attack, row: int, q: Queries, g: Gallery, draws: Draws) -> list[int]:
     """What one query aims at; `draws` are its own."""
     own, label, z = int(q.own[row]), int(q.labels[row]), q.z[row].tolist()
     order = [p for _, p in sorted((square(z, x), p) for p, x in enumerate(g.z.tolist())) if p != own]
@@ -207,5 +207,5 @@ def select(which: RankingAttack, row: int, q: Queries, g: Gallery, draws: Draws)
     return [pool[0]]
 
 
-def aimed(which: RankingAttack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
+def aimed(which: Attack, queries: Queries, gallery: Gallery, seed: int = 0) -> Tensor:
     return which.select(queries, gallery, draws=Draws(seed, which.drawn_as, range(len(queries))))

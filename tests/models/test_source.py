@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import robustmetric as rm
+from robustmetric.errors import UserError
 from robustmetric.models import NetworkSource, try_network
 from robustmetric.models.source import create
-from robustmetric.validate import UserError
 
 NETS = """
 from torch import nn

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError
 from robustmetric.models import load_weights, model, timm_model
-from robustmetric.validate import UserError
 from tests.helpers.faults import fault
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.25, 0.125)

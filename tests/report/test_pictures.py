@@ -19,8 +19,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from robustmetric.attacks import ATTACKS, RankingAttack, attack
+from robustmetric.attacks import ATTACKS, Attack, attack
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Data, Evaluation, Plan, Record, Subject, load_arrays, run_attack
 from robustmetric.evaluation.data import data_by_marks
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically
@@ -44,7 +45,6 @@ from robustmetric.report.pictures import (
 )
 from robustmetric.report.shots import Shot, take_shots
 from robustmetric.text import printable
-from robustmetric.validate import UserError
 from tests.evaluation.conftest import make_network
 from tests.helpers import runs
 from tests.helpers.faults import fault
@@ -102,7 +102,7 @@ def whole(pictured: Callable[..., Made], tmp_path_factory: pytest.TempPathFactor
 # Which queries
 
 
-def by_loop(which: RankingAttack, arrays: Arrays, seed: int, each: int) -> dict[int, str]:
+def by_loop(which: Attack, arrays: Arrays, seed: int, each: int) -> dict[int, str]:
     """Choose by the text: worst first, then the middle, then drawn of what is left."""
     rows = []
     for row in range(len(arrays["number"])):
@@ -129,7 +129,7 @@ def by_loop(which: RankingAttack, arrays: Arrays, seed: int, each: int) -> dict[
     return {int(arrays["number"][row]): why for row, why in found.items()}
 
 
-def made_up(which: RankingAttack, count: int, seed: int) -> Arrays:
+def made_up(which: Attack, count: int, seed: int) -> Arrays:
     """Arrays of few different values, some of them none, of queries with any numbers."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -231,8 +231,8 @@ def shot_of(made: Made, one: Picture) -> Shot:
     evaluation, number = made.evaluation, torch.tensor([one.number])
     (goal,) = (goal for goal in evaluation.plan.attacks if goal.name == one.attack)
     with evaluation.frozen():
-        outcome = run_attack(evaluation.scene, goal, number, evaluation.threat)
-    return take_shots(evaluation.scene, goal, number, outcome, K)[0]
+        outcome = run_attack(evaluation.view, goal, number, evaluation.threat)
+    return take_shots(evaluation.view, goal, number, outcome, K)[0]
 
 
 def levels(image: Tensor) -> np.ndarray[Any, Any]:
@@ -315,7 +315,7 @@ def test_a_query_without_an_answer_is_not_shown(
 
 
 def test_the_map_has_the_gallery_and_the_moves(whole: Made, labels: Tensor) -> None:
-    z = whole.evaluation.scene.gallery.z.numpy()
+    z = whole.evaluation.view.gallery.z.numpy()
     centre = z.mean(0)
     _, spread, axes = np.linalg.svd(z - centre, full_matrices=False)
     found = whole.found.map

@@ -14,13 +14,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from robustmetric.errors import UserError
 from robustmetric.experiments.findings import Finding
 from robustmetric.experiments.outcome import Outcome
 from robustmetric.experiments.paper import experiment
 from robustmetric.experiments.samplers import EDGES
 from robustmetric.report import plots
 from robustmetric.report.style import new_figure, plain, save, styled
-from robustmetric.validate import UserError
 from tests.helpers.records import a_record
 
 

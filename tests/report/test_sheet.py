@@ -16,8 +16,8 @@ from PIL._util import DeferredError
 from torch import nn
 
 from robustmetric.attacks import PGD, Column, Gallery, Queries, attack
-from robustmetric.evaluation import Data, Scene, Threat, run_attack
-from robustmetric.evaluation.scene import embed_all
+from robustmetric.evaluation import Data, NetworkView, Threat, run_attack
+from robustmetric.evaluation.attack import embed_all
 from robustmetric.perturb import Budget
 from robustmetric.report import sheet
 from robustmetric.report.pictures import rendered
@@ -28,33 +28,37 @@ from tests.helpers.pixels import blown_up, places_of
 WHITE = (255, 255, 255)
 
 
-def a_scene(shape: tuple[int, int, int], apart: bool = False) -> Scene:
+def a_scene(shape: tuple[int, int, int], apart: bool = False) -> NetworkView:
     """Noise of three classes as seen by a network that only flattens it."""
     noise = torch.Generator().manual_seed(7)
     images = torch.rand(20 if apart else 12, *shape, generator=noise)
     labels, own = torch.arange(len(images)) % 3, torch.arange(len(images))
     z = embed_all(nn.Flatten(), images, own, batch=len(own))
     if not apart:
-        return Scene(nn.Flatten(), images, Queries(z, labels, own), Gallery(z, labels))
+        return NetworkView(nn.Flatten(), images, Queries(z, labels, own), Gallery(z, labels))
     asked, ranked = Queries(z[:8], labels[:8], torch.full((8,), -1)), Gallery(z[8:], labels[8:])
-    return Scene(nn.Flatten(), images[:8], asked, ranked, images[8:])
+    return NetworkView(nn.Flatten(), images[:8], asked, ranked, images[8:])
 
 
-def shots_of(scene: Scene, name: str, numbers: Sequence[int], k: int = 5, eps: float = 0.1) -> list[Shot]:
+def shots_of(
+    view: NetworkView, name: str, numbers: Sequence[int], k: int = 5, eps: float = 0.1
+) -> list[Shot]:
     goal, threat, queries = attack(name), Threat(Budget(eps, eps / 2, steps=3), PGD()), torch.tensor(numbers)
-    return take_shots(scene, goal, queries, run_attack(scene, goal, queries, threat), k)
+    return take_shots(view, goal, queries, run_attack(view, goal, queries, threat), k)
 
 
-def album(scene: Scene, files: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> Album:
+def album(
+    view: NetworkView, files: Sequence[str] | None = None, classes: Sequence[str] | None = None
+) -> Album:
     """The images of a scene, with names."""
-    gallery = None if scene.ranked is None else Data(scene.ranked, scene.gallery.labels)
-    data = Data(scene.images, scene.queries.labels, gallery=gallery, files=files, classes=classes)
-    return Album(scene, data)
+    gallery = None if view.ranked is None else Data(view.ranked, view.gallery.labels)
+    data = Data(view.images, view.queries.labels, gallery=gallery, files=files, classes=classes)
+    return Album(view, data)
 
 
-def a_shot(scene: Scene, number: int = 0, change: float = 0.0, **entries: Any) -> Shot:
+def a_shot(view: NetworkView, number: int = 0, change: float = 0.0, **entries: Any) -> Shot:
     """A query whose ranking is as it is said to be."""
-    image = scene.images[torch.tensor([number])][0] * 0.5
+    image = view.images[torch.tensor([number])][0] * 0.5
     found = (Ranked(1, 0.25, False), Ranked(3, 0.5, True))
     usual: dict[str, Any] = {"targets": (), "before": found, "after": found[::-1], "place": (2, 1)}
     values = {"GTM": (100.0, 0.0)}
@@ -62,9 +66,9 @@ def a_shot(scene: Scene, number: int = 0, change: float = 0.0, **entries: Any) -
 
 
 def drawn(
-    shots: Sequence[Shot], scene: Scene, columns: Sequence[Column] | None = None, **names: Any
+    shots: Sequence[Shot], view: NetworkView, columns: Sequence[Column] | None = None, **names: Any
 ) -> Image.Image:
-    return draw_sheet(shots, album(scene, **names), columns or [Column("GTM", "higher")], title="a title")
+    return draw_sheet(shots, album(view, **names), columns or [Column("GTM", "higher")], title="a title")
 
 
 def rgb(colour: str) -> tuple[int, ...]:
@@ -127,10 +131,10 @@ def test_a_reduced_change_is_as_large_as_it_was() -> None:
     ("name", "apart"), [("GTM", False), ("ES", True), ("SP-QA+(m=2,keep=3)", False), ("misrank", True)]
 )
 def test_a_row_shows_the_images_as_they_are(name: str, apart: bool) -> None:
-    scene = a_scene((3, 8, 8), apart=apart)
-    gallery = scene.images if scene.ranked is None else scene.ranked
-    shots = shots_of(scene, name, [1, 4])
-    whole = drawn(shots, scene, attack(name).columns)
+    view = a_scene((3, 8, 8), apart=apart)
+    gallery = view.images if view.ranked is None else view.ranked
+    shots = shots_of(view, name, [1, 4])
+    whole = drawn(shots, view, attack(name).columns)
     change = max(float((shot.perturbed - shot.image).abs().max()) for shot in shots)
     factor = 1 if change == 0 else max(f for f in (1, 2, 5, 10, 20) if f * change < 0.501)
     assert factor in (1, 5, 10)  # of nothing, as it is at the goal, of 0.1, and of one step
@@ -151,11 +155,11 @@ def test_a_row_shows_the_images_as_they_are(name: str, apart: bool) -> None:
 
 
 def test_right_and_wrong_differ_in_colour_frame_and_mark() -> None:
-    scene = a_scene((3, 8, 8))
-    whole = drawn([a_shot(scene)], scene)
+    view = a_scene((3, 8, 8))
+    whole = drawn([a_shot(view)], view)
     marks: dict[bool, list[NDArray[np.bool_]]] = {True: [], False: []}
     for position, right in ((1, False), (3, True)):
-        places = places_of(whole, blown_up(scene.images[torch.tensor([position])][0]))
+        places = places_of(whole, blown_up(view.images[torch.tensor([position])][0]))
         assert len(places) == 2, "before and after"
         colour = rgb(GREEN if right else RED)
         for place in places:
@@ -185,9 +189,9 @@ def test_right_and_wrong_differ_in_colour_frame_and_mark() -> None:
     "name", ["CA+(w=3)", "CA-", "misrank(side='candidate')", "promote(side='candidate')"]
 )
 def test_a_candidate_stands_in_the_list_of_its_asker(name: str, written: list[str]) -> None:
-    scene = a_scene((3, 8, 8))
-    (shot,) = shots_of(scene, name, [5], k=4)
-    whole = drawn([shot], scene, attack(name).columns)
+    view = a_scene((3, 8, 8))
+    (shot,) = shots_of(view, name, [5], k=4)
+    whole = drawn([shot], view, attack(name).columns)
     assert sum(one.itself for one in shot.before) == sum(one.itself for one in shot.after) == 1
     assert written.count("this image") == 2
     assert f"place {shot.place[0]}" in written
@@ -199,29 +203,29 @@ def test_a_candidate_stands_in_the_list_of_its_asker(name: str, written: list[st
         assert set(frame(whole, listed, (112, 112), 6)) == {rgb(BLUE)}
         assert rgb(BLUE) not in frame(whole, place, (112, 112), 6)
     assert shot.asker is not None
-    asker = min(places_of(whole, blown_up(scene.images[torch.tensor([shot.asker])][0])))
+    asker = min(places_of(whole, blown_up(view.images[torch.tensor([shot.asker])][0])))
     assert set(frame(whole, asker, (112, 112), 6)) == {rgb(BLUE)}
 
 
 def test_a_target_that_is_found_is_marked(written: list[str]) -> None:
-    scene = a_scene((3, 8, 8))
-    whole = drawn([a_shot(scene, targets=(3, 7, 8, 9, 10))], scene)
+    view = a_scene((3, 8, 8))
+    whole = drawn([a_shot(view, targets=(3, 7, 8, 9, 10))], view)
     assert written.count("target") == 2
     assert written.count("and 2 more") == 1
-    first, *listed = sorted(places_of(whole, blown_up(scene.images[torch.tensor([3])][0])))
+    first, *listed = sorted(places_of(whole, blown_up(view.images[torch.tensor([3])][0])))
     assert rgb(BLUE) not in frame(whole, first, (112, 112), 6)
     assert len(listed) == 2
     assert all(set(frame(whole, place, (112, 112), 6)) == {rgb(BLUE)} for place in listed)
-    assert not places_of(whole, blown_up(scene.images[torch.tensor([9])][0])), "the fourth"
+    assert not places_of(whole, blown_up(view.images[torch.tensor([9])][0])), "the fourth"
 
 
 def test_texts_say_what_was_done(written: list[str]) -> None:
-    scene = a_scene((3, 8, 8))
+    view = a_scene((3, 8, 8))
     columns = [Column("GTM", "higher"), Column("deep", None, unit=attack("TMA").columns[0].unit)]
-    shot = a_shot(scene, 4, targets=(2,), place=(None, 7))
+    shot = a_shot(view, 4, targets=(2,), place=(None, 7))
     shot.values.update({"deep": (float("nan"), 0.25)})  # type: ignore[attr-defined]
     files = [f"dir/{k}.png" for k in range(12)]
-    drawn([shot], scene, columns, classes=("ant", "bee", "cow"), files=files)
+    drawn([shot], view, columns, classes=("ant", "bee", "cow"), files=files)
     told = "place of the first right image  - → 7"
     assert f"GTM ↑  100.0 → 0.0      deep  - → 0.250      {told}" in written
     heads = ["image", "perturbed", "change × 1", "target"]
@@ -236,18 +240,18 @@ def test_texts_say_what_was_done(written: list[str]) -> None:
 
 
 def test_images_without_files_are_numbered(written: list[str]) -> None:
-    scene = a_scene((3, 8, 8), apart=True)
-    drawn([a_shot(scene)], scene)
+    view = a_scene((3, 8, 8), apart=True)
+    drawn([a_shot(view)], view)
     assert {"gallery image 1", "gallery image 3", "image 0"} <= set(written)
 
 
 def test_many_values_take_more_lines(written: list[str]) -> None:
-    scene = a_scene((3, 8, 8))
+    view = a_scene((3, 8, 8))
     names = [f"a column with a long name, number {k}" for k in range(8)]
-    shot = a_shot(scene)
+    shot = a_shot(view)
     shot.values.update(dict.fromkeys(names, (1.0, 2.0)))  # type: ignore[attr-defined]
-    whole = drawn([shot], scene, [Column(name, None) for name in names])
-    assert whole.height > drawn([a_shot(scene)], scene).height
+    whole = drawn([shot], view, [Column(name, None) for name in names])
+    assert whole.height > drawn([a_shot(view)], view).height
     lines = [text for text in written if "number" in text]
     assert len(lines) > 1
     assert all(sum(f"{name}  1.0 → 2.0" in line for line in lines) == 1 for name in names)
@@ -257,11 +261,11 @@ def test_many_values_take_more_lines(written: list[str]) -> None:
     ("changes", "factor"), [((0.1, 0.02), 5), ((0.02, 0.01), 20), ((0.0, 0.0), 1), ((0.25, 0.1), 2)]
 )
 def test_one_factor_for_all_rows(changes: tuple[float, float], factor: int, written: list[str]) -> None:
-    scene = a_scene((3, 8, 8))
-    whole = drawn([a_shot(scene, number, change) for number, change in enumerate(changes)], scene)
+    view = a_scene((3, 8, 8))
+    whole = drawn([a_shot(view, number, change) for number, change in enumerate(changes)], view)
     assert f"change × {factor}" in written
     for number, change in enumerate(changes):
-        shot = a_shot(scene, number, change)
+        shot = a_shot(view, number, change)
         (x, y), *_ = places_of(whole, blown_up(shot.image))
         (right, _), *_ = (place for place in places_of(whole, blown_up(shot.perturbed)) if place[1] == y)
         step = right - x or sheet._PITCH
@@ -273,8 +277,8 @@ def test_one_factor_for_all_rows(changes: tuple[float, float], factor: int, writ
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [32, 40])
 def test_32_rows_at_most_and_what_is_left_out_is_said(count: int, written: list[str]) -> None:
-    scene = a_scene((3, 224, 224))
-    whole = drawn([a_shot(scene, k % 12, 0.1, targets=(1, 2, 3, 4)) for k in range(count)], scene)
+    view = a_scene((3, 224, 224))
+    whole = drawn([a_shot(view, k % 12, 0.1, targets=(1, 2, 3, 4)) for k in range(count)], view)
     assert whole.width <= 2200
     assert whole.height <= 32 * 240 + 140
     assert sum(text.startswith("at most") for text in written) == min(count, 32)
@@ -302,17 +306,17 @@ def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.slow
 def test_any_name_is_drawn_in_its_place(font: str) -> None:
-    scene = a_scene((3, 8, 8))
-    shots = [a_shot(scene, number, 0.01, targets=((2 * number) % 12,)) for number in range(12)]
-    usual = drawn(shots, scene, classes=("a", "b", "c"), files=["a"] * 12)
+    view = a_scene((3, 8, 8))
+    shots = [a_shot(view, number, 0.01, targets=((2 * number) % 12,)) for number in range(12)]
+    usual = drawn(shots, view, classes=("a", "b", "c"), files=["a"] * 12)
     whole = draw_sheet(
         shots,
-        album(scene, HOSTILE, (HOSTILE[1], HOSTILE[2], HOSTILE[9])),
+        album(view, HOSTILE, (HOSTILE[1], HOSTILE[2], HOSTILE[9])),
         [Column("GTM", "higher")],
         title=" ".join(HOSTILE[1:9]) + HOSTILE[9],
     )
     assert whole.width == usual.width
-    for image in (shots[0].image, shots[11].image, scene.images[torch.tensor([1])][0]):
+    for image in (shots[0].image, shots[11].image, view.images[torch.tensor([1])][0]):
         there = [places_of(each, blown_up(image)) for each in (usual, whole)]
         assert len(there[0]) > 0
         assert [x for x, _ in there[0]] == [x for x, _ in there[1]]
@@ -321,8 +325,8 @@ def test_any_name_is_drawn_in_its_place(font: str) -> None:
 
 
 def test_the_same_shots_give_the_same_pixels() -> None:
-    scene = a_scene((3, 8, 8))
-    first, second = (drawn(shots_of(scene, "GTM", [0, 3]), scene).tobytes() for _ in range(2))
+    view = a_scene((3, 8, 8))
+    first, second = (drawn(shots_of(view, "GTM", [0, 3]), view).tobytes() for _ in range(2))
     assert first == second
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import ATTACKS, PGD, Draws, Gallery, Queries, RankingAttack, Target, attack
+from robustmetric.attacks import ATTACKS, PGD, Attack, Draws, Gallery, Queries, Target, attack
 from robustmetric.evaluation import AttackResult, Threat
-from robustmetric.evaluation.scene import Scene, embed_all, run_attack
+from robustmetric.evaluation.attack import NetworkView, embed_all, run_attack
 from robustmetric.perturb import Budget
 from robustmetric.report.shots import Ranked, Shot, take_shots
 from tests.evaluation.conftest import make_network
@@ -52,12 +52,12 @@ def worlds() -> dict[str, World]:
 WORLDS = worlds()
 
 
-def aimed(which: RankingAttack, world: World, seed: int = 0) -> Tensor:
+def aimed(which: Attack, world: World, seed: int = 0) -> Tensor:
     draws = Draws(seed, which.drawn_as, range(len(world.queries)))
     return which.select(world.queries, world.gallery, draws=draws)
 
 
-def shots_of(which: RankingAttack, world: World, z: Tensor, k: int, seed: int = 0) -> list[Shot]:
+def shots_of(which: Attack, world: World, z: Tensor, k: int, seed: int = 0) -> list[Shot]:
     """Take shots of all queries, as if a search had brought them to z."""
     queries, gallery = world.queries, world.gallery
     images = torch.arange(2 * len(queries) * 4).view(2, -1, 1, 2, 2) / (8.0 * len(queries))
@@ -65,8 +65,8 @@ def shots_of(which: RankingAttack, world: World, z: Tensor, k: int, seed: int = 
     before, after = (which.measure(x, target, queries, gallery) for x in (queries.z, z))
     none = torch.zeros(len(queries))
     outcome = AttackResult(images[1], z, target, before, after, none, none, none, 0, 0, images[0])
-    scene = Scene(nn.Flatten(), images[0], queries, gallery, images[0])
-    found = take_shots(scene, which, torch.arange(len(queries)), outcome, k)
+    view = NetworkView(nn.Flatten(), images[0], queries, gallery, images[0])
+    found = take_shots(view, which, torch.arange(len(queries)), outcome, k)
     for number, shot in enumerate(found):
         assert (shot.attack, shot.number) == (which.name, number)
         assert torch.equal(shot.image, images[0, number])
@@ -192,8 +192,10 @@ def test_no_query_has_a_mate() -> None:
     none = torch.zeros(2)
     blank = torch.zeros(2, 1, 2, 2)
     outcome = AttackResult(blank, some.z, target, values, values, none, none, none, 0, 0, blank)
-    scene = Scene(nn.Flatten(), torch.zeros(18, 1, 2, 2), queries, world.gallery, torch.zeros(40, 1, 2, 2))
-    shots = take_shots(scene, which, numbers, outcome, 3)
+    view = NetworkView(
+        nn.Flatten(), torch.zeros(18, 1, 2, 2), queries, world.gallery, torch.zeros(40, 1, 2, 2)
+    )
+    shots = take_shots(view, which, numbers, outcome, 3)
     assert [(shot.number, shot.place) for shot in shots] == [(6, (None, None)), (17, (None, None))]
     assert not any(entry.right for shot in shots for entry in shot.before)
     assert all(math.isnan(value) for shot in shots for value in shot.values["ES:R"])
@@ -228,10 +230,10 @@ def test_shots_of_a_search(name: str, images: Tensor, labels: Tensor) -> None:
     network, which, numbers = make_network().double(), attack(name), torch.tensor([31, 4, 17])
     images, everyone = images.double(), torch.arange(40)
     z = embed_all(network, images, everyone, 16)
-    scene = Scene(network, images, Queries(z, labels, everyone), Gallery(z, labels))
-    found = run_attack(scene, which, numbers, Threat(Budget(eps=0.1, alpha=0.03, steps=4), PGD()))
-    shots = take_shots(scene, which, numbers, found, 5)
-    world = World(scene.queries, scene.gallery, {})
+    view = NetworkView(network, images, Queries(z, labels, everyone), Gallery(z, labels))
+    found = run_attack(view, which, numbers, Threat(Budget(eps=0.1, alpha=0.03, steps=4), PGD()))
+    shots = take_shots(view, which, numbers, found, 5)
+    world = World(view.queries, view.gallery, {})
     assert [shot.number for shot in shots] == numbers.tolist()
     with torch.no_grad():
         ends = nn.functional.normalize(network(torch.stack([shot.perturbed for shot in shots])))

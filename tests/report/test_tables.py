@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from robustmetric.errors import UserError
 from robustmetric.experiments.findings import Finding
 from robustmetric.experiments.outcome import Outcome
 from robustmetric.experiments.paper import Experiment, Row, experiment, experiment_names
@@ -17,7 +18,6 @@ from robustmetric.experiments.published import published_hardness
 from robustmetric.report.layout import Head, Line, Sheet, write
 from robustmetric.report.summary import SCORES
 from robustmetric.report.tables import SAMPLERS, sheet
-from robustmetric.validate import UserError
 from tests.helpers.records import a_record
 from tests.report.test_latex import HOSTILE
 

@@ -12,11 +12,11 @@ import pytest
 import robustmetric as rm
 from robustmetric.cli import options
 from robustmetric.cli.request import Request
+from robustmetric.errors import UserError
 from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings
 from robustmetric.evaluation.suite import GOALS
 from robustmetric.report.words import AIMS, CHECK_MEANINGS, COLUMN_MEANINGS, aim, command, goal_meaning
 from robustmetric.text import command_line
-from robustmetric.validate import UserError
 from tests.conftest import GOLDEN
 from tests.helpers.command import refused
 from tests.helpers.records import a_record, altered, golden

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from robustmetric.errors import UserError
 from robustmetric.training.entries import LARGEST, read_entries, read_value
 from robustmetric.training.recipe import load_recipe
-from robustmetric.validate import UserError
 from tests.helpers.command import refused
 from tests.helpers.faults import fault
 

@@ -10,11 +10,11 @@ from typing import Any
 import lightning as L
 import pytest
 
+from robustmetric.errors import UserError
 from robustmetric.training import loggers
 from robustmetric.training.loggers import make_logger
 from robustmetric.training.recipe import Recipe, load_recipe
 from robustmetric.training.run import checkpoint_step, train
-from robustmetric.validate import UserError
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

@@ -20,10 +20,10 @@ from torch import nn
 
 import robustmetric as rm
 from robustmetric.data import Inputs, load
+from robustmetric.errors import UserError
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import train
 from robustmetric.training.runs import RunFolder, Weights
-from robustmetric.validate import UserError
 
 QUICK: dict[str, Any] = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "validation": 0}
 

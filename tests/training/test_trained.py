@@ -15,11 +15,11 @@ from torch import nn
 
 import robustmetric as rm
 from robustmetric.data.inputs import Inputs
-from robustmetric.distance import ROUNDING
+from robustmetric.errors import UserError
 from robustmetric.evaluation.identity import digest_of
+from robustmetric.sphere import ROUNDING
 from robustmetric.training import Run, load_recipe
 from robustmetric.training.runs import RunFolder
-from robustmetric.validate import UserError
 from tests.helpers.runs import make_pictures, make_run
 
 

@@ -23,12 +23,12 @@ from torch import nn
 
 import robustmetric as rm
 from robustmetric.data.inputs import Inputs
-from robustmetric.distance import ROUNDING, BrokenEmbeddingsError
+from robustmetric.errors import UserError
 from robustmetric.files import DamagedError
 from robustmetric.locks import InUseError, locked
 from robustmetric.models.c2f2 import C2F2
+from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError
 from robustmetric.training import Run
-from robustmetric.validate import UserError
 from robustmetric.vectors import blocks, embed_folder
 from tests.helpers.faults import fault
 from tests.helpers.networks import Counted

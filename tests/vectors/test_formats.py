@@ -17,8 +17,8 @@ from safetensors import safe_open
 
 import robustmetric as rm
 from robustmetric.data.inputs import Inputs
+from robustmetric.errors import UserError
 from robustmetric.files import DamagedError
-from robustmetric.validate import UserError
 from robustmetric.vectors import About, Names, Vectors, formats, parquet, save_vectors
 from robustmetric.vectors.content import PIECE, Hashed, looked_at
 from tests.helpers.faults import fault

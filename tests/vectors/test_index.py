@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from robustmetric.errors import UserError
 from robustmetric.squares import distances
-from robustmetric.validate import UserError
 from robustmetric.vectors import Index, Vectors, index, open_index
 from tests.helpers.faults import fault
 from tests.vectors.conftest import stored, unit

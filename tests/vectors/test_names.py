@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robustmetric.data.decode import SUFFIXES
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 from robustmetric.vectors import Names, images_below
 
 STRANGE = [

@@ -11,8 +11,8 @@ import torch
 
 import robustmetric as rm
 from robustmetric.data.inputs import Inputs
+from robustmetric.errors import UserError
 from robustmetric.training import Run
-from robustmetric.validate import UserError
 from robustmetric.vectors import About, Vectors
 from tests.helpers.faults import fault
 from tests.helpers.runs import make_run

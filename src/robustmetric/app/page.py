@@ -11,7 +11,7 @@ import torch
 from robustmetric.app.drawing import HERE, Drawing, drawn, frames
 from robustmetric.app.trial import MOST_K, MOST_STEPS, Query, Tell, Trial, Walk
 from robustmetric.app.uploads import MEGABYTES, MEGAPIXELS
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 WAITING = 8  # requests that may wait for the one that is worked on
 ANY, NONE = "any class", "not known"
@@ -132,7 +132,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
         gr.HTML(
             drawn(
                 "title",
-                networks=list(trial.scenes),
+                networks=list(trial.views),
                 images=len(data.images),
                 ranked=len(data.ranked.labels),
                 data=data.name,
@@ -168,7 +168,7 @@ def build(gr: Any, trial: Trial, eps: float, steps: int) -> Any:
                 frame = gr.Slider(
                     0, 1, value=0, step=1, label="Go through the steps", visible=False, elem_id="rm-frame"
                 )
-                shown = gr.HTML(drawn("guide", networks=list(trial.scenes)), elem_id="rm-shown", **plain)
+                shown = gr.HTML(drawn("guide", networks=list(trial.views)), elem_id="rm-shown", **plain)
 
         bar = gr.Progress  # on the page, where nothing is markup
 

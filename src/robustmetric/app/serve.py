@@ -16,7 +16,7 @@ from typing import Any
 from robustmetric.app.page import build, style
 from robustmetric.app.trial import Trial
 from robustmetric.app.uploads import MEGABYTES
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 HOST = "127.0.0.1"
 FONTS = ("system-ui", "sans-serif")

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.app.uploads import read_upload
-from robustmetric.attacks import PGD, Draws, Problem, Queries, RankingAttack, Search, Target, attack
+from robustmetric.attacks import PGD, Attack, Draws, Problem, Queries, Search, Target, attack
 from robustmetric.data.decode import Channels, Fit
 from robustmetric.data.pairs import ImageArray
-from robustmetric.distance import embed
-from robustmetric.evaluation import AttackResult, Data, Scene, Subject, Threat, run_attack
+from robustmetric.errors import UserError, brief, is_number
+from robustmetric.evaluation import AttackResult, Data, NetworkView, Subject, Threat, run_attack
+from robustmetric.evaluation.attack import embed_all
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.scene import embed_all
 from robustmetric.perturb import Budget, Objective
 from robustmetric.registry import lookup
 from robustmetric.report.shots import Shot, take_shots
-from robustmetric.validate import UserError, brief, is_number
+from robustmetric.sphere import embed
 
 MOST_STEPS, MOST_K = 64, 20
 SHOWN = 16  # steps of an attack that are kept to be looked at, besides the image as it was
@@ -127,7 +127,7 @@ class _Way(NamedTuple):
     """All steps of an attack on a network: points (S, C, H, W) and the objective at each."""
 
     network: str
-    scene: Scene
+    view: NetworkView
     outcome: AttackResult
     points: Tensor
     objective: tuple[float, ...]
@@ -152,8 +152,8 @@ class Trial:
     def __init__(
         self,
         data: Data,
-        scenes: Mapping[str, Scene],
-        attacks: Sequence[RankingAttack],
+        views: Mapping[str, NetworkView],
+        attacks: Sequence[Attack],
         *,
         alpha: float = ALPHA,
         seed: int = 0,
@@ -161,7 +161,7 @@ class Trial:
         clock: Callable[[], float] = time.monotonic,
         fit: Fit = "squeeze",
     ) -> None:
-        self.data, self.scenes = data, dict(scenes)
+        self.data, self.views = data, dict(views)
         self.attacks = {goal.name: goal for goal in attacks}
         self.alpha, self.seed, self.seconds, self.clock = alpha, seed, seconds, clock
         self.fit, self.stopped = fit, threading.Event()
@@ -180,11 +180,11 @@ class Trial:
         `attacks` are names; `settings` are alpha, seed, seconds, clock and fit.
         """
         data, every = Data(images, labels), torch.arange(len(images))
-        scenes = {
-            name: Subject(model, data).scene(model, embed_all(model, images, every, 128))
+        views = {
+            name: Subject(model, data).view(model, embed_all(model, images, every, 128))
             for name, model in networks.items()
         }
-        return cls(data, scenes, [attack(name) for name in attacks], **settings)
+        return cls(data, views, [attack(name) for name in attacks], **settings)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -228,10 +228,10 @@ class Trial:
         goal = lookup("attack", name, self.attacks)
         budget = Budget(eps=eps, alpha=self.alpha, steps=int(steps))
         begin, ways = self.clock(), []
-        for place, (network, scene) in enumerate(self.scenes.items()):
+        for place, (network, view) in enumerate(self.views.items()):
             left = self.seconds - (self.clock() - begin)
-            until = self.clock() + left / (len(self.scenes) - place)
-            ways.append(self._walked(network, *_posed(scene, query), goal, budget, until, tell))
+            until = self.clock() + left / (len(self.views) - place)
+            ways.append(self._walked(network, *_posed(view, query), goal, budget, until, tell))
         longest = max(len(way.objective) for way in ways) - 1
         shown = shown_steps(longest)
         return tuple(_developed(way, goal, query, shown, int(k), budget.steps) for way in ways)
@@ -239,19 +239,19 @@ class Trial:
     def _walked(
         self,
         network: str,
-        scene: Scene,
+        view: NetworkView,
         number: int,
-        goal: RankingAttack,
+        goal: Attack,
         budget: Budget,
         until: float,
         tell: Tell | None,
     ) -> _Way:
         """Run an attack on a query of a scene, and keep all steps of it."""
         numbers = torch.tensor([number])
-        image, queries = scene.batch(numbers)
+        image, queries = view.batch(numbers)
         with torch.no_grad():
-            target = scene.aim(goal, queries, Draws(self.seed, goal.drawn_as, [number]))
-            before = scene.measure(goal, queries.z, target, queries)
+            target = view.aim(goal, queries, Draws(self.seed, goal.drawn_as, [number]))
+            before = view.measure(goal, queries.z, target, queries)
         if all(bool(value.isnan().all()) for value in before.values()):
             raise UserError(
                 f"{goal.name} is about images of the query's class, and there is none to find: choose "
@@ -264,14 +264,14 @@ class Trial:
 
         trace = _Trace(lambda: self.stopped.is_set() or self.clock() > until, told)
         threat = Threat(budget, _Traced(trace=trace), self.seed)
-        outcome = run_attack(scene, goal, numbers, threat, index=target.index)
+        outcome = run_attack(view, goal, numbers, threat, index=target.index)
         # The first point is the image, or a little way off. At the last one the query is won, or stuck, if
         # that is what ended it; else there is one more step behind it.
         points, values = [image, *trace.points[1:]], [float(outcome.first), *trace.values[1:]]
         if trace.points and (trace.late or len(trace.points) == budget.steps):
             points, values = [*points, outcome.images], [*values, float(outcome.last)]
         values = [value if math.isfinite(value) else float(outcome.last) for value in values]
-        return _Way(network, scene, outcome, torch.cat(points), tuple(values), trace.late)
+        return _Way(network, view, outcome, torch.cat(points), tuple(values), trace.late)
 
 
 def shown_steps(taken: int) -> tuple[int, ...]:
@@ -286,35 +286,33 @@ def shown_steps(taken: int) -> tuple[int, ...]:
     return tuple(round(taken * place / max(count, 1)) for place in range(count + 1))
 
 
-def _posed(scene: Scene, query: Query) -> tuple[Scene, int]:
-    """Return the scene in which a query can be attacked, and its number there."""
+def _posed(view: NetworkView, query: Query) -> tuple[NetworkView, int]:
+    """Return the view in which a query can be attacked, and its number there."""
     if query.number is not None:
-        return scene, query.number
-    image = query.image.to(scene.device)
+        return view, query.number
+    image = query.image.to(view.device)
     with torch.no_grad():
-        z = embed(scene.model, image)
+        z = embed(view.model, image)
     label, nowhere = torch.tensor([query.label], device=z.device), torch.tensor([-1], device=z.device)
     # Nobody knows its camera: all images count.
-    gallery = replace(scene.gallery, cameras=None)
-    ranked = scene.images if scene.ranked is None else scene.ranked
-    return Scene(scene.model, query.image, Queries(z, label, nowhere), gallery, ranked), 0
+    gallery = replace(view.gallery, cameras=None)
+    ranked = view.images if view.ranked is None else view.ranked
+    return NetworkView(view.model, query.image, Queries(z, label, nowhere), gallery, ranked), 0
 
 
-def _developed(
-    way: _Way, goal: RankingAttack, query: Query, shown: Sequence[int], k: int, asked: int
-) -> Walk:
+def _developed(way: _Way, goal: Attack, query: Query, shown: Sequence[int], k: int, asked: int) -> Walk:
     """Return the shots of the steps that are shown, as far as they were taken, with the last one."""
-    scene, outcome, taken = way.scene, way.outcome, len(way.objective) - 1
+    view, outcome, taken = way.view, way.outcome, len(way.objective) - 1
     steps = (*(step for step in shown if step < taken), taken)
     numbers = torch.full((len(steps),), 0 if query.number is None else query.number)
     points = way.points[list(steps)]
-    queries = scene.asking(numbers)
+    queries = view.asking(numbers)
     index = outcome.target.index
     with torch.no_grad():
-        z = embed(scene.model, points)
+        z = embed(view.model, points)
         z[0], z[-1] = queries.z[0], outcome.z[0] if taken else queries.z[0]
-        target = scene.aim(goal, queries, Draws(0, "", []), index.expand(len(steps), -1))
-        after = scene.measure(goal, z, target, queries)
+        target = view.aim(goal, queries, Draws(0, "", []), index.expand(len(steps), -1))
+        after = view.measure(goal, z, target, queries)
     before = {name: value.expand(len(steps)) for name, value in outcome.before.items()}
     originals = outcome.originals.expand_as(points)
     at_steps = replace(
@@ -326,5 +324,5 @@ def _developed(
         after=after,
         originals=originals,
     )
-    shots = take_shots(scene, goal, numbers, at_steps, k)
+    shots = take_shots(view, goal, numbers, at_steps, k)
     return Walk(way.network, tuple(shots), steps, way.objective, asked, way.late)

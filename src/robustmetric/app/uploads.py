@@ -16,7 +16,7 @@ from robustmetric.data.decode import (
     whole_images,
 )
 from robustmetric.data.pairs import ImageArray
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 MEGABYTES, MEGAPIXELS = 10, 25
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from robustmetric.attacks.apgd import APGD
-from robustmetric.attacks.base import ATTACKS, Protocol, RankingAttack, Target
+from robustmetric.attacks.base import ATTACKS, Attack, Protocol, Target
 from robustmetric.attacks.columns import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.attacks.draws import Draws, choose
 from robustmetric.attacks.goals import Demote, Misrank, Promote, Shift, Translocate
@@ -32,6 +32,7 @@ __all__ = [
     "PGD",
     "SEARCHES",
     "SPSA",
+    "Attack",
     "CandidateAttack",
     "Column",
     "Demote",
@@ -47,7 +48,6 @@ __all__ = [
     "Protocol",
     "Queries",
     "QueryAttack",
-    "RankingAttack",
     "Search",
     "SemanticsPreservingQueryAttack",
     "Shift",
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 
-def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> RankingAttack:
+def attack(name: str, /, *, protocol: str = "strict", **options: Any) -> Attack:
     """Make an attack by its name, with its options in brackets or as arguments.
 
     `name` is the paper's, one that was registered, or ``"file.py:Mine(option=1)"``. `protocol` is `strict`,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search, random_start
+from robustmetric.errors import UserError, instance, whole
 from robustmetric.perturb import (
     Budget,
     Norm,
@@ -24,7 +25,6 @@ from robustmetric.perturb import (
     steepness,
     value_and_slope,
 )
-from robustmetric.validate import UserError, instance, whole
 
 MOMENTUM = 0.75
 """The share of a step that follows the gradient; the rest keeps the direction of the step before."""

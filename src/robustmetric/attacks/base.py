@@ -12,10 +12,10 @@ from torch import Tensor
 
 from robustmetric.attacks.columns import Column
 from robustmetric.attacks.draws import Draws
+from robustmetric.errors import UserError, check_signature, describe, shorten
 from robustmetric.gallery import ByRow, Gallery, Queries, nearest
 from robustmetric.labels import WHOLE
 from robustmetric.registry import Registry, lookup, registry
-from robustmetric.validate import UserError, check_signature, describe, shorten
 
 Protocol = Literal["strict", "reference"]
 """By the definitions, or as published figures were made, where the two differ."""
@@ -36,7 +36,7 @@ class Target(ByRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankingAttack(ABC):
+class Attack(ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
     A new attack is a class with a `name`, its `columns` and three methods: `select`, `objective` and
@@ -47,9 +47,9 @@ class RankingAttack(ABC):
     The `protocol` strict follows the definitions; reference is what published figures were made with, where
     the two differ.
 
-    >>> from robustmetric.distance import pair_distance
+    >>> from robustmetric.sphere import pair_distance
     >>> from robustmetric.attacks import DISTANCE, choose
-    >>> class Blend(RankingAttack):
+    >>> class Blend(Attack):
     ...     name = "blend"
     ...     columns = (Column("blend", "higher", DISTANCE),)
     ...     def select(self, queries, gallery, *, draws):
@@ -143,7 +143,7 @@ class RankingAttack(ABC):
         """Reject a gallery with too few `images`, N, to find the targets in."""
         return
 
-    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
+    def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return attacks with the same aim, each with another objective: `targets` of them by class."""
         return (self,)
 
@@ -281,7 +281,7 @@ _PARAMETERS = {
     "start": "images, *, draws",
 }
 
-ATTACKS: Registry[RankingAttack] = registry("attack", RankingAttack)
+ATTACKS: Registry[Attack] = registry("attack", Attack)
 
 
 def is_floats(value: object, shape: tuple[int, ...]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from robustmetric.validate import UserError, instance
+from robustmetric.errors import UserError, instance
 
 
 @dataclass(frozen=True)

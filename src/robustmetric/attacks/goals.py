@@ -12,21 +12,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import ATTACKS, RankingAttack, Target, changed_options, with_options
+from robustmetric.attacks.base import ATTACKS, Attack, Target, changed_options, with_options
 from robustmetric.attacks.columns import DISTANCE, Column
 from robustmetric.attacks.draws import Draws, choose, distinct
 from robustmetric.attacks.margin import SLACK, kth_nearest, rank_hinge, rivals, smooth_margin
 from robustmetric.attacks.plain import EmbeddingShift
 from robustmetric.attacks.ranks import check_fits
-from robustmetric.distance import pair_distance
+from robustmetric.errors import UserError, number, whole
 from robustmetric.gallery import Gallery, Queries, away_from, count_mates, count_nearer, hit_at_1, nearest
 from robustmetric.registry import lookup
+from robustmetric.sphere import pair_distance
 from robustmetric.squares import distances, keys_of, positions_of, square_distance
-from robustmetric.validate import UserError, number, whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Goal(RankingAttack):
+class Goal(Attack):
     """What a worst-case attack wants: one column, judged by the definitions, and several objectives for it.
 
     `by` is the objective, None for the usual one. With the `side` query the image that is perturbed queries,
@@ -98,7 +98,7 @@ class Goal(RankingAttack):
         """The objective that it goes by."""
         return self.objectives[0] if self.by is None else self.by
 
-    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
+    def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return attacks with the same aim, one for each of its objectives."""
         return tuple(replace(self, by=None if by == self.objectives[0] else by) for by in self.objectives)
 
@@ -148,7 +148,7 @@ class Misrank(Goal):
         why = "the number of a wrong class, 1 for the nearest, if not 'smooth' or 'margin'"
         whole("by", self.by, 1, why=why)
 
-    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
+    def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return both margins, and attacks on each of the `targets` nearest wrong classes."""
         if self.side == "candidate":
             return super().attempts(targets)
@@ -398,7 +398,7 @@ class Promote(_Placed):
 
     k: int | None = 4
 
-    def attempts(self, targets: int) -> tuple[RankingAttack, ...]:
+    def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return all but the margin, which finds nothing that the others do not."""
         return super().attempts(targets)[:2]
 

@@ -13,18 +13,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import ATTACKS, RankingAttack, Target
+from robustmetric.attacks.base import ATTACKS, Attack, Target
 from robustmetric.attacks.columns import COSINE, DISTANCE, Column, from_cosine, from_distance, from_share
 from robustmetric.attacks.draws import Draws, choose
 from robustmetric.attacks.margin import rank_hinge, rivals
-from robustmetric.distance import padded_distance, pair_distance, reference_shift
 from robustmetric.gallery import Gallery, Queries, away_from, count_nearer, hit_at_1, nearest
+from robustmetric.sphere import padded_distance, pair_distance, reference_shift
 from robustmetric.squares import square_distance
 
 
 @ATTACKS.register("TMA")
 @dataclass(frozen=True, kw_only=True)
-class TargetedMismatch(RankingAttack):
+class TargetedMismatch(Attack):
     """Bring the embedding to that of a random image; reported is the cosine that is reached."""
 
     name = "TMA"
@@ -45,7 +45,7 @@ class TargetedMismatch(RankingAttack):
         return {"TMA": (z.double() * gallery.z[target.index[:, 0]].double()).sum(1)}
 
 
-class _Untargeted(RankingAttack):
+class _Untargeted(Attack):
     """An attack that aims at no image."""
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
@@ -114,7 +114,7 @@ class LearningToMisrank(_Untargeted):
 
 @ATTACKS.register("GTM")
 @dataclass(frozen=True, kw_only=True)
-class GreedyTop1Misranking(RankingAttack):
+class GreedyTop1Misranking(Attack):
     """Bring the embedding to the nearest image of another class; reported is R@1."""
 
     name = "GTM"
@@ -145,7 +145,7 @@ class GreedyTop1Misranking(RankingAttack):
 
 @ATTACKS.register("GTT")
 @dataclass(frozen=True, kw_only=True)
-class GreedyTop1Translocation(RankingAttack):
+class GreedyTop1Translocation(Attack):
     """Move the query's first image to the end of its ranking; reported is the share still in the top 4."""
 
     name = "GTT"

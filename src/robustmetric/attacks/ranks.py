@@ -11,15 +11,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import ATTACKS, RankingAttack, Target, changed_options, with_options
+from robustmetric.attacks.base import ATTACKS, Attack, Target, changed_options, with_options
 from robustmetric.attacks.columns import Column, from_lowered_rank, from_raised_rank
 from robustmetric.attacks.draws import Draws, choose, choose_near
 from robustmetric.attacks.margin import rank_hinge
-from robustmetric.distance import cross_distance, pair_distance
+from robustmetric.errors import UserError, number, whole
 from robustmetric.gallery import Gallery, Queries, away_from, count_nearer, exclude, nearest
 from robustmetric.registry import lookup
+from robustmetric.sphere import cross_distance, pair_distance
 from robustmetric.squares import square_distance
-from robustmetric.validate import UserError, number, whole
 
 # Up to so many distances are kept from step to step; more are computed anew in each, block by block.
 _KEPT = 2**26
@@ -34,7 +34,7 @@ def check_fits(letter: str, count: int, images: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignedAttack(RankingAttack):
+class SignedAttack(Attack):
     """An attack that raises (+) random targets, or lowers (−) targets among the 1 % nearest.
 
     The number of targets is the field that `letter` names.

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from robustmetric.attacks.base import changed_options, is_floats, with_options
 from robustmetric.attacks.draws import Draws
+from robustmetric.errors import UserError, check_signature, describe, instance, number, whole
 from robustmetric.perturb import Budget, Norm, Objective, directions, pgd
 from robustmetric.registry import Registry, registry
-from robustmetric.validate import UserError, check_signature, describe, instance, number, whole
 
 
 @dataclass(frozen=True, eq=False)

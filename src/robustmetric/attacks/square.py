@@ -15,8 +15,8 @@ from torch import Tensor
 
 from robustmetric.attacks.draws import Draws
 from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search
+from robustmetric.errors import whole
 from robustmetric.perturb import Budget, Norm, project, sizes, spread
-from robustmetric.validate import whole
 
 FIRST = 0.8
 """The share of an image that the first squares cover."""

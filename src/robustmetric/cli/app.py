@@ -22,8 +22,8 @@ from rich.markup import escape
 from robustmetric import __version__
 from robustmetric.cli.errors import out_of_memory, told_of_files
 from robustmetric.cli.terminal import Terminal
+from robustmetric.errors import UserError, brief
 from robustmetric.usercode import own_failure
-from robustmetric.validate import UserError, brief
 
 OWN = "or FILE.py:NAME of your own"
 """Stands in the help behind the names that an option takes."""

@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save
 
-from robustmetric.attacks import ATTACKS, Column, RankingAttack
+from robustmetric.attacks import ATTACKS, Attack, Column
 from robustmetric.cli.app import OWN, app, stoppable
 from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Settings, run_attack
 from robustmetric.evaluation.job import Progress, Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
@@ -34,7 +35,6 @@ from robustmetric.report.records import alpha_of_plan, eps_of_plan
 from robustmetric.report.sheet import ROWS, Album, draw_sheet, left_out
 from robustmetric.report.shots import Shot, take_shots
 from robustmetric.text import one_line, printable, shortened, spreadsheet_text
-from robustmetric.validate import UserError
 
 ARRAYS, RANKS, SHEET = "images.safetensors", "ranks.csv", "sheet.png"
 UNFINISHED = ".attack"  # is there until all files are
@@ -83,7 +83,7 @@ def attack(
                 evaluation.embed()
                 shots = _attacked(evaluation, watch)
         (goal,) = evaluation.plan.attacks
-        album = Album(evaluation.scene, data)
+        album = Album(evaluation.view, data)
         title = _title(evaluation)
         with _all_or_nothing(out):
             _write_images(out, shots)
@@ -149,14 +149,14 @@ def _attacked(evaluation: Evaluation, watch: Progress) -> list[Shot]:
     for numbers in parts:
         tell(0)
         outcome = run_attack(
-            evaluation.scene,
+            evaluation.view,
             goal,
             numbers,
             threat,
             surrogate=evaluation.surrogate,
             tick=Ticks(threat.search.num_evaluations(threat.budget), tell),
         )
-        shots += take_shots(evaluation.scene, goal, numbers, outcome, FIRST)
+        shots += take_shots(evaluation.view, goal, numbers, outcome, FIRST)
         done += 1
     tell(0)
     return shots
@@ -196,7 +196,7 @@ def _write_ranks(path: Path, rows: list[dict[str, object]]) -> None:
     _write(path, text.getvalue().encode())
 
 
-def _ranks(shots: Sequence[Shot], album: Album, goal: RankingAttack) -> list[dict[str, object]]:
+def _ranks(shots: Sequence[Shot], album: Album, goal: Attack) -> list[dict[str, object]]:
     """List for each query its file, class, targets and values, and the place that counts."""
     rows = []
     for shot in shots:
@@ -224,7 +224,7 @@ def _place(shot: Shot) -> str:
     return "first of its class" if shot.asker is None else "its place"
 
 
-def _table(console: Console, shots: Sequence[Shot], album: Album, goal: RankingAttack) -> Table:
+def _table(console: Console, shots: Sequence[Shot], album: Album, goal: Attack) -> Table:
     """Make a table of the first queries that fits on the terminal: names lose their middle as it takes."""
     rows = [_cells(shot, album, goal) for shot in shots[:LINES]]
 
@@ -251,7 +251,7 @@ def _width(console: Console, table: Table) -> int:
     return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum
 
 
-def _cells(shot: Shot, album: Album, goal: RankingAttack) -> list[tuple[str, str]]:
+def _cells(shot: Shot, album: Album, goal: Attack) -> list[tuple[str, str]]:
     """Write down a query, each cell behind its heading, with values before and after in one."""
     cells = [("image", str(shot.number))]
     if album.data.files is not None:
@@ -267,7 +267,7 @@ def _cells(shot: Shot, album: Album, goal: RankingAttack) -> list[tuple[str, str
     return [*cells, (_place(shot), " → ".join(places))]
 
 
-def _heading(column: Column, goal: RankingAttack) -> str:
+def _heading(column: Column, goal: Attack) -> str:
     """Write the name of a column without the options that are in the attack's name."""
     options = goal.name[goal.name.find("(") :] if goal.name.endswith(")") else ""
     return column.heading.replace(options, "", 1)

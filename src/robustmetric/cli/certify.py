@@ -14,13 +14,13 @@ from robustmetric.cli.options import Tested, takes
 from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
+from robustmetric.errors import UserError, fraction
 from robustmetric.evaluation import Certificate, Certification, CertifyPlan
 from robustmetric.evaluation.certificate import FORMAT
 from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import Score
 from robustmetric.report.records import data_of
 from robustmetric.training.runs import RunFolder
-from robustmetric.validate import UserError, fraction
 
 
 def _option(name: str, default: Any = ...) -> Any:

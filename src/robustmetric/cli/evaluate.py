@@ -16,6 +16,7 @@ from robustmetric.cli.show import Watch, show_checks, show_scores
 from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Record, Settings, load_arrays
 from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import FORMAT
@@ -24,7 +25,6 @@ from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
 from robustmetric.report.pictures import load_pictures, make_pictures, picture_costs
 from robustmetric.training.runs import RunFolder
-from robustmetric.validate import UserError
 from robustmetric.workers import run_workers
 
 

@@ -14,10 +14,10 @@ import typer
 from robustmetric.cli.app import FIT, OWN, TRUST
 from robustmetric.data import DATA
 from robustmetric.data.decode import Fit
+from robustmetric.errors import UserError, fraction
 from robustmetric.evaluation import Settings
 from robustmetric.models import MODELS
 from robustmetric.registry import split_names, unknown
-from robustmetric.validate import UserError, fraction
 
 ON = typer.Option("local", help="Where workers run: local, as processes here, or ray, as tasks of Ray.")
 ADDRESS = typer.Option(

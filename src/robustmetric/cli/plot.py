@@ -12,6 +12,7 @@ import typer
 
 from robustmetric.cli.app import app
 from robustmetric.cli.terminal import wide
+from robustmetric.errors import UserError
 from robustmetric.evaluation.record import RECORD
 from robustmetric.experiments.cells import began, counted
 from robustmetric.experiments.outcome import RESULT, read_result, run_of
@@ -23,7 +24,6 @@ from robustmetric.training.code import bare
 from robustmetric.training.entries import read_file
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import read_rows
-from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ import typer
 from robustmetric.cli.app import TRUST, app, stoppable
 from robustmetric.cli.options import RUN
 from robustmetric.cli.terminal import wide
+from robustmetric.errors import shorten
 from robustmetric.text import command_line
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder
-from robustmetric.validate import shorten
 from robustmetric.zoo import publish
 
 

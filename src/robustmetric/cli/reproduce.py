@@ -15,9 +15,9 @@ from robustmetric.cli.app import app, exit_code, read_changes, stoppable
 from robustmetric.cli.options import ADDRESS, ON, check_engine
 from robustmetric.cli.progress import Decoding, Making, duration
 from robustmetric.cli.terminal import Terminal, wide
+from robustmetric.errors import UserError
 from robustmetric.files import check_writable
 from robustmetric.text import command_line
-from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from robustmetric.experiments.cells import Job, Scale

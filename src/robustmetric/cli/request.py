@@ -19,6 +19,7 @@ from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Plan, Subject
 from robustmetric.evaluation.data import Data, data_by_marks, data_of_two
 from robustmetric.evaluation.job import Progress
@@ -29,7 +30,6 @@ from robustmetric.text import printable
 from robustmetric.training.runs import RunFolder, Which
 from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError
 
 SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
 

@@ -18,8 +18,8 @@ from robustmetric.cli.options import DEVICE, RUN, WEIGHTS
 from robustmetric.cli.progress import Counting
 from robustmetric.cli.request import loaded_run
 from robustmetric.cli.terminal import Terminal, wide
+from robustmetric.errors import UserError
 from robustmetric.text import printable, spreadsheet_text
-from robustmetric.validate import UserError
 from robustmetric.vectors import Found, Index, Vectors, load_vectors, open_index
 from robustmetric.vectors.index import KINDS, SAMPLE, kind_of
 from robustmetric.vectors.vectors import check_k

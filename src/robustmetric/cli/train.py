@@ -13,11 +13,11 @@ from rich.table import Table
 from robustmetric.cli.app import FIT, OWN, TRUST, app, exit_code, read_changes, stoppable
 from robustmetric.cli.progress import Decoding, Training
 from robustmetric.cli.terminal import Terminal
+from robustmetric.errors import UserError
 from robustmetric.files import write_atomically, writing
 from robustmetric.text import command_line
 from robustmetric.training import CutShortError, Stopped, load_recipe, recipe_names
 from robustmetric.training.recipe import Recipe, recipe_text, usual_recipe
-from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from robustmetric.training.runs import RunFolder

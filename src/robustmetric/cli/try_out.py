@@ -19,8 +19,8 @@ from robustmetric.cli.request import Request
 from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.data import load
+from robustmetric.errors import UserError
 from robustmetric.training.runs import Which
-from robustmetric.validate import UserError
 
 
 @app.command("app")
@@ -64,7 +64,7 @@ def try_out(
         names = _names(requests, tested, beside)
         trial = Trial(
             evaluations[0].subject.data,
-            {name: one.scene for name, one in zip(names, evaluations, strict=True)},
+            {name: one.view for name, one in zip(names, evaluations, strict=True)},
             plan.attacks,
             alpha=budget.alpha,
             seed=plan.threat.seed,

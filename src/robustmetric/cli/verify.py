@@ -23,6 +23,7 @@ from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.data.inputs import Inputs, relative_files
 from robustmetric.data.pair_lists import PairList, read_pairs
 from robustmetric.data.pairs import ImageArray
+from robustmetric.errors import UserError, fraction
 from robustmetric.evaluation import Verification, Verifying, VerifyPlan
 from robustmetric.evaluation.data import Data, data_by_marks
 from robustmetric.evaluation.job import open_folder
@@ -32,7 +33,6 @@ from robustmetric.evaluation.verify_plan import FAR, SHARED
 from robustmetric.report.records import data_of
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.sets import load_sets
-from robustmetric.validate import UserError, fraction
 
 
 @app.command()

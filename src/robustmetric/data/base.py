@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 Split = Literal["train", "validation", "test", "all"]
 Part = Literal["train", "validation", "test"]

@@ -33,7 +33,7 @@ from robustmetric.data.cache_build import Progress, broken_message, built, locke
 from robustmetric.data.cache_plan import Finished, Plan
 from robustmetric.data.decode import LONGEST, Channels, Fit, Size, decoded_or_reason, resized, whole_images
 from robustmetric.data.stored import Pictures, block_digests, content_digest
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from robustmetric.data.cache_plan import MARK, Finished, LostError, Plan, Row, opened, start_of_file
 from robustmetric.data.decode import decoded_or_reason, one_size
 from robustmetric.data.stored import BLOCK, Stored, cores
+from robustmetric.errors import UserError
 from robustmetric.files import digest_of_entries, publish, write_atomically
-from robustmetric.validate import UserError
 
 if sys.platform != "win32":
     import fcntl

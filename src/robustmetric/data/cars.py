@@ -12,7 +12,7 @@ import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, half, listed, read_bytes
-from robustmetric.validate import UserError, shorten
+from robustmetric.errors import UserError, shorten
 
 PUBLISHED = (
     "Cars-196 is published at https://ai.stanford.edu/~jkrause/cars/car_dataset.html: take car_ims.tgz and "

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, half, integer, listed, read_fields
-from robustmetric.validate import UserError, shorten
+from robustmetric.errors import UserError, shorten
 
 PUBLISHED = "CUB-200-2011 is published at https://www.vision.caltech.edu/datasets/cub_200_2011/"
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from robustmetric.data.base import Box
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 Size = tuple[int, int]  # height, width
 Channels = Literal[1, 3]

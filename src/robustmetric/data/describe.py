@@ -17,8 +17,8 @@ from rich.text import Text
 
 from robustmetric.data.base import ImageSet, Split
 from robustmetric.data.decode import decoded, open_image, upright_size, whole_images
+from robustmetric.errors import UserError, shorten
 from robustmetric.text import printable
-from robustmetric.validate import UserError, shorten
 
 Key = TypeVar("Key", str, tuple[int, int])
 

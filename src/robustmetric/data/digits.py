@@ -8,7 +8,7 @@ import numpy as np
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import count_classes
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 TRAINING = 1000
 

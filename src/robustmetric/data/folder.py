@@ -10,7 +10,7 @@ from pathlib import Path
 from robustmetric.data.base import ImageSet, Part, sets_apart
 from robustmetric.data.decode import SUFFIXES
 from robustmetric.data.listing import check_root, half, listed, with_queries
-from robustmetric.validate import UserError, shorten
+from robustmetric.errors import UserError, shorten
 
 HINT = "mend or remove these links"
 

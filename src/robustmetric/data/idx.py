@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_root, count_classes
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 SIZE = 28

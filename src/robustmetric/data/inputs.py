@@ -26,8 +26,8 @@ from robustmetric.data.describe import typical_size
 from robustmetric.data.load import load
 from robustmetric.data.pairs import ImageArray
 from robustmetric.data.stored import cores
+from robustmetric.errors import UserError, shorten
 from robustmetric.models.source import NetworkSource
-from robustmetric.validate import UserError, shorten
 
 Picture = str | os.PathLike[str] | Image.Image
 """An image as a file or as Pillow has it."""

@@ -16,7 +16,7 @@ from robustmetric.data.listing import (
     read_text,
     with_queries,
 )
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 PUBLISHED = (
     "In-Shop Clothes Retrieval is published at "

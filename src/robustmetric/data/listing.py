@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.data.base import Half, ImageSet, Part
-from robustmetric.validate import UserError, shorten
+from robustmetric.errors import UserError, shorten
 
 Key = TypeVar("Key", int, str)
 

@@ -22,9 +22,9 @@ from robustmetric.data.listing import check_retrievable
 from robustmetric.data.market import read_market1501
 from robustmetric.data.sop import read_sop
 from robustmetric.data.table import read_csv
+from robustmetric.errors import UserError
 from robustmetric.registry import Registry, lookup, registry
 from robustmetric.usercode import UserCodeError, own_traceback
-from robustmetric.validate import UserError
 
 DATA: Registry[ImageSet] = registry("data set")
 """All data sets: functions that take a root, which may be None, and a split, and return an ImageSet."""

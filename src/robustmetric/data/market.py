@@ -11,7 +11,7 @@ import torch
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import find_root, listed, with_queries
-from robustmetric.validate import UserError, shorten
+from robustmetric.errors import UserError, shorten
 
 PUBLISHED = (
     "Market-1501 is published with 'Scalable Person Re-identification: A Benchmark' at "

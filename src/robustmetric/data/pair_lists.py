@@ -17,7 +17,7 @@ from robustmetric.data.base import ImageSet
 from robustmetric.data.decode import SUFFIXES
 from robustmetric.data.listing import integer, listed, quoted, read_text
 from robustmetric.data.table import DELIMITERS, TRUTH
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 _LFW = re.compile(r"\s*\d+(\s+\d+)?\s*")  # the first line: how many sets of how many pairs
 

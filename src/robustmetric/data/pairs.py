@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from robustmetric.data.stored import Pictures
+from robustmetric.errors import UserError
 from robustmetric.labels import check_labels
-from robustmetric.validate import UserError
 
 _PART = 1 << 20  # bytes of images that are read at a time
 

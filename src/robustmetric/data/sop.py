@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from robustmetric.data.base import Half, ImageSet
 from robustmetric.data.listing import check_distinct, find_root, integer, listed, read_table
-from robustmetric.validate import UserError, shorten
+from robustmetric.errors import UserError, shorten
 
 PUBLISHED = (
     "Stanford Online Products is published with 'Deep Metric Learning via Lifted Structured Feature "

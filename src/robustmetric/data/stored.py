@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 BLOCK = 16  # rows that share a digest: a damaged block redoes these alone
 

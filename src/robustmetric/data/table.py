@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robustmetric.data.base import Box, ImageSet, Part, sets_apart
 from robustmetric.data.listing import half, listed, quoted, read_text
-from robustmetric.validate import UserError, shorten
+from robustmetric.errors import UserError, shorten
 
 NEEDED = ("path", "label")
 BOX = ("x_1", "y_1", "x_2", "y_2")

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Network, Step, changed
 from robustmetric.defenses.terms import TermDefense
-from robustmetric.distance import pair_distance
 from robustmetric.perturb import frozen, pgd
+from robustmetric.sphere import pair_distance
 
 
 @DEFENSES.register("ACT")

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.defenses.notation import read_defense, write_name
-from robustmetric.distance import cross_distance, embed
+from robustmetric.errors import UserError, check_signature, describe, instance, whole
 from robustmetric.labels import check_classes, check_labels
 from robustmetric.losses import check_loss
 from robustmetric.perturb import Budget, check_images
 from robustmetric.registry import Registry, registry
+from robustmetric.sphere import cross_distance, embed
 from robustmetric.triplets import Batch, Mined, Sampler, Triplets, check_margin, find_anchors
-from robustmetric.validate import UserError, check_signature, describe, instance, whole
 
 
 @dataclass(frozen=True, eq=False)

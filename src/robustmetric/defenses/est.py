@@ -9,9 +9,9 @@ from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Network, Step, changed
 from robustmetric.defenses.terms import TermDefense
-from robustmetric.distance import cross_distance, pair_distance, reference_shift
 from robustmetric.losses import Term
 from robustmetric.perturb import Budget, frozen, pgd
+from robustmetric.sphere import cross_distance, pair_distance, reference_shift
 from robustmetric.triplets import Sampler
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers
 from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import Destination
-from robustmetric.distance import hardness
+from robustmetric.errors import instance
 from robustmetric.losses import Term
 from robustmetric.perturb import Budget, frozen, pgd
+from robustmetric.sphere import hardness
 from robustmetric.triplets import Mined, Sampler
-from robustmetric.validate import instance
 
 
 @DEFENSES.register("HM")

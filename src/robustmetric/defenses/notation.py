@@ -13,11 +13,11 @@ from itertools import accumulate
 from typing import Any, NoReturn, TypeVar
 
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
+from robustmetric.errors import UserError, describe
 from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term
-from robustmetric.registry import Registry, registry, signature_of, take_apart, unknown
+from robustmetric.registry import Registry, parse_spec, registry, signature_of, unknown
 from robustmetric.triplets import SAMPLERS, Sampler
 from robustmetric.usercode import UserCodeError, file_of, split_options
-from robustmetric.validate import UserError, describe
 
 T = TypeVar("T")
 
@@ -250,7 +250,7 @@ def _written(part: _Part, parts: Registry[T]) -> str:
     elif any(letter in "()[],&" for letter in str(source.file)):
         part.fail(f"the path {source.file} cannot be written here{_about_paths(part)}")
     with part.blamed():
-        name, options = take_apart(parts.kind, text)
+        name, options = parse_spec(parts.kind, text)
     listed = ",".join(f"{key}={value!r}" for key, value in options.items())
     return f"{name}({listed})" if listed else name
 

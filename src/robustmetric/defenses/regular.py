@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Defense, Network, Step, triplet_logs
-from robustmetric.distance import hardness
 from robustmetric.losses import hinge
+from robustmetric.sphere import hardness
 
 
 @DEFENSES.register("N/A")

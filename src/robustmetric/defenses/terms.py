@@ -10,11 +10,11 @@ from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Network, Step, triplet_logs
 from robustmetric.defenses.notation import name_of
-from robustmetric.distance import hardness
+from robustmetric.errors import UserError, instance
 from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, hinge
 from robustmetric.perturb import Budget
+from robustmetric.sphere import hardness
 from robustmetric.triplets import Mined, Sampler, Triplets
-from robustmetric.validate import UserError, instance
 
 
 class TermDefense(Defense):

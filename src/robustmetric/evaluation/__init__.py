@@ -1,5 +1,6 @@
 """Evaluation: a plan, attacks, their scores, the ERS, checks and the record; certification by noise."""
 
+from robustmetric.evaluation.attack import AttackResult, NetworkView, run_attack
 from robustmetric.evaluation.certificate import Bound, Certificate, load_certificate
 from robustmetric.evaluation.certify import Certification, certify
 from robustmetric.evaluation.certify_plan import CertifyPlan
@@ -10,7 +11,6 @@ from robustmetric.evaluation.evaluate import Evaluation, evaluate
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.plan import Plan, Settings
 from robustmetric.evaluation.record import Record, load_arrays, load_record
-from robustmetric.evaluation.scene import AttackResult, Scene, run_attack
 from robustmetric.evaluation.smoothing import Smoothed
 from robustmetric.evaluation.threat import Threat
 from robustmetric.evaluation.verified import Verification, load_verification
@@ -31,9 +31,9 @@ __all__ = [
     "Evaluation",
     "Findings",
     "Images",
+    "NetworkView",
     "Plan",
     "Record",
-    "Scene",
     "Settings",
     "Smoothed",
     "Subject",

@@ -10,18 +10,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from robustmetric.errors import UserError
 from robustmetric.evaluation.bounds import largest_radius
 from robustmetric.evaluation.certify_plan import CertifyPlan
-from robustmetric.evaluation.document import Document, Format, Number, Part
+from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import Values
 from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.record import DataEntry, NetworkEntry, QueryCounts, Score
-from robustmetric.validate import UserError
 
 SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"
 
 
-class Bound(Part):
+class Bound(FrozenModel):
     """What is known of R@1 under perturbations of a radius, in % of queries, as `certify` returns it."""
 
     radius: float = Field(description="the length (L2) of a perturbation of pixels in [0, 1]")

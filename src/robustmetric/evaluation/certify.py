@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Misrank
-from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
+from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
 from robustmetric.evaluation.certificate import FORMAT, Certificate, entries_of
 from robustmetric.evaluation.certify_plan import CertifyPlan
@@ -28,10 +28,10 @@ from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.record import described
-from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
 from robustmetric.gallery import excluded
 from robustmetric.perturb import device_of
+from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError, embed
 
 _RANKED = 256  # images of the gallery that are kept together
 _QUERIES = 8  # queries that are kept together: each is embedded a thousand times
@@ -298,14 +298,14 @@ class Certification(Job[Certificate]):
         goes past the boundary, for what is found is judged with other noise. `tick` is that of `run_attack`.
         """
         threat = self.plan.threat(radius)
-        return run_attack(self.scene(numbers), Misrank(), numbers, threat, stop=False, tick=tick).images
+        return run_attack(self.view(numbers), Misrank(), numbers, threat, stop=False, tick=tick).images
 
-    def scene(self, numbers: Tensor) -> Scene:
-        """Return the scene of the smoothed network with few noises; of queries, `numbers` are embedded."""
+    def view(self, numbers: Tensor) -> NetworkView:
+        """Return the view of the smoothed network with few noises; of queries, `numbers` are embedded."""
         plan, device = self.plan, device_of(self.subject.model)
         model = Smoothed(self.subject.model, plan.sigma, plan.attack_samples, plan.seed, chunk=plan.batch)
         with torch.no_grad():
             z = embed(model.to(device), self.data.images[numbers].to(device))
         asked = z.new_full((len(self.data.images), z.shape[1]), torch.nan)
         asked[numbers.to(device)] = z
-        return self.subject.scene(model, asked, self.vectors.to(device, z.dtype))
+        return self.subject.view(model, asked, self.vectors.to(device, z.dtype))

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from robustmetric.attacks import Search, make_search
 from robustmetric.attacks.search import bind
+from robustmetric.errors import UserError, brief, fraction, is_number
 from robustmetric.evaluation.bounds import largest_radius, least_samples
-from robustmetric.evaluation.document import Part, validated
+from robustmetric.evaluation.document import FrozenModel, validated
 from robustmetric.evaluation.identity import options_of
 from robustmetric.evaluation.plan import draw_queries
 from robustmetric.evaluation.smoothing import MOST_SIGMA
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
-from robustmetric.validate import UserError, brief, fraction, is_number
 
 
-class CertifyPlan(Part):
+class CertifyPlan(FrozenModel):
     """How a certification is done: all that it depends on besides the network and the data.
 
     Make one with `CertifyPlan.make`, which checks all of it once.

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from robustmetric.attacks import Gallery, Queries
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
+from robustmetric.errors import UserError
+from robustmetric.evaluation.attack import NetworkView
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Images, Joined
-from robustmetric.evaluation.scene import Scene
 from robustmetric.gallery import count_relevant
 from robustmetric.labels import check_labels
 from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
 from robustmetric.retrieval import check_cameras, check_own
 from robustmetric.text import printable
-from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ class Subject:
             try_network(self.surrogate, images, gradient=of_surrogate, what="surrogate")
         return dim
 
-    def scene(self, model: nn.Module, z: Tensor, ranked: Tensor | None = None) -> Scene:
-        """Return the scene of a network `model` with its embeddings `z` (N, D), and `ranked` (M, D).
+    def view(self, model: nn.Module, z: Tensor, ranked: Tensor | None = None) -> NetworkView:
+        """Return the view of a network `model` with its embeddings `z` (N, D), and `ranked` (M, D).
 
         Without `ranked` all are in `z` (N + M, D).
         """
@@ -291,7 +291,7 @@ class Subject:
             count = len(data.images)
             z, ranked = (z, z) if data.gallery is None else (z[:count], z[count:])
         images = None if data.gallery is None else data.ranked.images
-        return Scene(model, data.images, data.as_queries(z), data.as_gallery(ranked), images)
+        return NetworkView(model, data.images, data.as_queries(z), data.as_gallery(ranked), images)
 
 
 def data_by_marks(images: Pixels, crop: int | None = None, files: Sequence[str] | None = None) -> Data:

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from robustmetric.errors import UserError, brief, shorten
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
 from robustmetric.registry import unknown
 from robustmetric.text import command_line
-from robustmetric.validate import UserError, brief, shorten
 
 ARRAYS = "queries.safetensors"
 GO_ON = "what is finished is kept, and the same command goes on from there"
@@ -37,7 +37,7 @@ def _without_example(schema: dict[str, Any]) -> None:
     schema["description"] = schema["description"].partition("\n\n>>>")[0]
 
 
-class Part(BaseModel):
+class FrozenModel(BaseModel):
     """Values of a document: they do not change, and there are no others than those that are named."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_example)
@@ -49,7 +49,7 @@ P = TypeVar("P", bound=BaseModel)
 def validated(kind: type[P], what: str, given: dict[str, Any]) -> P:
     """Return a model of a `kind` with the `given` values; say which `what` is unknown or wrong.
 
-    >>> class Sizes(Part):
+    >>> class Sizes(FrozenModel):
     ...     rows: int = Field(3, ge=1, description="number of rows")
     >>> validated(Sizes, "setting", {"rows": 0})
     Traceback (most recent call last):
@@ -71,14 +71,14 @@ def validated(kind: type[P], what: str, given: dict[str, Any]) -> P:
         raise UserError(f"{name} is {value}: {told}{meaning}", parameter=name) from None
 
 
-class Arrays(Part):
+class Arrays(FrozenModel):
     """The file of per-query values."""
 
     file: str
     sha256: str
 
 
-class Sealed(Part):
+class Sealed(FrozenModel):
     """A document with a digest of all its other entries."""
 
     sha256: str | None = Field(default=None, description="of all the other entries")

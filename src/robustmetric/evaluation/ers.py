@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robustmetric.attacks import Column, Protocol, attack
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 Values = NDArray[np.float64]
 

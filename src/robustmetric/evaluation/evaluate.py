@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PERCENT, RankingAttack
+from robustmetric.attacks import PERCENT, Attack
+from robustmetric.errors import UserError
+from robustmetric.evaluation.attack import NetworkView, attack_block, embed_all
 from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.ers import COLUMNS, Values
@@ -24,12 +26,10 @@ from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.plan import Plan, check_title
 from robustmetric.evaluation.record import FORMAT, Record, described, failures
-from robustmetric.evaluation.scene import Scene, attack_block, embed_all
 from robustmetric.evaluation.suite import Attempt, run_ensemble
 from robustmetric.evaluation.threat import Threat
 from robustmetric.evaluation.worst import Suite, build_suite
 from robustmetric.retrieval import nmi, rank
-from robustmetric.validate import UserError
 
 EMBEDDED = 1024  # images whose embeddings are kept together
 _SUITE = 4  # batches of queries that the suite attacks together: what is left of them fills fewer
@@ -175,7 +175,7 @@ class Evaluation(Job[Record]):
         return tuple(found)
 
     @property
-    def goals(self) -> tuple[RankingAttack, ...]:
+    def goals(self) -> tuple[Attack, ...]:
         """The goals of the suite."""
         return () if self.plan.suite is None else self.plan.suite.wanted
 
@@ -192,18 +192,18 @@ class Evaluation(Job[Record]):
         return replace(self.threat, budget=replace(self.threat.budget, steps=steps))
 
     @cached_property
-    def scene(self) -> Scene:
+    def view(self) -> NetworkView:
         """The network under attack and its embeddings."""
-        return self._scene(self.subject.model, "embed-")
+        return self._view(self.subject.model, "embed-")
 
     @cached_property
-    def other(self) -> Scene | None:
+    def other(self) -> NetworkView | None:
         """The surrogate and its embeddings, if there is one."""
         network = self.subject.surrogate
-        return None if network is None else self._scene(network, "surrogate-")
+        return None if network is None else self._view(network, "surrogate-")
 
     @property
-    def surrogate(self) -> Scene | None:
+    def surrogate(self) -> NetworkView | None:
         """The network that perturbations are searched on, and its embeddings, if it is another one."""
         return None if self.threat.search.network is None else self.other
 
@@ -224,7 +224,7 @@ class Evaluation(Job[Record]):
             self.subject,
             self.plan,
             self.threat.search,
-            self.scene,
+            self.view,
             self.surrogate,
             self.numbers,
             found=self.found,
@@ -240,20 +240,20 @@ class Evaluation(Job[Record]):
                 self.keep(piece, piece.make(lambda count=1: None))
             self.tell("embed")
 
-    def _scene(self, model: nn.Module, kind: str) -> Scene:
+    def _view(self, model: nn.Module, kind: str) -> NetworkView:
         z = [self.get(piece)["z"] for piece in self.stages["embed"] if piece.file.startswith(kind)]
-        return self.subject.scene(model, torch.cat(z))
+        return self.subject.view(model, torch.cat(z))
 
     def _embed(self, model: nn.Module, part: Tensor, tick: Tick) -> Tensors:
         return {"z": embed_all(model, self.subject.data.every, part, self.plan.threat.batch, tick).cpu()}
 
     def _rank(self, tick: Tick) -> Tensors:
         """Rank the gallery for every image: values of each query that has an answer, and the NMI."""
-        queries, gallery = self.scene.queries, self.scene.gallery
+        queries, gallery = self.view.queries, self.view.gallery
         if self.subject.data.gallery is None:
             found = rank(gallery.z, gallery.labels, cameras=gallery.cameras)
         else:
-            found = self.scene.rank(queries.z, queries)
+            found = self.view.rank(queries.z, queries)
         return {
             "query": found.query.cpu(),
             "R@1": 100.0 * (found.first <= 1).cpu().double(),
@@ -264,12 +264,12 @@ class Evaluation(Job[Record]):
             "left_out": torch.tensor([found.left_out]),
         }
 
-    def _attack(self, goal: RankingAttack, numbers: Tensor, tick: Tick) -> Tensors:
-        return attack_block(self.scene, goal, numbers, self.threat, surrogate=self.surrogate, tick=tick)
+    def _attack(self, goal: Attack, numbers: Tensor, tick: Tick) -> Tensors:
+        return attack_block(self.view, goal, numbers, self.threat, surrogate=self.surrogate, tick=tick)
 
-    def _try(self, goal: RankingAttack, numbers: Tensor, tick: Tick) -> Tensors:
+    def _try(self, goal: Attack, numbers: Tensor, tick: Tick) -> Tensors:
         attempts, threat = self.attempts[goal.name], self.suite_threat
-        return run_ensemble(self.scene, goal, attempts, numbers, threat, surrogate=self.other, tick=tick)
+        return run_ensemble(self.view, goal, attempts, numbers, threat, surrogate=self.other, tick=tick)
 
     def _check(self, name: str, tick: Tick) -> dict[str, Any]:
         return run_check(name, self.findings).model_dump(mode="json")

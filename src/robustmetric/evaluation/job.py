@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from robustmetric.evaluation.document import GO_ON, Document, Format, Part
+from robustmetric.errors import UserError, brief
+from robustmetric.evaluation.document import GO_ON, Document, Format, FrozenModel
 from robustmetric.evaluation.identity import differences
 from robustmetric.files import (
     DamagedError,
@@ -30,7 +31,6 @@ from robustmetric.files import (
     writing,
 )
 from robustmetric.locks import LOCK, locked
-from robustmetric.validate import UserError, brief
 
 PLAN, PARTS = "plan.json", "parts"
 
@@ -305,7 +305,7 @@ def _decode(piece: Piece, content: bytes) -> Any:
     return json.loads(content) if piece.file.endswith(".json") else load(content)
 
 
-def open_folder(form: Format[Any], out: Path, settings: Part) -> bool:
+def open_folder(form: Format[Any], out: Path, settings: FrozenModel) -> bool:
     """Return whether a document of `settings` is finished in the folder `out`; refuse other work there."""
     check_folder(out, {"kind": form.work, "settings": settings.model_dump(mode="json")})
     if form.there(out):

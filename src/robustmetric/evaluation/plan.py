@@ -14,16 +14,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from robustmetric.attacks import (
+    Attack,
     Column,
     Protocol,
-    RankingAttack,
     Search,
     Transfer,
     attack,
     make_search,
 )
 from robustmetric.attacks.search import bind
-from robustmetric.evaluation.document import Part, validated
+from robustmetric.errors import UserError, check_signature, whole
+from robustmetric.evaluation.document import FrozenModel, validated
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
 from robustmetric.evaluation.suite import WorstCase, make_suite
@@ -31,7 +32,6 @@ from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, Norm
 from robustmetric.registry import lookup, registry, split_names, unknown
 from robustmetric.usercode import file_of, without_folder
-from robustmetric.validate import UserError, check_signature, whole
 
 LEVELS = {"none": 0, "quick": 1, "full": 2}
 """The sets of checks: those of a level and of all below it are run."""
@@ -51,7 +51,7 @@ def usual_eps(data: str) -> float:
     return _USUAL_EPS.get(data, 8 / 255)
 
 
-class Settings(Part):
+class Settings(FrozenModel):
     """The settings of an evaluation, as a record has them: everything but the network and the images."""
 
     protocol: Protocol = Field(
@@ -115,7 +115,7 @@ class Plan:
     settings: Settings
     given: Mapping[str, Any]
     threat: Threat
-    attacks: tuple[RankingAttack, ...]
+    attacks: tuple[Attack, ...]
     suite: WorstCase | None
     options: Mapping[str, Any]
 
@@ -280,7 +280,7 @@ def _check_names_of(checks: str, suite: WorstCase | None) -> list[str]:
     return list(dict.fromkeys([*usual, *further]))
 
 
-def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
+def _attacks(given: object, protocol: Protocol) -> tuple[Attack, ...]:
     """Make the attacks, and refuse a list that cannot be."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise UserError(
@@ -289,9 +289,9 @@ def _attacks(given: object, protocol: Protocol) -> tuple[RankingAttack, ...]:
     goals = tuple(attack(a, protocol=protocol) if isinstance(a, str) else a for a in given)
     if not goals:
         raise UserError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}", parameter="attacks")
-    if wrong := [a for a in goals if not isinstance(a, RankingAttack)]:
+    if wrong := [a for a in goals if not isinstance(a, Attack)]:
         raise UserError(
-            f"{wrong[0]!r} is no attack; give its name, or an object of a RankingAttack", parameter="attacks"
+            f"{wrong[0]!r} is no attack; give its name, or an object of a Attack", parameter="attacks"
         )
     for goal in goals:
         goal.check()
@@ -337,7 +337,7 @@ def _own_code(names: Sequence[str]) -> dict[str, str]:
     return {without_folder(name): code for name, code in found.items() if code is not None}
 
 
-def _written(given: object, part: RankingAttack | Search) -> str:
+def _written(given: object, part: Attack | Search) -> str:
     """Write a part of the plan down: in one spelling, or as it was given if it is the user's own.
 
     The folder of a file is left out: it is another one on another machine.

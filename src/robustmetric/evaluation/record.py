@@ -13,7 +13,7 @@ from torch import Tensor
 from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
 from robustmetric.evaluation.checks import Check
 from robustmetric.evaluation.data import Subject
-from robustmetric.evaluation.document import Document, Format, Number, Part
+from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import COLUMNS
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.plan import Settings
@@ -23,7 +23,7 @@ RECORD = "record.json"
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 
 
-class NetworkEntry(Part):
+class NetworkEntry(FrozenModel):
     """The network that was attacked."""
 
     name: str
@@ -33,7 +33,7 @@ class NetworkEntry(Part):
     weights: str | None = Field(None, description="how its weights were chosen, as far as that is known")
 
 
-class DataEntry(Part):
+class DataEntry(FrozenModel):
     """The images that were queried and ranked."""
 
     name: str
@@ -46,7 +46,7 @@ class DataEntry(Part):
     skipped: list[str] = Field([], description="files that were left out because they could not be read")
 
 
-class QueryCounts(Part):
+class QueryCounts(FrozenModel):
     """The images that were perturbed."""
 
     count: int
@@ -54,7 +54,7 @@ class QueryCounts(Part):
     left_out: int = Field(description="images whose class has no other, without an answer to find")
 
 
-class Score(Part):
+class Score(FrozenModel):
     """A mean over queries with its 95 % interval; `before` is that of the images as they were."""
 
     value: Number
@@ -67,7 +67,7 @@ class Score(Part):
     unit: str | None = Field(default=None, description="what it is measured in: %, or a cosine or distance")
 
 
-class Ers(Part):
+class Ers(FrozenModel):
     """The Empirical Robustness Score and its ten terms; to be read beside R@1."""
 
     value: Number

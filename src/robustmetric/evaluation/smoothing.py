@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from robustmetric.attacks.draws import Draws
-from robustmetric.distance import embed
+from robustmetric.errors import UserError, number, whole
 from robustmetric.perturb import device_of
-from robustmetric.validate import UserError, number, whole
+from robustmetric.sphere import embed
 
 MOST_SIGMA = 10
 """Noise beyond this leaves nothing of pixels in [0, 1]."""

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import APGD, Draws, RankingAttack, Search, Square, Transfer, attack
+from robustmetric.attacks import APGD, Attack, Draws, Search, Square, Transfer, attack
 from robustmetric.attacks.base import changed_options
+from robustmetric.errors import UserError, describe, whole
+from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.identity import code_of
-from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
-from robustmetric.registry import lookup, split_names, take_apart
+from robustmetric.registry import lookup, parse_spec, split_names
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError, describe, whole
 
 GOALS = (
     "misrank", "translocate", "promote", "demote", "shift", "misrank(side='candidate')",
@@ -33,7 +33,7 @@ BEFORE = -1
 class Attempt(NamedTuple):
     """An attack of a goal's ensemble: its objective, how it is searched, and what its draws depend on."""
 
-    attack: RankingAttack
+    attack: Attack
     search: Search
     purpose: str
 
@@ -61,7 +61,7 @@ class WorstCase:
     ['shift by apgd', 'shift by apgd(random_start=True)', 'shift by square']
     """
 
-    goals: str | Sequence[str | RankingAttack] | None = None
+    goals: str | Sequence[str | Attack] | None = None
     steps: int = 40
     restarts: int = 1
     targets: int = 5
@@ -81,12 +81,12 @@ class WorstCase:
             raise
 
     @cached_property
-    def wanted(self) -> tuple[RankingAttack, ...]:
+    def wanted(self) -> tuple[Attack, ...]:
         """The goals as attacks."""
         return tuple(map(_goal, self._given))
 
     @property
-    def _given(self) -> Sequence[str | RankingAttack]:
+    def _given(self) -> Sequence[str | Attack]:
         given = GOALS if self.goals is None else self.goals
         if isinstance(given, str):
             return split_names(given)
@@ -104,13 +104,13 @@ class WorstCase:
         return f"worst-case({inside})" if inside else "worst-case"
 
     def attempts(
-        self, goal: RankingAttack, *, surrogate: nn.Module | None = None, gradient: bool = True
+        self, goal: Attack, *, surrogate: nn.Module | None = None, gradient: bool = True
     ) -> tuple[Attempt, ...]:
         """Return the attacks for a `goal` in their order; without a `gradient` those that need none.
 
         A `surrogate` is a network that perturbations may come from.
         """
-        found: list[tuple[RankingAttack, Search, int]] = []
+        found: list[tuple[Attack, Search, int]] = []
         if gradient:
             found += [(each, APGD(), 0) for each in goal.attempts(self.targets)]
             for k in range(1, self.restarts + 1):
@@ -136,7 +136,7 @@ def make_suite(given: object) -> WorstCase | None:
     try:
         if not isinstance(given, str):
             raise UserError(f"suite must be a text such as 'worst-case' or 'none', not {describe(given)}")
-        name, options = take_apart("suite", given)
+        name, options = parse_spec("suite", given)
         if lookup("suite", name, {"none": None, "worst-case": WorstCase}) is None:
             return None
         for option in options:
@@ -147,13 +147,13 @@ def make_suite(given: object) -> WorstCase | None:
         raise
 
 
-def _written(given: str | RankingAttack, goal: RankingAttack) -> str:
+def _written(given: str | Attack, goal: Attack) -> str:
     """Write a goal down: in one spelling, or as it was given, without the folder, if it is the user's own."""
     own = isinstance(given, str) and code_of(type(goal)) is not None
     return without_folder(str(given)) if own else goal.name
 
 
-def _goal(given: str | RankingAttack) -> RankingAttack:
+def _goal(given: str | Attack) -> Attack:
     """Make a goal, by the definitions, and reject what cannot be one."""
     goal = given
     if isinstance(given, str):
@@ -161,8 +161,8 @@ def _goal(given: str | RankingAttack) -> RankingAttack:
             goal = attack(given)
         except UserError as error:
             raise type(error)(f"goal of the suite: {error}") from None
-    if not isinstance(goal, RankingAttack):
-        raise UserError(f"{given!r} is no goal; give the name of an attack, or an object of a RankingAttack")
+    if not isinstance(goal, Attack):
+        raise UserError(f"{given!r} is no goal; give the name of an attack, or an object of a Attack")
     goal.check()
     if len(goal.columns) != 1 or goal.columns[0].better is None:
         raise UserError(
@@ -173,16 +173,16 @@ def _goal(given: str | RankingAttack) -> RankingAttack:
 
 
 def run_ensemble(
-    scene: Scene,
-    goal: RankingAttack,
+    view: NetworkView,
+    goal: Attack,
     attempts: Sequence[Attempt],
     numbers: Tensor,
     threat: Threat,
     *,
-    surrogate: Scene | None = None,
+    surrogate: NetworkView | None = None,
     tick: Callable[[], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Attack queries of a `scene` in all `attempts` at a `goal`, one after the other; return it by name.
+    """Attack queries of a `view` in all `attempts` at a `goal`, one after the other; return it by name.
 
     A query that is lost costs nothing more. The queries have these `numbers` (Q,). The budget, the seed and
     the batch are those of the `threat`; its search is not used. Attacks that transfer come from the
@@ -196,10 +196,10 @@ def run_ensemble(
     column, before = goal.columns[0], torch.zeros(len(numbers), dtype=torch.float64)
     aimed = []
     for rows in torch.arange(len(numbers)).split(threat.batch):
-        queries = scene.asking(numbers[rows])
+        queries = view.asking(numbers[rows])
         with torch.no_grad():
-            target = scene.aim(goal, queries, Draws(threat.seed, goal.drawn_as, numbers[rows].tolist()))
-            before[rows] = scene.measure(goal, queries.z, target, queries)[column.name].cpu().double()
+            target = view.aim(goal, queries, Draws(threat.seed, goal.drawn_as, numbers[rows].tolist()))
+            before[rows] = view.measure(goal, queries.z, target, queries)[column.name].cpu().double()
             aimed.append(target.index)
     index = torch.cat(aimed)
     worst, by = before.clone(), torch.full((len(numbers),), BEFORE)
@@ -211,7 +211,7 @@ def run_ensemble(
             left &= ~goal.succeeded({column.name: worst})
         for rows in left.nonzero()[:, 0].split(threat.batch) if left.any() else ():
             result = run_attack(
-                scene,
+                view,
                 each,
                 numbers[rows],
                 Threat(threat.budget, search, threat.seed, threat.batch),

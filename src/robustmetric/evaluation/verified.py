@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.evaluation.document import Document, Format, Number, Part
+from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import Values
 from robustmetric.evaluation.intervals import Interval, bootstrap_interval, exact_interval, resampled
 from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
@@ -29,7 +29,7 @@ FEW = 10
 _BETTER = {"tar": "higher", "far": "lower", "auc": "higher", "eer": "lower"}
 
 
-class PairCounts(Part):
+class PairCounts(FrozenModel):
     """The pairs that were judged."""
 
     same: int
@@ -41,7 +41,7 @@ class PairCounts(Part):
     sha256: str = Field(description="of the positions of both images and of what they are, in order")
 
 
-class Threshold(Part):
+class Threshold(FrozenModel):
     """The distance up to which a pair is accepted as same, and the pairs that chose it."""
 
     value: float
@@ -54,7 +54,7 @@ class Threshold(Part):
     sha256: str | None = Field(None, description="of their images, labels and positions")
 
 
-class Rates(Part):
+class Rates(FrozenModel):
     """What the threshold does to the pairs, and how well any would do, in %."""
 
     tar: Score = Field(description="same pairs that are accepted")
@@ -63,7 +63,7 @@ class Rates(Part):
     eer: Score = Field(description="the FAR of the threshold at which as many same pairs are refused")
 
 
-class Point(Part):
+class Point(FrozenModel):
     """TAR at the largest threshold with a FAR of at most `far`, read off the clean pairs that are judged."""
 
     far: float

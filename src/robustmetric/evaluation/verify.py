@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import Draws, Problem
-from robustmetric.distance import embed, pair_distance, reference_shift
+from robustmetric.errors import UserError
+from robustmetric.evaluation.attack import embed_all
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
 from robustmetric.evaluation.record import described
-from robustmetric.evaluation.scene import embed_all
 from robustmetric.evaluation.verified import FORMAT, Verification, entries_of
 from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, split_pairs
 from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.perturb import device_of, sizes
-from robustmetric.validate import UserError
+from robustmetric.sphere import embed, pair_distance, reference_shift
 
 _TOGETHER = 256  # images whose embeddings are kept together
 _ROUNDING = 1e-6  # of a pixel

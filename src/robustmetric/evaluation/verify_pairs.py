@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robustmetric.errors import UserError, describe
 from robustmetric.evaluation.data import Data, Fingerprint
 from robustmetric.evaluation.images import Images
 from robustmetric.labels import WHOLE, check_labels
-from robustmetric.validate import UserError, describe
 from robustmetric.verification import check_kinds
 
 Numbers = NDArray[np.int64]

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr
 
-from robustmetric.evaluation.document import Part, validated
+from robustmetric.errors import UserError
+from robustmetric.evaluation.document import FrozenModel, validated
 from robustmetric.evaluation.identity import options_of
 from robustmetric.evaluation.plan import DEFAULTS, Plan
 from robustmetric.evaluation.threat import Threat
-from robustmetric.validate import UserError
 from robustmetric.verification import check_far
 
 FAR = 0.01
@@ -20,7 +20,7 @@ SHARED = ("eps", "alpha", "steps", "search", "seed", "batch")
 """Settings that are those of an evaluation."""
 
 
-class VerifyPlan(Part):
+class VerifyPlan(FrozenModel):
     """How a verification is done: all that it depends on besides the network, the data and given pairs.
 
     Make one with `VerifyPlan.make`, which checks all of it once.

@@ -10,15 +10,15 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.attacks import PERCENT, Column, RankingAttack
-from robustmetric.evaluation.document import Number, Part
+from robustmetric.attacks import PERCENT, Attack, Column
+from robustmetric.evaluation.document import FrozenModel, Number
 from robustmetric.evaluation.ers import Values
 from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.suite import BEFORE, Attempt, WorstCase
 from robustmetric.perturb import Budget
 
 
-class AttackShare(Part):
+class AttackShare(FrozenModel):
     """An attack of the suite, or one beside it, and the share of queries that it broke first.
 
     >>> AttackShare(attack="LTM", broke=1.5).search is None
@@ -37,7 +37,7 @@ class AttackShare(Part):
     backward: int = Field(default=0, description="images that it sent back through it, for gradients")
 
 
-class GoalScore(Part):
+class GoalScore(FrozenModel):
     """The worst case of a goal: the mean over queries of the worst that any attack left, with its interval.
 
     `value`, `low` and `high` count the attacks beside the suite too, `alone` those of the suite only.
@@ -60,7 +60,7 @@ class GoalScore(Part):
     undropped: int = Field(description="images that would have gone through if no query dropped out")
 
 
-class Suite(Part):
+class Suite(FrozenModel):
     """The worst-case suite: its goals by name.
 
     >>> Suite(goals={}).goals
@@ -86,7 +86,7 @@ def build_suite(
     attempts: Mapping[str, Sequence[Attempt]],
     budget: Budget,
     after: Mapping[str, Values],
-    attacks: Sequence[RankingAttack],
+    attacks: Sequence[Attack],
     seed: int,
 ) -> tuple[Suite, dict[str, Tensor]]:
     """Return the scores of a `suite`, and its values (Q,) of each query by name.
@@ -112,7 +112,7 @@ def build_suite(
 
 
 def _score(
-    goal: RankingAttack,
+    goal: Attack,
     found: Mapping[str, Tensor],
     attempts: Sequence[Attempt],
     budget: Budget,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from robustmetric.defenses import defense
+from robustmetric.errors import UserError
 from robustmetric.evaluation.plan import Plan
 from robustmetric.experiments.samplers import DRAWN, STATISTICS
 from robustmetric.registry import lookup
@@ -23,7 +24,6 @@ from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.trust import digest_of, digests_of
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError
 
 PUBLISHED_WORKERS = dict.fromkeys(("cub", "cars", "sop"), 2)
 """How many workers shared an update of the published trainings."""

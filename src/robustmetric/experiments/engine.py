@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import torch
 
 from robustmetric.cluster import Cluster
+from robustmetric.errors import UserError
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.work import Report, make
 from robustmetric.locks import handed_on, handed_out
 from robustmetric.training.stops import Stopped
 from robustmetric.trust import Known, known
-from robustmetric.validate import UserError
 from robustmetric.workers import end_with_parent
 
 _PERIOD = 1.0  # seconds between two looks at the parent

@@ -14,9 +14,9 @@ from robustmetric.data.inputs import Watch
 from robustmetric.defenses import Defense
 from robustmetric.defenses.hardness import HardnessManipulation
 from robustmetric.defenses.regular import Regular
-from robustmetric.distance import cross_distance, embed
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.perturb import frozen
+from robustmetric.sphere import cross_distance, embed
 from robustmetric.training.network import make_network
 from robustmetric.training.parts import defense_of, steps_of
 from robustmetric.training.recipe import Recipe

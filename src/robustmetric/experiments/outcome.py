@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from robustmetric import __version__
+from robustmetric.errors import UserError
 from robustmetric.evaluation.identity import differences
 from robustmetric.evaluation.record import RECORD, Record, load_record
 from robustmetric.experiments.cells import Cell, Scale, Task
@@ -16,7 +17,6 @@ from robustmetric.files import DamagedError, digest_of_entries, write_atomically
 from robustmetric.training.code import bare
 from robustmetric.training.entries import read_file
 from robustmetric.training.runs import RunFolder
-from robustmetric.validate import UserError
 
 RESULT = "cell.json"
 """The file in a cell's folder that says what it is, and what came of it if that is no record."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from robustmetric.distance import embed
 from robustmetric.perturb import frozen
+from robustmetric.sphere import embed
 from robustmetric.training.network import make_network
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import load_sets

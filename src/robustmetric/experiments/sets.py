@@ -7,8 +7,8 @@ from pathlib import Path
 
 from robustmetric import data
 from robustmetric.data.base import Split
+from robustmetric.errors import UserError
 from robustmetric.experiments.outcome import Outcome
-from robustmetric.validate import UserError
 
 CLASSES = {"cub": (100, 100), "cars": (98, 98), "sop": (11318, 11316)}
 """The classes that the published networks were trained on, and tested on."""

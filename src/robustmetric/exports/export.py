@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.data.pairs import ImageArray
-from robustmetric.distance import ROUNDING, BrokenEmbeddingsError, embed
+from robustmetric.errors import UserError
 from robustmetric.exports.formats import FORMATS, SUFFIXES, Program, first_line
 from robustmetric.exports.product import Product, describe
 from robustmetric.files import write_atomically, writing
 from robustmetric.registry import unknown
+from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.training import Run
-from robustmetric.validate import UserError
 
 FARTHEST = 1e-3
 """A distance of embeddings that no rounding of a network accounts for: one that is random goes farther."""

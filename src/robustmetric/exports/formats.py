@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
+from robustmetric.errors import UserError
 from robustmetric.exports.product import INPUT, OUTPUT
-from robustmetric.validate import UserError
 
 ABOUT = "robustmetric"
 """The key of the metadata in an ONNX file; an archive has it as a file, with .json behind it."""

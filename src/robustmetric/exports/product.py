@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.data.inputs import Inputs
+from robustmetric.errors import UserError
 from robustmetric.evaluation.identity import digest_of, versions
 from robustmetric.training import Run
 from robustmetric.training.code import bare
 from robustmetric.training.parts import perturbs
-from robustmetric.validate import UserError
 
 INPUT, OUTPUT = "images", "embeddings"
 """What the input and the output of an exported network are called."""

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError
 from robustmetric.registry import register
-from robustmetric.validate import UserError
 
 
 @register("model", "c2f2")

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from robustmetric.distance import embed, network_errors
+from robustmetric.errors import UserError
 from robustmetric.models import c2f2, resnet
 from robustmetric.models.timm import timm_model
 from robustmetric.models.weights import load_weights
 from robustmetric.perturb import device_of, differentiate, frozen
-from robustmetric.registry import Registry, registry, take_apart
+from robustmetric.registry import Registry, parse_spec, registry
+from robustmetric.sphere import embed, network_errors
 from robustmetric.usercode import file_of
-from robustmetric.validate import UserError
 
 _BUILT_IN = (c2f2, resnet)  # each of them registers its networks
 
@@ -134,7 +134,7 @@ def create(text: str, offered: Mapping[str, Any] | None = None, /, **options: An
     """
     factory = _find(text)
     if text.strip().startswith(_TIMM):
-        name, given = take_apart("model", text.strip().removeprefix(_TIMM))
+        name, given = parse_spec("model", text.strip().removeprefix(_TIMM))
         if twice := sorted(given.keys() & options.keys()):
             raise UserError(f"model {text!r}: {twice[0]} is given already; leave it out")
         return timm_model(name, **options, **given)
@@ -177,7 +177,7 @@ def _find(text: str) -> Callable[..., nn.Module]:
     try:
         return MODELS.find(text)[0]
     except UserError as error:
-        if file_of(text) is None and take_apart("model", text)[0] not in MODELS:
+        if file_of(text) is None and parse_spec("model", text)[0] not in MODELS:
             raise UserError(
                 f"{error}, or timm:NAME for any network of timm, or FILE.py:FUNCTION for your own",
                 parameter="model",

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError
 from robustmetric.models.resnet import Normalize
-from robustmetric.validate import UserError
 
 _LOAD = "load a file of weights with load_weights (--weights)"
 _INSTEAD = {

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError, shorten
 from robustmetric.files import DamagedError, write_atomically
-from robustmetric.validate import UserError, shorten
 
 _COUNTER = "num_batches_tracked"
 _DIGEST = "sha256"  # of the tensors, in a file's metadata

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from robustmetric.errors import UserError
 from robustmetric.evaluation.data import Subject
 from robustmetric.evaluation.evaluate import Evaluation, search_cost
 from robustmetric.evaluation.job import Progress
 from robustmetric.evaluation.plan import STAGES, Plan, Settings
 from robustmetric.evaluation.record import RECORD, Record, load_record
-from robustmetric.validate import UserError
 
 FOLDER = "curves"
 QUERIES = 64  # that each point attacks, at most

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import FORMAT
 from robustmetric.report.curves import CurvePoint, load_curves
@@ -13,7 +14,6 @@ from robustmetric.report.pictures import Pictures, load_pictures
 from robustmetric.report.records import load_records, told_apart
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import read_rows
-from robustmetric.validate import UserError
 
 AGAIN = "run the same evaluate command again, with --report FILE"
 """What to do where pictures are missing."""

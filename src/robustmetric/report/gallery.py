@@ -10,9 +10,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from robustmetric.data.decode import decoded_or_reason, whole_images
+from robustmetric.errors import UserError
 from robustmetric.report.entries import Entry
 from robustmetric.report.pictures import FOLDER, Picture
-from robustmetric.validate import UserError
 
 _KINDS = {b"\x89PNG": "png", b"RIFF": "webp"}
 _LARGEST = 1_000_000  # bytes of a picture; those that are made have some thousand

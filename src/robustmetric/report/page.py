@@ -12,13 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from robustmetric import __version__
+from robustmetric.errors import UserError
 from robustmetric.evaluation.record import FORMAT
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.report.content import Page
 from robustmetric.report.entries import AGAIN, Entry, gather
 from robustmetric.report.gallery import Gallery, Shown, fill
 from robustmetric.text import printable
-from robustmetric.validate import UserError
 
 MOST_BYTES = 10_000_000
 """What a page has at most: pictures beyond that are left out."""

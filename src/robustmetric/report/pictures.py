@@ -13,20 +13,20 @@ from PIL import Image
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from robustmetric.attacks import Column, RankingAttack
+from robustmetric.attacks import Attack, Column
+from robustmetric.errors import UserError
+from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.data import Data
-from robustmetric.evaluation.document import Number, Part, Sealed, read_json, write_json
+from robustmetric.evaluation.document import FrozenModel, Number, Sealed, read_json, write_json
 from robustmetric.evaluation.evaluate import Evaluation, search_cost
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Progress
 from robustmetric.evaluation.record import Record
-from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.files import is_draft, write_atomically, writing
 from robustmetric.locks import locked
 from robustmetric.report.plane import Map, draw_map
 from robustmetric.report.shots import Ranked, Shot, take_shots
 from robustmetric.text import printable
-from robustmetric.validate import UserError
 
 FOLDER, LIST = "pictures", "pictures.json"
 SCHEMA: Literal["robustmetric/pictures/1"] = "robustmetric/pictures/1"
@@ -40,7 +40,7 @@ Why = Literal["worst", "median", "random"]
 File = Annotated[str, Field(pattern=f"^{_NAME}$")]
 
 
-class Item(Part):
+class Item(FrozenModel):
     """An image: what it is called, its class, and the file of its picture."""
 
     name: str
@@ -56,7 +56,7 @@ class Listed(Item):
     itself: bool = False
 
 
-class Picture(Part):
+class Picture(FrozenModel):
     """A query under an attack; see `robustmetric.report.shots.Shot`.
 
     `why` says how it was chosen. `difference` is the change, `factor` times as large, around a middle grey.
@@ -107,9 +107,7 @@ def harm_of(columns: Sequence[Column], values: Mapping[str, tuple[Any, Any]]) ->
     return harm
 
 
-def choose(
-    attack: RankingAttack, arrays: Mapping[str, Tensor], *, seed: int, each: int = EACH
-) -> dict[int, Why]:
+def choose(attack: Attack, arrays: Mapping[str, Tensor], *, seed: int, each: int = EACH) -> dict[int, Why]:
     """Return which queries of an `attack` to show, by their number, and why.
 
     `arrays` are the per-query arrays of a record. `each` of them were changed the most for the worse, as many
@@ -170,15 +168,15 @@ def make_pictures(
         with writing(folder, _AGAIN):
             _clear(folder)
         evaluation.embed()
-        scene = evaluation.scene
-        album = _Album(folder, scene, evaluation.subject.data)
+        view = evaluation.view
+        album = _Album(folder, view, evaluation.subject.data)
         for place, goal in enumerate(plan.attacks):
             chosen = choose(goal, arrays, seed=plan.threat.seed)
             if chosen:
                 shots, moves[goal.name] = _attacked(evaluation, goal, torch.tensor([*chosen]))
                 shown += [album.paste(shot, place, chosen[shot.number], goal.columns) for shot in shots]
             tell(place + 1)
-        gallery, classes = scene.gallery, album.classes
+        gallery, classes = view.gallery, album.classes
         found = Pictures(
             schema=SCHEMA,
             record=record.sha256,
@@ -206,17 +204,17 @@ def _clear(folder: Path) -> None:
 
 
 def _attacked(
-    evaluation: Evaluation, goal: RankingAttack, numbers: Tensor
+    evaluation: Evaluation, goal: Attack, numbers: Tensor
 ) -> tuple[list[Shot], tuple[Tensor, Tensor]]:
     """Attack queries of these numbers (Q,): return shots, and their embeddings (Q, D) before and after."""
-    scene = evaluation.scene
+    view = evaluation.view
     shots: list[Shot] = []
     ends = []
     for part in numbers.split(evaluation.threat.batch):
-        outcome = run_attack(scene, goal, part, evaluation.threat, surrogate=evaluation.surrogate)
-        shots += take_shots(scene, goal, part, outcome, K)
+        outcome = run_attack(view, goal, part, evaluation.threat, surrogate=evaluation.surrogate)
+        shots += take_shots(view, goal, part, outcome, K)
         ends.append(outcome.z)
-    return shots, (scene.queries.z[numbers.to(scene.device)], torch.cat(ends))
+    return shots, (view.queries.z[numbers.to(view.device)], torch.cat(ends))
 
 
 def load_pictures(folder: Path, record: Record) -> Pictures:
@@ -242,10 +240,10 @@ def load_pictures(folder: Path, record: Record) -> Pictures:
 class _Album:
     """Writes the pictures of shots into a folder, each image once."""
 
-    def __init__(self, folder: Path, scene: Scene, data: Data) -> None:
+    def __init__(self, folder: Path, view: NetworkView, data: Data) -> None:
         self.folder, self.data = folder, data
-        self.ranked: Images = scene.images if scene.ranked is None else scene.ranked
-        self.apart = scene.ranked is not None
+        self.ranked: Images = view.images if view.ranked is None else view.ranked
+        self.apart = view.ranked is not None
         self.classes = None if data.classes is None else [printable(name) for name in data.classes]
 
     def paste(self, shot: Shot, place: int, why: Why, columns: Sequence[Column]) -> Picture:

@@ -8,12 +8,12 @@ import torch
 from pydantic import FiniteFloat
 from torch import Tensor, nn
 
-from robustmetric.evaluation.document import Part
+from robustmetric.evaluation.document import FrozenModel
 
 _POINTS = 400  # of a map, at most
 
 
-class Map(Part):
+class Map(FrozenModel):
     """Embeddings in the plane of their two largest principal components.
 
     `points` are some images of the gallery with their class's place in `classes`, `explained` the shares of

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from robustmetric.errors import UserError
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.experiments.findings import Finding
 from robustmetric.experiments.paper import Experiment
@@ -33,7 +34,6 @@ from robustmetric.report.summary import (
     terms_of,
 )
 from robustmetric.report.tables import DRAWN, points, title_of
-from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Certificate, Record, Settings, Verification, load_record
-from robustmetric.validate import UserError
 
 
 def load_records(paths: Sequence[Path]) -> list[Record]:

@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from robustmetric.attacks import Column
+from robustmetric.evaluation.attack import NetworkView
 from robustmetric.evaluation.data import Data
-from robustmetric.evaluation.scene import Scene
 from robustmetric.report.pictures import amplified, nice_factor, rendered
 from robustmetric.report.shots import Ranked, Shot
 from robustmetric.report.style import COLOURS, GREY
@@ -59,23 +59,23 @@ def thumbnail(image: Tensor, *, smooth: bool = True) -> Image.Image:
 
 @dataclass(frozen=True, eq=False)
 class Album:
-    """The images of a `scene` with the names of their `classes`, and of their files as an `origin` has them.
+    """The images of a `view` with the names of their `classes`, and of their files as an `origin` has them.
 
     >>> from robustmetric.attacks import Gallery, Queries
     >>> z, labels = torch.eye(6), torch.arange(6) % 2
-    >>> scene = Scene(torch.nn.Flatten(), torch.rand(6, 1, 2, 3), Queries(z, labels, torch.arange(6)),
+    >>> view = NetworkView(torch.nn.Flatten(), torch.rand(6, 1, 2, 3), Queries(z, labels, torch.arange(6)),
     ...     Gallery(z, labels))
-    >>> album = Album(scene, Data(scene.images, labels, classes=("cat", "dog")))
+    >>> album = Album(view, Data(view.images, labels, classes=("cat", "dog")))
     >>> album.class_of(3), album.ranked_class(4), album.ranked_name(4), album.ranked_file(4)
     ('dog', 'cat', 'image 4', None)
     """
 
-    scene: Scene
+    view: NetworkView
     data: Data
 
     @cached_property
     def _labels(self) -> tuple[list[int], list[int]]:
-        return self.scene.queries.labels.tolist(), self.scene.gallery.labels.tolist()
+        return self.view.queries.labels.tolist(), self.view.gallery.labels.tolist()
 
     def _class(self, label: int) -> str:
         return str(label) if self.data.classes is None else self.data.classes[label]
@@ -90,7 +90,7 @@ class Album:
 
     def ranked_name(self, position: int) -> str:
         """Return what the image at a `position` in the gallery is called: its file, or its number."""
-        return self.data.called(position, gallery=self.scene.ranked is not None)
+        return self.data.called(position, gallery=self.view.ranked is not None)
 
     def ranked_file(self, position: int) -> str | None:
         """Return the file of the image at a `position` in the gallery, if it has one."""
@@ -99,7 +99,7 @@ class Album:
 
     def ranked_images(self, positions: Sequence[int]) -> dict[int, Tensor]:
         """Return the images (C, H, W) at these `positions` in the gallery."""
-        images = self.scene.images if self.scene.ranked is None else self.scene.ranked
+        images = self.view.images if self.view.ranked is None else self.view.ranked
         distinct = sorted(set(positions))
         if not distinct:
             return {}
@@ -116,12 +116,12 @@ def draw_sheet(shots: Sequence[Shot], album: Album, columns: Sequence[Column], *
 
     >>> from robustmetric.attacks import Gallery, Queries
     >>> z, labels = torch.eye(6), torch.arange(6) % 2
-    >>> scene = Scene(torch.nn.Flatten(), torch.rand(6, 1, 2, 3), Queries(z, labels, torch.arange(6)),
+    >>> view = NetworkView(torch.nn.Flatten(), torch.rand(6, 1, 2, 3), Queries(z, labels, torch.arange(6)),
     ...     Gallery(z, labels))
     >>> found = (Ranked(1, 0.5, False), Ranked(2, 0.6, True))
-    >>> image, values = scene.images[0], {"GTM": (0.0, 0.0)}
+    >>> image, values = view.images[0], {"GTM": (0.0, 0.0)}
     >>> shot = Shot("GTM", 0, image, image + 0.1, (1,), values, found, found, (2, 2))
-    >>> album = Album(scene, Data(scene.images, labels))
+    >>> album = Album(view, Data(view.images, labels))
     >>> sheet = draw_sheet([shot], album, [Column("GTM", "higher")], title="GTM")
     >>> sheet.mode, sheet.width > 8 * 112
     ('RGB', True)

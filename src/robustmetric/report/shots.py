@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import Gallery, Queries, RankingAttack
-from robustmetric.evaluation.scene import AttackResult, Scene
+from robustmetric.attacks import Attack, Gallery, Queries
+from robustmetric.evaluation.attack import AttackResult, NetworkView
 from robustmetric.gallery import count_mates, exclude, excluded, nearest
 from robustmetric.squares import distances, keys_of, square_distance
 
@@ -65,19 +65,19 @@ class Shot:
 
 @torch.no_grad()
 def take_shots(
-    scene: Scene, attack: RankingAttack, numbers: Tensor, outcome: AttackResult, k: int
+    view: NetworkView, attack: Attack, numbers: Tensor, outcome: AttackResult, k: int
 ) -> list[Shot]:
     """Return what an `attack` did to the queries with these `numbers` (B,), with the first `k` of rankings.
 
-    `outcome` is what `run_attack` returned for them in this `scene`.
+    `outcome` is what `run_attack` returned for them in this `view`.
     """
-    images, queries = outcome.originals, scene.asking(numbers)
-    gallery = scene.judged
+    images, queries = outcome.originals, view.asking(numbers)
+    gallery = view.ranking_gallery
     where = gallery.z.device
     queries, index = queries.to(where), outcome.target.index.to(where)
     ranked = attack.perturbs == "candidate" and index.shape[1] > 0
     before, after = (
-        _as_candidate(z, index[:, 0], queries, gallery, k) if ranked else _as_query(scene, z, queries, k)
+        _as_candidate(z, index[:, 0], queries, gallery, k) if ranked else _as_query(view, z, queries, k)
         for z in (queries.z, outcome.z.to(where))
     )
     return [
@@ -104,16 +104,16 @@ _Ranking = tuple[tuple[Ranked, ...], int | None]
 """The first images of a ranking, and the place that counts."""
 
 
-def _as_query(scene: Scene, z: Tensor, queries: Queries, k: int) -> list[_Ranking]:
+def _as_query(view: NetworkView, z: Tensor, queries: Queries, k: int) -> list[_Ranking]:
     """Return the first k images for each query at z (B, D), and the place of the first of its class."""
-    gallery = scene.judged
+    gallery = view.ranking_gallery
     found = nearest(z, gallery, min(k, len(gallery)), queries)
     # What does not count for a query comes last.
     hidden = excluded(queries, gallery, slice(0, len(gallery))).gather(1, found)
     places: dict[int, int] = {}
     if (count_mates(queries, gallery) > 0).any():
-        here = scene.gallery.z.device
-        ranking = scene.rank(z.to(here), queries.to(here))
+        here = view.gallery.z.device
+        ranking = view.rank(z.to(here), queries.to(here))
         places = dict(zip(ranking.query.tolist(), ranking.first.tolist(), strict=True))
     lists = _listed(z, found, hidden, queries.labels, gallery)
     return [(tuple(first), places.get(row)) for row, first in enumerate(lists)]

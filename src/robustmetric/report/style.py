@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from robustmetric.errors import UserError
 from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.registry import unknown
 from robustmetric.text import printable
-from robustmetric.validate import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

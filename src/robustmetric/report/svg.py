@@ -24,9 +24,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from robustmetric.errors import UserError, brief
 from robustmetric.report import svg_axes as draw
 from robustmetric.report.svg_axes import RIGHT, WIDTH, Scale, known, safe, stroke, units, wide, word
-from robustmetric.validate import UserError, brief
 
 _CLASSES = 20  # of a legend
 _MARKS = 40  # of a line; of a longer one, ten are large and the others are hidden in it

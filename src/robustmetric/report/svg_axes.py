@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from robustmetric.errors import UserError, brief, is_number
 from robustmetric.text import printable
-from robustmetric.validate import UserError, brief, is_number
 
 WIDTH = 640
 """The width of every viewBox: at so many pixels of the page, a unit is a pixel."""

@@ -13,10 +13,10 @@ from typing import Any
 import lightning as L
 from torch import Tensor, nn
 
-from robustmetric.distance import BrokenEmbeddingsError
 from robustmetric.evaluation.intervals import exact_interval
 from robustmetric.files import write_atomically
 from robustmetric.models import save_weights
+from robustmetric.sphere import BrokenEmbeddingsError
 from robustmetric.text import spreadsheet_text
 from robustmetric.training.module import SCORES, MetricModule
 from robustmetric.training.robust import ROBUST

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from robustmetric.errors import UserError
 from robustmetric.files import DamagedError, check_seal, write_sealed
 from robustmetric.models.weights import is_oversized
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.stops import saving
-from robustmetric.validate import UserError
 
 _SEALED = "sealed"  # says in a checkpoint that a digest follows it
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from robustmetric.errors import UserError, brief
 from robustmetric.files import write_atomically
 from robustmetric.text import printable
 from robustmetric.trust import admit, digests_of, neighbours, own, remember
 from robustmetric.usercode import OWN
-from robustmetric.validate import UserError, brief
 
 _SEVERAL = re.compile(r"(\s*)([^\[\],&()\s][^\[\],&()]*?\.py)(?=:\w)")
 

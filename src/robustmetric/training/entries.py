@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from robustmetric.errors import UserError, brief
 from robustmetric.text import printable
-from robustmetric.validate import UserError, brief
 
 LARGEST = 1_000_000
 """Bytes of a file."""

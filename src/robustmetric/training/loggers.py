@@ -8,9 +8,9 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
+from robustmetric.errors import UserError
 from robustmetric.registry import Registry, registry
 from robustmetric.training.table import kept_rows
-from robustmetric.validate import UserError
 
 LOGGERS: Registry[Logger] = registry("logger", Logger)
 LOGGERS.passed = ("out", "step")

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from robustmetric.defenses import Defense
-from robustmetric.distance import embed
+from robustmetric.errors import UserError
 from robustmetric.retrieval import retrieval_scores
+from robustmetric.sphere import embed
 from robustmetric.training.code import bare
-from robustmetric.validate import UserError
 
 SCORES = ("R@1", "R@2", "mAP", "mAP@R", "NMI")
 """What a validation measures."""

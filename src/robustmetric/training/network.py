@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from robustmetric import data
 from robustmetric.data.base import ImageSet
 from robustmetric.data.inputs import Inputs
-from robustmetric.distance import embed
+from robustmetric.errors import UserError
 from robustmetric.models import load_weights, try_network
 from robustmetric.perturb import device_of, frozen
+from robustmetric.sphere import embed
 from robustmetric.training.module import learning, random_states, set_random_states
 from robustmetric.training.parts import inputs_of, source_of, thaws
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.stops import Report
-from robustmetric.validate import UserError
 
 _FEW = 4
 

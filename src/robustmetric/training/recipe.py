@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from robustmetric.errors import UserError, brief, fraction
 from robustmetric.registry import lookup, unknown
 from robustmetric.training.code import admit_files, files_beside
 from robustmetric.training.entries import read_entries, read_file
-from robustmetric.validate import UserError, brief, fraction
 
 Level = Annotated[float, BeforeValidator(fraction)]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import PGD, Gallery, Queries, attack
 from robustmetric.data.pairs import ImageArray
-from robustmetric.evaluation.scene import Scene, run_attack
+from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, frozen
 from robustmetric.training.recipe import Recipe
@@ -48,12 +48,12 @@ def robust_recall(
     like = next(model.parameters())
     pictures = ImageArray(images.source.pixels, recipe.crop, images.rows[rows])[:].to(like)
     own, z = torch.from_numpy(rows).to(z.device), z.to(like)
-    scene = Scene(model, pictures, Queries(z[own], labels[own], own), Gallery(z, labels))
+    view = NetworkView(model, pictures, Queries(z[own], labels[own], own), Gallery(z, labels))
     budget = Budget(eps=recipe.eps, alpha=max(recipe.alpha, recipe.eps / 4), steps=STEPS)
     threat = Threat(budget, PGD(), recipe.seed, recipe.batch)
     hits = []
     with frozen(model):
         for numbers in torch.arange(len(rows)).split(recipe.batch):
-            found = run_attack(scene, attack("ES"), numbers, threat, clean=False)
+            found = run_attack(view, attack("ES"), numbers, threat, clean=False)
             hits.append(found.after["ES:R"])
     return {ROBUST: float(torch.cat(hits).mean())}

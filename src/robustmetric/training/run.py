@@ -17,6 +17,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from robustmetric.data.stored import ChangedError
+from robustmetric.errors import UserError
 from robustmetric.files import check_writable, remedy
 from robustmetric.locks import LOCK, locked
 from robustmetric.training.callbacks import CollapseGuard, Keeper, MetricsFile
@@ -40,7 +41,6 @@ from robustmetric.training.stops import (
     unsaved,
 )
 from robustmetric.training.workers import is_first, number_worker, together
-from robustmetric.validate import UserError
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from robustmetric import data
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs
+from robustmetric.errors import UserError, brief
 from robustmetric.evaluation.identity import versions
 from robustmetric.files import DamagedError, digest_of_entries, is_draft, write_atomically
 from robustmetric.locks import LOCK
@@ -33,7 +34,6 @@ from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, make_
 from robustmetric.training.stops import saving
 from robustmetric.trust import store
 from robustmetric.usercode import file_of
-from robustmetric.validate import UserError, brief
 
 Which = Literal["last", "best"]
 """The weights of a run: of its end, or of the validation with the highest R@1."""

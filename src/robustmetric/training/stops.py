@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from robustmetric.errors import UserError
 from robustmetric.files import remedy
-from robustmetric.validate import UserError
 
 PATIENCE = 5.0
 """The seconds that a step may still take after the first signal."""

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.data.inputs import Inputs, Picture, readable
-from robustmetric.distance import embed
+from robustmetric.errors import UserError, brief, is_number
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.perturb import check_images, device_of, frozen
+from robustmetric.sphere import embed
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.runs import RunFolder, Which, name_of
-from robustmetric.validate import UserError, brief, is_number
 
 BATCH = 64
 """Images that go through the network at once, unless told otherwise."""

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from lightning.fabric.plugins import environments
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from robustmetric.errors import UserError
 from robustmetric.training.stops import CutShortError, Left, Signals, Stopped
-from robustmetric.validate import UserError
 
 _PERIOD = 0.2  # seconds between two looks at the others
 _GRACE = 10.0  # seconds that this worker has to end by itself

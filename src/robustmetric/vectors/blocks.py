@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from robustmetric.data.cache_build import LISTED
 from robustmetric.data.inputs import Picture
-from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.errors import UserError
 from robustmetric.files import (
     DamagedError,
     check_writable,
@@ -31,8 +31,8 @@ from robustmetric.files import (
     writing,
 )
 from robustmetric.locks import LOCK, locked
+from robustmetric.sphere import BrokenEmbeddingsError
 from robustmetric.training.trained import BATCH, Run, check_batch
-from robustmetric.validate import UserError
 from robustmetric.vectors import parquet
 from robustmetric.vectors.content import About, Floats
 from robustmetric.vectors.formats import AGAIN, check_free, files_of, format_of

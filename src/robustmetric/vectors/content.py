@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from robustmetric.data.inputs import Inputs
 from robustmetric.data.stored import cores
-from robustmetric.distance import BrokenEmbeddingsError
+from robustmetric.errors import UserError, brief
 from robustmetric.files import digest_of_entries
-from robustmetric.validate import UserError, brief
+from robustmetric.sphere import BrokenEmbeddingsError
 from robustmetric.vectors.names import Names
 
 FORMAT, VERSION = "robustmetric vectors", "1"
@@ -152,7 +152,7 @@ def check_length(vectors: Floats) -> float:
     >>> check_length(np.float32([[3, 4]]))
     Traceback (most recent call last):
     ...
-    robustmetric.distance.BrokenEmbeddingsError: some vectors are not of length 1, or hold NaN: ...
+    robustmetric.sphere.BrokenEmbeddingsError: some vectors are not of length 1, or hold NaN: ...
     """
     each = max(1, PIECE // 4 // vectors.shape[1])
     return near(max(_off(vectors[begin : begin + each]) for begin in range(0, len(vectors), each)))

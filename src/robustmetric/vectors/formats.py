@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from robustmetric.errors import UserError
 from robustmetric.files import DamagedError, write_atomically, writing
-from robustmetric.validate import UserError
 from robustmetric.vectors import parquet
 from robustmetric.vectors.content import About, Floats, Hashed, Read, check_sizes, digest_of, looked_at, near
 from robustmetric.vectors.names import Names

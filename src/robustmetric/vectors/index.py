@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from robustmetric.errors import UserError
 from robustmetric.files import digest_of_entries, write_atomically, writing
 from robustmetric.registry import unknown
 from robustmetric.squares import keys_of, positions_of, square_distance, squares_of
-from robustmetric.validate import UserError
 from robustmetric.vectors.content import Floats
 from robustmetric.vectors.exact import nearest
 from robustmetric.vectors.vectors import Found, K, Vectors, check_k

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from robustmetric.data import load
 from robustmetric.data.decode import SUFFIXES
-from robustmetric.validate import UserError
+from robustmetric.errors import UserError
 
 
 class Names(Sequence[str]):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from robustmetric.errors import UserError
 from robustmetric.files import write_atomically, writing
-from robustmetric.validate import UserError
 from robustmetric.vectors.content import About, Floats, Hashed, Read, digest_of
 from robustmetric.vectors.names import Names
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robustmetric.errors import UserError, brief, is_number
 from robustmetric.squares import check_embeddings
 from robustmetric.training.trained import Run
-from robustmetric.validate import UserError, brief, is_number
 from robustmetric.vectors import formats
 from robustmetric.vectors.content import About, Floats, check_length, check_sizes
 from robustmetric.vectors.exact import nearest

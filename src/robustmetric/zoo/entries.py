@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from robustmetric.defenses import defense
+from robustmetric.errors import UserError
 from robustmetric.evaluation import Record, load_record
 from robustmetric.evaluation.record import RECORD
 from robustmetric.text import printable
@@ -20,7 +21,6 @@ from robustmetric.training.recipe import Recipe, make_recipe
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError
 
 CARD = "README.md"
 """The file of the model card."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from robustmetric.data import DATA
 from robustmetric.defenses import defense
+from robustmetric.errors import UserError, brief, shorten
 from robustmetric.usercode import file_of
-from robustmetric.validate import UserError, brief, shorten
 from robustmetric.zoo.entries import Label, ZooRun, one_spelling, read_entry, read_label
 
 NETWORKS = Path(__file__).with_name("networks")

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from robustmetric.errors import UserError, brief, fraction
 from robustmetric.evaluation import Record
 from robustmetric.training.code import bare
 from robustmetric.training.recipe import Recipe, make_recipe
 from robustmetric.usercode import without_folder
-from robustmetric.validate import UserError, brief, fraction
 
 _ABSOLUTE = re.compile(r"[/\\~]|[A-Za-z]:[/\\]")
 _QUOTED = re.compile(r"""(['"])([^'"]*[/\\][^'"]*)\1""")

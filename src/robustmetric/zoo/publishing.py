@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from robustmetric import __version__
+from robustmetric.errors import UserError, brief, shorten
 from robustmetric.evaluation import Record, load_record
 from robustmetric.evaluation.document import write_json
 from robustmetric.evaluation.record import FORMAT, RECORD
@@ -29,7 +30,6 @@ from robustmetric.training.code import check_place, copy_files
 from robustmetric.training.recipe import dump_recipe, make_recipe
 from robustmetric.training.runs import RunFolder, Weights, Which
 from robustmetric.training.trained import Run, load_run
-from robustmetric.validate import UserError, brief, shorten
 from robustmetric.zoo.card import model_card
 from robustmetric.zoo.entries import (
     CARD,

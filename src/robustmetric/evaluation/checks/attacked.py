@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from robustmetric.attacks import Draws
-from robustmetric.distance import embed
 from robustmetric.evaluation.checks.base import Findings, Verdict, beats, check, moved, point
 from robustmetric.perturb import directions
+from robustmetric.sphere import embed
 
 
 @check("budget", 1)
@@ -20,7 +20,7 @@ def _budget(findings: Findings) -> Verdict:
     told = ("change", "objective/last")
     broken = any(bool(f[name].isnan().any()) for f in findings.found.values() for name in told)
     # Images of half precision cannot keep ε to a millionth; lengths of norm l2 round in proportion.
-    images, _ = findings.scene.batch(findings.numbers[:1])
+    images, _ = findings.view.batch(findings.numbers[:1])
     room = max(1e-6, torch.finfo(images.dtype).eps) * max(1.0, findings.budget.eps)
     limit = f"|r| ≤ ε + {room:.0e}, pixels in [0, 1], no NaN"
     says = f"the largest change is ε {over:+.1e}, pixels leave [0, 1] by {max(0.0, outside):.1e}"
@@ -94,8 +94,8 @@ def _noise(findings: Findings) -> Verdict:
             way = directions(signs, findings.budget.norm).to(images)
             noisy = (images + findings.budget.eps * way).clamp(0, 1)
             with torch.no_grad():
-                z = embed(findings.scene.model, noisy)
-                noise.append(a.objective(z, target, queries, findings.scene.gallery).cpu().double())
+                z = embed(findings.view.model, noisy)
+                noise.append(a.objective(z, target, queries, findings.view.gallery).cpu().double())
         there = torch.cat(noise)
         shares[a.name] = float((there < reached - 1e-6).double().mean())
         if beats(there, reached):

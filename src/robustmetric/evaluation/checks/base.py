@@ -10,16 +10,16 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from robustmetric.attacks import Column, Draws, Queries, RankingAttack, Search, Target
+from robustmetric.attacks import Attack, Column, Draws, Queries, Search, Target
+from robustmetric.errors import UserError
+from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.data import Fingerprint, Subject
-from robustmetric.evaluation.document import Number, Part
+from robustmetric.evaluation.document import FrozenModel, Number
 from robustmetric.evaluation.plan import Plan, check_title
-from robustmetric.evaluation.scene import Scene, run_attack
 from robustmetric.evaluation.suite import Attempt
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
 from robustmetric.registry import Registry, registry
-from robustmetric.validate import UserError
 
 Status = Literal["pass", "warn", "fail", "not run"]
 
@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
     says: str
 
 
-class Check(Part):
+class Check(FrozenModel):
     """A check of whether the scores can be trusted: its `name`, and what it found.
 
     `status` is how that is judged, `figure` what was found, `limit` what is allowed, and `says` a sentence
@@ -68,7 +68,7 @@ class Measured(NamedTuple):
 class Findings:
     """What checks work with: the network and its data, how it was attacked, and what was found.
 
-    `subject` is the network with its images, `plan` and `search` are how it was attacked. `scene` is the
+    `subject` is the network with its images, `plan` and `search` are how it was attacked. `view` is the
     network with its embeddings, `surrogate` the one that perturbations come from, if it is another. `found`
     has tensors of each attack, such as ``found["ES"]["after/ES:R"]`` (Q,), in the order of the queries'
     `numbers` (Q,): see `attack_block`. `recall` is R@1 in percent. `worst` has those of the suite by goal,
@@ -82,8 +82,8 @@ class Findings:
     subject: Subject
     plan: Plan
     search: Search
-    scene: Scene
-    surrogate: Scene | None
+    view: NetworkView
+    surrogate: NetworkView | None
     numbers: Tensor
     found: Mapping[str, Mapping[str, Tensor]]
     recall: float
@@ -91,7 +91,7 @@ class Findings:
     attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
 
     @property
-    def attacks(self) -> tuple[RankingAttack, ...]:
+    def attacks(self) -> tuple[Attack, ...]:
         """The attacks that were run."""
         return self.plan.attacks
 
@@ -123,13 +123,13 @@ class Findings:
 
     def again(
         self,
-        attack: RankingAttack,
+        attack: Attack,
         positions: Tensor,
         budget: Budget | None = None,
         search: Search | None = None,
         *,
         batch: int | None = None,
-        surrogate: Scene | None = None,
+        surrogate: NetworkView | None = None,
     ) -> Measured:
         """Run an `attack` again on the queries at these `positions` (S,).
 
@@ -139,24 +139,24 @@ class Findings:
         surrogate = surrogate or (self.surrogate if search is None else None)
         threat = Threat(budget or usual.budget, search or self.search, usual.seed, batch or usual.batch)
         parts = [
-            run_attack(self.scene, attack, numbers, threat, surrogate=surrogate)
+            run_attack(self.view, attack, numbers, threat, surrogate=surrogate)
             for numbers in self.numbers[positions].split(threat.batch)
         ]
         values = {n: torch.cat([p.after[n] for p in parts]).cpu().double() for n in parts[0].after}
         return Measured(values, torch.cat([p.last for p in parts]).cpu().double())
 
-    def measured(self, attack: RankingAttack, positions: Tensor) -> Measured:
+    def measured(self, attack: Attack, positions: Tensor) -> Measured:
         """Return what an `attack` of the plan found for queries at `positions` (S,), as `again` does."""
         found = self.found[attack.name]
         values = {column.name: found[f"after/{column.name}"][positions] for column in attack.columns}
         return Measured(values, found["objective/last"][positions])
 
-    def aimed(self, attack: RankingAttack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
+    def aimed(self, attack: Attack, numbers: Tensor) -> tuple[Tensor, Queries, Target]:
         """Return the images of these `numbers` (B,), as queries too, and what an `attack` aims at."""
-        images, queries = self.scene.batch(numbers)
+        images, queries = self.view.batch(numbers)
         draws = Draws(self.plan.threat.seed, attack.drawn_as, numbers.tolist())
         with torch.no_grad():
-            return images, queries, self.scene.aim(attack, queries, draws)
+            return images, queries, self.view.aim(attack, queries, draws)
 
 
 CHECKS: Registry[Verdict] = registry("check")

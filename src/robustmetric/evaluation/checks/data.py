@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from robustmetric.errors import shorten
 from robustmetric.evaluation.checks.base import Findings, Status, Verdict, check
-from robustmetric.validate import shorten
 
 
 @check("copies", 1)
 def _copies(findings: Findings) -> Verdict:
-    labels, called = findings.scene.gallery.labels, findings.subject.data.called
+    labels, called = findings.view.gallery.labels, findings.subject.data.called
     copies, shared = findings.fingerprint.copies, findings.fingerprint.shared
     limit = "no copies in the gallery"
     if shared:
-        count = len(findings.scene.images)
+        count = len(findings.view.images)
         says = f"{len(shared)} of {count} queries are in the gallery as well, and find themselves: "
         says += shorten([f"{called(a)} = {called(b, gallery=True)}" for a, b in shared])
         status: Status = "warn" if len(shared) <= 0.01 * count else "fail"
@@ -20,7 +20,7 @@ def _copies(findings: Findings) -> Verdict:
     across = sum(bool(labels[a] != labels[b]) for a, b in copies)
     says = f"{len(copies)} images are exact copies of another, {across} of another class"
     if copies:
-        apart = findings.scene.ranked is not None
+        apart = findings.view.ranked is not None
         # Those across classes first: they cannot be ranked rightly.
         pairs = sorted(copies, key=lambda pair: bool(labels[pair[0]] == labels[pair[1]]))
         named = [f"{called(b, gallery=apart)} = {called(a, gallery=apart)}" for a, b in pairs]

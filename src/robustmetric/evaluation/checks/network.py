@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws
-from robustmetric.distance import embed
+from robustmetric.errors import UserError
+from robustmetric.evaluation.attack import embed_all
 from robustmetric.evaluation.checks.base import Findings, Verdict, check, moved, shorter
-from robustmetric.evaluation.scene import embed_all
 from robustmetric.gallery import count_mates
 from robustmetric.perturb import differentiate
-from robustmetric.validate import UserError
+from robustmetric.sphere import embed
 
 
 @check("collapse", 0)
 def _collapse(findings: Findings) -> Verdict:
-    z, queries = findings.scene.gallery.z.cpu().double(), findings.scene.queries
+    z, queries = findings.view.gallery.z.cpu().double(), findings.view.queries
     count = len(z)
     # The mean over all pairs, from the length of the sum.
     cosine = float((z.sum(0).square().sum() - z.square().sum()) / (count * (count - 1)))
-    mates = count_mates(queries, findings.scene.gallery)
+    mates = count_mates(queries, findings.view.gallery)
     # Of the queries that have an answer, as R@1 is.
     chance = 100 * float((mates.float() / (count - (queries.own >= 0).long()))[mates > 0].mean())
     # With few classes five times chance is out of reach.
@@ -45,8 +45,8 @@ def _collapse(findings: Findings) -> Verdict:
 @check("mode", 1)
 def _mode(findings: Findings) -> Verdict:
     numbers = findings.numbers[findings.sample(4)]
-    embed_all(findings.scene.model, findings.scene.images, numbers, 4)
-    training = [name or type(m).__name__ for name, m in findings.scene.model.named_modules() if m.training]
+    embed_all(findings.view.model, findings.view.images, numbers, 4)
+    training = [name or type(m).__name__ for name, m in findings.view.model.named_modules() if m.training]
     says = (
         f"in training mode: {', '.join(training[:5])}" if training else "all modules are in evaluation mode"
     )
@@ -56,7 +56,7 @@ def _mode(findings: Findings) -> Verdict:
 @check("repeat", 1)
 def _repeat(findings: Findings) -> Verdict:
     numbers = findings.numbers[findings.sample(16)]
-    passes = [embed_all(findings.scene.model, findings.scene.images, numbers, 16) for _ in range(5)]
+    passes = [embed_all(findings.view.model, findings.view.images, numbers, 16) for _ in range(5)]
     apart = max(float((p - passes[0]).abs().max()) for p in passes)
     says = "5 forward passes agree" if apart <= 1e-4 else "the network answers at random: no score repeats"
     return Verdict("pass" if apart <= 1e-4 else "fail", apart, "5 passes within 1e-4", says)
@@ -80,10 +80,10 @@ def _seed(findings: Findings) -> Verdict:
 def _batch_of_one(findings: Findings) -> Verdict:
     numbers = findings.numbers[findings.sample(16)]
     try:
-        alone = embed_all(findings.scene.model, findings.scene.images, numbers, 1)
+        alone = embed_all(findings.view.model, findings.view.images, numbers, 1)
     except UserError as error:
         return Verdict("fail", 1.0, "images can be embedded one by one", str(error))
-    apart = float((alone - findings.scene.queries[numbers.to(alone.device)].z).abs().max())
+    apart = float((alone - findings.view.queries[numbers.to(alone.device)].z).abs().max())
     limit = "embeddings within 1e-4 of those of a batch"
     if apart > 1e-4:
         return Verdict("fail", apart, limit, "an image's embedding depends on the batch it is in")
@@ -121,17 +121,17 @@ def _gradient(findings: Findings) -> Verdict:
 
 def _slopes_of_network(findings: Findings, numbers: Tensor) -> Tensor:
     """Find how steep the network is at each query, along a random direction: (B,)."""
-    model, z = findings.scene.model, findings.scene.gallery.z
+    model, z = findings.view.model, findings.view.gallery.z
     generator = torch.Generator().manual_seed(findings.plan.threat.seed)
     way = torch.randn(z.shape[1], generator=generator, dtype=torch.float32).to(z)
-    images, _ = findings.scene.batch(numbers)
+    images, _ = findings.view.batch(numbers)
     rows = torch.arange(len(images), device=images.device)
     return _steepest(differentiate(lambda x, _: embed(model, x) @ way, images, rows))
 
 
 def _slopes(findings: Findings, numbers: Tensor, least: Tensor) -> Tensor:
     """Find each query's least steep gradient (B,): of the network, `least`, and where each attack starts."""
-    model, gallery = findings.scene.model, findings.scene.gallery
+    model, gallery = findings.view.model, findings.view.gallery
     rows = torch.arange(len(numbers), device=least.device)
     for a in findings.attacks:
         images, queries, target = findings.aimed(a, numbers)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import APGD, NES, PGD, SPSA, Column, Search, Square
+from robustmetric.evaluation.attack import NetworkView
 from robustmetric.evaluation.checks.base import Findings, Measured, Verdict, beats, check, moved, point
-from robustmetric.evaluation.scene import Scene
 
 # Attacks that are cheap and speak for the others: away from itself, and towards another class.
 _SPEAK_FOR_ALL = ("ES", "GTM")
@@ -103,7 +103,7 @@ def _black_box(findings: Findings) -> Verdict:
 def _transfer(findings: Findings) -> Verdict:
     # A sibling of the network: the same weights, each off by a random 5 % of its layer's deviation.
     try:
-        sibling = copy.deepcopy(findings.scene.model)
+        sibling = copy.deepcopy(findings.view.model)
     except Exception as error:  # whatever a network holds
         return Verdict("not run", 0.0, "", f"the network cannot be copied ({type(error).__name__})")
     generator = torch.Generator().manual_seed(findings.plan.threat.seed)
@@ -113,11 +113,11 @@ def _transfer(findings: Findings) -> Verdict:
             p.add_(noise * 0.05 * (p.std() if p.numel() > 1 else p.abs().mean()))
     search = PGD() if findings.budget.norm == "linf" else APGD()
     return _against(
-        findings, [(search, findings.scene.seen_by(sibling, findings.plan.threat.batch))], "transfer"
+        findings, [(search, findings.view.seen_by(sibling, findings.plan.threat.batch))], "transfer"
     )
 
 
-def _against(findings: Findings, others: list[tuple[Search, Scene | None]], what: str) -> Verdict:
+def _against(findings: Findings, others: list[tuple[Search, NetworkView | None]], what: str) -> Verdict:
     """Compare the attack with searches that know less."""
     limit = "no better mean objective than with gradients, beyond sampling error"
     if not findings.search.follows_gradient:

@@ -11,30 +11,30 @@ from robustmetric.attacks import (
     APGD,
     DISTANCE,
     PGD,
+    Attack,
     Column,
     Draws,
     Gallery,
     Queries,
-    RankingAttack,
     Search,
     Square,
     Transfer,
     attack,
     make_search,
 )
-from robustmetric.distance import embed
-from robustmetric.evaluation.scene import AttackResult, Scene, attack_block, embed_all, run_attack
+from robustmetric.evaluation.attack import AttackResult, NetworkView, attack_block, embed_all, run_attack
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, frozen, pgd
+from robustmetric.sphere import embed
 from tests.evaluation.conftest import make_network
 
 BUDGET = Budget(eps=0.1, alpha=0.03, steps=4)
 
 
-def scene_of(network: nn.Module, images: Tensor, labels: Tensor) -> Scene:
+def view_of(network: nn.Module, images: Tensor, labels: Tensor) -> NetworkView:
     everyone = torch.arange(len(images))
     z = embed_all(network, images, everyone, 16)
-    return Scene(network, images, Queries(z, labels, everyone), Gallery(z, labels))
+    return NetworkView(network, images, Queries(z, labels, everyone), Gallery(z, labels))
 
 
 @pytest.mark.parametrize("name", ["CA+", "CA-", "QA+", "SP-QA-", "TMA", "ES", "LTM", "GTM", "GTT"])
@@ -44,7 +44,7 @@ def test_a_transfer_is_a_search_in_the_surrogate_s_own_gallery(
     """The victim says what is aimed at; where that is, and where the queries are, the surrogate says."""
     victim, surrogate = make_network(0).double(), make_network(1).double()
     images, numbers, goal = images.double(), torch.tensor([3, 17, 26, 38]), attack(name)
-    theirs, ours = scene_of(victim, images, labels), scene_of(surrogate, images, labels)
+    theirs, ours = view_of(victim, images, labels), view_of(surrogate, images, labels)
     search: Search = Transfer(surrogate=surrogate, search=PGD())
     with frozen(victim), frozen(surrogate):
         outcome = run_attack(theirs, goal, numbers, Threat(BUDGET, search, 7), surrogate=ours)
@@ -103,19 +103,19 @@ WIDE = Budget(eps=0.06, alpha=0.02, steps=8)
 
 
 @pytest.fixture(scope="module")
-def theirs(images: Tensor) -> Scene:
+def theirs(images: Tensor) -> NetworkView:
     """Images of classes that have little to do with them: many queries are lost before any attack."""
     labels = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(5))
-    return scene_of(Counting(), images.double(), labels)
+    return view_of(Counting(), images.double(), labels)
 
 
 def run(
-    scene: Scene, name: str, search: Search, budget: Budget = WIDE, seed: int = 0, **given: Any
+    view: NetworkView, name: str, search: Search, budget: Budget = WIDE, seed: int = 0, **given: Any
 ) -> AttackResult:
-    assert isinstance(scene.model, Counting)
-    scene.model.reset()
-    with frozen(scene.model):
-        return run_attack(scene, attack(name), NUMBERS, Threat(budget, search, seed), **given)
+    assert isinstance(view.model, Counting)
+    view.model.reset()
+    with frozen(view.model):
+        return run_attack(view, attack(name), NUMBERS, Threat(budget, search, seed), **given)
 
 
 ENDS = ["misrank", "misrank(by=1)", "misrank(side='candidate')", "promote", "demote(k=3)", "translocate"]
@@ -125,7 +125,7 @@ ENDS = ["misrank", "misrank(by=1)", "misrank(side='candidate')", "promote", "dem
     "text", ["pgd", "pgd(restarts=2)", "apgd(restarts=2)", "square(trials=30)", "nes(samples=2)"]
 )
 @pytest.mark.parametrize("name", ["misrank", "promote", "TMA"])
-def test_images_through_the_network_and_back_are_counted(name: str, text: str, theirs: Scene) -> None:
+def test_images_through_the_network_and_back_are_counted(name: str, text: str, theirs: NetworkView) -> None:
     outcome = run(theirs, name, make_search(text))
     model = theirs.model
     assert isinstance(model, Counting)
@@ -138,7 +138,7 @@ def test_images_through_the_network_and_back_are_counted(name: str, text: str, t
 
 @pytest.mark.parametrize("search", [PGD(), APGD(restarts=2), Square(trials=60)])
 @pytest.mark.parametrize("name", ENDS)
-def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs: Scene) -> None:
+def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs: NetworkView) -> None:
     outcome = run(theirs, name, search)
     model, goal = theirs.model, attack(name)
     assert isinstance(model, Counting)
@@ -165,11 +165,11 @@ def test_a_query_that_is_lost_is_asked_no_more(name: str, search: Search, theirs
 def test_a_query_without_an_answer_is_never_lost(images: Tensor) -> None:
     """Its class has no other image: there is no R@1, and nothing to lower."""
     labels = torch.cat([torch.tensor([9]), torch.arange(39) % 3])
-    scene = scene_of(Counting(), images.double(), labels)
+    view = view_of(Counting(), images.double(), labels)
     for name in ("misrank", "misrank(by='margin')", "misrank(by=1)"):
-        outcome = run(scene, name, APGD())
+        outcome = run(view, name, APGD())
         assert outcome.after[name].isnan().tolist() == [True] + [False] * 11
-        assert torch.equal(outcome.images[0], scene.images[NUMBERS][0])
+        assert torch.equal(outcome.images[0], view.images[NUMBERS][0])
         assert not attack(name).succeeded(outcome.after)[0]
 
 
@@ -188,16 +188,16 @@ def test_a_query_is_lost_where_every_column_says_so() -> None:
         "b": torch.tensor([nan, 0.0, 0.0, 0.0, 100.0]),
         "c": torch.tensor([100.0, 99.0, 100.0, 100.0, 100.0]),
     }
-    assert RankingAttack.succeeded(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
+    assert Attack.succeeded(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [*ENDS, "promote(side='candidate')", "shift"])
 @pytest.mark.parametrize("inner", [PGD(), APGD(), Square(trials=8)])
 def test_a_surrogate_may_have_embeddings_of_another_length(
-    name: str, inner: Search, theirs: Scene, images: Tensor
+    name: str, inner: Search, theirs: NetworkView, images: Tensor
 ) -> None:
     """The search sees the surrogate alone, and is not told who is lost; the network itself judges."""
-    ours = scene_of(Counting(seed=1, width=7), images.double(), theirs.gallery.labels)
+    ours = view_of(Counting(seed=1, width=7), images.double(), theirs.gallery.labels)
     model = ours.model
     assert isinstance(model, Counting)
     model.reset()
@@ -221,13 +221,13 @@ def test_a_surrogate_may_have_embeddings_of_another_length(
 
 
 @pytest.mark.parametrize("name", ["promote", "demote(k=9)", "promote(k=2,side='candidate')", "translocate"])
-def test_all_attempts_at_a_goal_have_its_targets(name: str, theirs: Scene) -> None:
+def test_all_attempts_at_a_goal_have_its_targets(name: str, theirs: NetworkView) -> None:
     wanted = run(theirs, name, PGD(), seed=3).target.index
     for attempt in attack(name).attempts(2):
         assert torch.equal(run(theirs, attempt.name, Square(trials=1), seed=3).target.index, wanted)
 
 
-def test_draws_of_a_search_depend_on_its_purpose(theirs: Scene) -> None:
+def test_draws_of_a_search_depend_on_its_purpose(theirs: NetworkView) -> None:
     usual, same, other = (
         run(theirs, "TMA", Square(trials=1), seed=3, purpose=purpose).images
         for purpose in (None, "TMA/search", "two")
@@ -236,14 +236,14 @@ def test_draws_of_a_search_depend_on_its_purpose(theirs: Scene) -> None:
     assert not torch.equal(usual, other)
 
 
-def test_a_search_may_go_on_past_the_success(theirs: Scene) -> None:
+def test_a_search_may_go_on_past_the_success(theirs: NetworkView) -> None:
     stopped, past = (run(theirs, "misrank", PGD(), stop=stop) for stop in (True, False))
     won = attack("misrank").succeeded(stopped.after)
     assert (past.last[won] < stopped.last[won]).any()
     assert torch.equal(past.images[~won], stopped.images[~won])
 
 
-def test_a_block_has_the_names_of_the_files(theirs: Scene) -> None:
+def test_a_block_has_the_names_of_the_files(theirs: NetworkView) -> None:
     with frozen(theirs.model):
         found = attack_block(theirs, attack("SP-QA+"), NUMBERS, Threat(WIDE, PGD()))
     assert {*found} == {
@@ -256,7 +256,7 @@ def test_a_block_has_the_names_of_the_files(theirs: Scene) -> None:
         assert value.dtype == (torch.int64 if name in ("number", "target") else torch.float64)
 
 
-def test_a_search_of_one_norm_is_not_given_another(theirs: Scene) -> None:
+def test_a_search_of_one_norm_is_not_given_another(theirs: NetworkView) -> None:
     budget = Budget(eps=0.5, alpha=0.1, steps=3, norm="l2")
     for text in ("pgd", "nes", "spsa"):
         with pytest.raises(

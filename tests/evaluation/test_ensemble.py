@@ -50,7 +50,7 @@ def ensemble(evaluation: Evaluation, numbers: Tensor | None = None, batch: int =
     (goal,) = suite.wanted
     with evaluation.subject.frozen():
         return run_ensemble(
-            evaluation.scene,
+            evaluation.view,
             goal,
             evaluation.attempts[goal.name],
             torch.arange(40) if numbers is None else numbers,
@@ -67,7 +67,7 @@ def alone(evaluation: Evaluation) -> Tensor:
     with evaluation.subject.frozen():
         for way in evaluation.attempts[suite.wanted[0].name]:
             outcome = run_attack(
-                evaluation.scene,
+                evaluation.view,
                 way.attack,
                 torch.arange(40),
                 replace(evaluation.suite_threat, search=way.search),

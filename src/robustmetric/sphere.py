@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from robustmetric.errors import UserError
 from robustmetric.usercode import UserCodeError, own_traceback
-from robustmetric.validate import UserError
 
 ROUNDING = 1e-5
 """Embeddings that are nearer than this are those of one image: see `at`."""

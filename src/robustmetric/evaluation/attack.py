@@ -9,16 +9,16 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import Draws, Gallery, Problem, Queries, RankingAttack, Target
-from robustmetric.distance import embed
+from robustmetric.attacks import Attack, Draws, Gallery, Problem, Queries, Target
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Norm, device_of, sizes
 from robustmetric.retrieval import Ranking, rank
+from robustmetric.sphere import embed
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class NetworkView:
     """A frozen network, the images that may query with their embeddings, and the gallery that they query.
 
     `model` is the network, `images` (N, C, H, W) may query and `queries` has their embeddings (N, D).
@@ -26,8 +26,8 @@ class Scene:
 
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
     >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
-    >>> scene = Scene(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
-    >>> scene.batch(torch.tensor([4]))[0].shape
+    >>> view = NetworkView(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
+    >>> view.batch(torch.tensor([4]))[0].shape
     torch.Size([1, 1, 2, 2])
     """
 
@@ -43,38 +43,36 @@ class Scene:
         return device_of(self.model)
 
     @cached_property
-    def judged(self) -> Gallery:
+    def ranking_gallery(self) -> Gallery:
         """The gallery where ranks are counted: on the CPU for Apple's GPUs, which lack double precision."""
         return self.gallery.to(torch.device("cpu") if self.device.type == "mps" else self.gallery.z.device)
 
-    def aim(
-        self, attack: RankingAttack, queries: Queries, draws: Draws, index: Tensor | None = None
-    ) -> Target:
+    def aim(self, attack: Attack, queries: Queries, draws: Draws, index: Tensor | None = None) -> Target:
         """Choose what B `queries` of an `attack` aim at, with `draws`, and prepare it for the objective.
 
         It is `index` (B, W) if that is given.
         """
-        where = self.judged.z.device
+        where = self.ranking_gallery.z.device
         if index is None:
-            index = attack.checked_select(queries.to(where), self.judged, draws=draws)
+            index = attack.checked_select(queries.to(where), self.ranking_gallery, draws=draws)
         return attack.checked_aim(index.to(queries.z.device), queries, self.gallery)
 
     def measure(
-        self, attack: RankingAttack, z: Tensor, target: Target, queries: Queries, won: Tensor | None = None
+        self, attack: Attack, z: Tensor, target: Target, queries: Queries, won: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return what an `attack` measures on `queries` at `z` (B, D), aimed at `target`: (B,) by column.
 
         Those that are surely `won` (B,) are not looked at if all that is measured is whether they are.
         """
-        where = self.judged.z.device
+        where = self.ranking_gallery.z.device
         z, target, queries = z.to(where), target.to(where), queries.to(where)
         column = attack.columns[0]
         if won is None or column.success_value is None or len(attack.columns) > 1 or not won.any():
-            return attack.checked_measure(z, target, queries, self.judged)
+            return attack.checked_measure(z, target, queries, self.ranking_gallery)
         rest = (~won).to(where)
         values = torch.full((len(z),), column.success_value, dtype=torch.float64, device=where)
         if rest.any():
-            found = attack.checked_measure(z[rest], target[rest], queries[rest], self.judged)
+            found = attack.checked_measure(z[rest], target[rest], queries[rest], self.ranking_gallery)
             values[rest] = found[column.name].double()
         return {column.name: values}
 
@@ -99,13 +97,13 @@ class Scene:
         """Return the queries with these `numbers` (B,), without a look at their images."""
         return self.queries[numbers.to(self.device)]
 
-    def seen_by(self, model: nn.Module, batch: int) -> Scene:
+    def seen_by(self, model: nn.Module, batch: int) -> NetworkView:
         """Return the same images as another network, `model`, sees them, embedded `batch` at a time."""
         z = embed_all(model, self.images, torch.arange(len(self.images)), batch)
         ranked = z
         if self.ranked is not None:
             ranked = embed_all(model, self.ranked, torch.arange(len(self.ranked)), batch)
-        return Scene(
+        return NetworkView(
             model, self.images, replace(self.queries, z=z), replace(self.gallery, z=ranked), self.ranked
         )
 
@@ -154,19 +152,19 @@ class AttackResult:
 
 
 def run_attack(
-    scene: Scene,
-    attack: RankingAttack,
+    view: NetworkView,
+    attack: Attack,
     numbers: Tensor,
     threat: Threat,
     *,
     stop: bool = True,
-    surrogate: Scene | None = None,
+    surrogate: NetworkView | None = None,
     tick: Callable[[], None] | None = None,
     purpose: str | None = None,
     index: Tensor | None = None,
     clean: bool = True,
 ) -> AttackResult:
-    """Run an `attack` on the queries of a `scene` with these `numbers` (B,); call it inside `frozen(model)`.
+    """Run an `attack` on the queries of a `view` with these `numbers` (B,); call it inside `frozen(model)`.
 
     The search of the `threat` perturbs them, all in one batch, within its budget. Its random draws depend on
     the seed and on the `purpose`, by default the attack's name. Targets are those of the network under
@@ -178,20 +176,20 @@ def run_attack(
     >>> import robustmetric as rm
     >>> images, labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
     >>> z = embed_all(nn.Flatten(), images, torch.arange(6), batch=6)
-    >>> scene = Scene(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
+    >>> view = NetworkView(nn.Flatten(), images, Queries(z, labels, torch.arange(6)), Gallery(z, labels))
     >>> threat = Threat(rm.Budget(eps=0.1, alpha=0.05, steps=4), rm.attacks.PGD())
-    >>> result = run_attack(scene, rm.attack("TMA"), torch.tensor([0, 3]), threat)
+    >>> result = run_attack(view, rm.attack("TMA"), torch.tensor([0, 3]), threat)
     >>> bool((result.after["TMA"] > result.before["TMA"]).all())
     True
     """
-    images, queries = scene.batch(numbers)
+    images, queries = view.batch(numbers)
     listed = numbers.tolist()
-    ground = surrogate or scene
+    ground = surrogate or view
     seen = queries if surrogate is None else surrogate.asking(numbers)
     with torch.no_grad():
-        target = scene.aim(attack, queries, Draws(threat.seed, attack.drawn_as, listed), index)
+        target = view.aim(attack, queries, Draws(threat.seed, attack.drawn_as, listed), index)
         goal = target if surrogate is None else attack.checked_aim(target.index, seen, surrogate.gallery)
-        first = attack.checked_objective(queries.z, target, queries, scene.gallery)
+        first = attack.checked_objective(queries.z, target, queries, view.gallery)
     draws = Draws(threat.seed, purpose or f"{attack.name}/search", listed)
     best, early = first.clone(), seen.z.clone()
     forward = backward = 0
@@ -215,14 +213,14 @@ def run_attack(
     start = attack.checked_start(images, draws=draws)
     moved = threat.search(Problem(images, objective, threat.budget, draws, start))
     with torch.no_grad():
-        z = embed(scene.model, moved)
-        last, won = attack.checked_appraise(z, target, queries, scene.gallery)
-        after = scene.measure(attack, z, target, queries, won)
+        z = embed(view.model, moved)
+        last, won = attack.checked_appraise(z, target, queries, view.gallery)
+        after = view.measure(attack, z, target, queries, won)
         # Where the end of one descent counts: of several, or of trials, the point before is not known.
         if attack.read_early and surrogate is None and threat.search.keeps_last:
-            sooner = scene.measure(attack, early, target, queries)
+            sooner = view.measure(attack, early, target, queries)
             after |= {name: sooner[name] for name in attack.read_early}
-        before = scene.measure(attack, queries.z, target, queries) if clean else {}
+        before = view.measure(attack, queries.z, target, queries) if clean else {}
     best = torch.minimum(best, last) if surrogate is None else last
     return AttackResult(
         moved, z, target, before, after, first, last, best, forward + len(moved), backward, images
@@ -230,12 +228,12 @@ def run_attack(
 
 
 def attack_block(
-    scene: Scene,
-    attack: RankingAttack,
+    view: NetworkView,
+    attack: Attack,
     numbers: Tensor,
     threat: Threat,
     *,
-    surrogate: Scene | None = None,
+    surrogate: NetworkView | None = None,
     tick: Callable[[], None] | None = None,
 ) -> dict[str, Tensor]:
     """Run an `attack` as `run_attack` does; return what is kept of it, by name, on the CPU.
@@ -245,10 +243,10 @@ def attack_block(
     bits; "objective/first", "objective/last" and "objective/best" (B,) those of the objective, "change" and
     "outside" (B,) the size of the change and how far pixels leave [0, 1].
     """
-    result = run_attack(scene, attack, numbers, threat, surrogate=surrogate, tick=tick)
+    result = run_attack(view, attack, numbers, threat, surrogate=surrogate, tick=tick)
     with torch.no_grad():
-        z = embed(scene.model, (result.images * 255).round() / 255)
-        rounded = scene.measure(attack, z, result.target, scene.asking(numbers))
+        z = embed(view.model, (result.images * 255).round() / 255)
+        rounded = view.measure(attack, z, result.target, view.asking(numbers))
     values = {"before": result.before, "after": result.after, "8-bit": rounded}
     named = {
         "number": numbers,

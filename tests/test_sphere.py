@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.distance import cross_distance, embed, hardness, pair_distance, wide_dtype
+from robustmetric.sphere import cross_distance, embed, hardness, pair_distance, wide_dtype
 
 pytestmark = pytest.mark.kernels
 
@@ -228,7 +228,7 @@ def test_embed_refuses_vectors_without_direction() -> None:
 def test_a_point_has_no_distance_to_itself_in_single_precision_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("robustmetric.distance.wide_dtype", lambda device: torch.float32)
+    monkeypatch.setattr("robustmetric.sphere.wide_dtype", lambda device: torch.float32)
     z = torch.nn.functional.normalize(torch.randn(40, 512, generator=torch.Generator().manual_seed(0)))
     z.requires_grad_()
     dist = cross_distance(z)
