@@ -29,7 +29,7 @@ PACKAGES = (
     "zoo",
 )
 MODULES = (
-    "destination", "errors", "files", "gallery", "losses", "perturb", "places", "registry", "retrieval", "sphere",
+    "destination", "errors", "files", "gallery", "losses", "perturb", "registry", "retrieval", "sphere",
     "squares", "text", "triplets", "verification", "workers",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them

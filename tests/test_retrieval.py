@@ -22,9 +22,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustmetric import retrieval, squares
-from robustmetric.places import places_by_keys
-from robustmetric.retrieval import Ranking, distances, nmi, rank, retrieval_scores
+from robustmetric.retrieval import (
+    Ranking,
+    distances,
+    nmi,
+    places_by_keys,
+    places_of_one,
+    rank,
+    retrieval_scores,
+)
 from robustmetric.sphere import cross_distance
+from robustmetric.squares import keys_of
 
 pytestmark = pytest.mark.kernels
 
@@ -105,13 +113,31 @@ kinds = st.sampled_from(["sphere", "long", "copies", "ties"])
 types = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
 
 
-@given(st.lists(st.integers(0, 5), min_size=4, max_size=40), st.integers(0, 2**31), kinds, types)
-@settings(max_examples=60)
-def test_leave_one_out_is_that_of_a_loop(labels: list[int], seed: int, kind: str, dtype: torch.dtype) -> None:
-    labels = [*labels, labels[0], 77]  # a class of two at least, and a single image
+cameras_of = st.sampled_from([-3, 0, 1, 7, 10**12])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), cameras_of), min_size=4, max_size=40),
+    st.booleans(),
+    st.integers(0, 2**31),
+    kinds,
+    types,
+)
+@settings(max_examples=120)
+def test_leave_one_out_is_that_of_a_loop(
+    images: list[tuple[int, int]], by_camera: bool, seed: int, kind: str, dtype: torch.dtype
+) -> None:
+    # A class seen by two cameras at least, an image alone in its class, and a class with one camera.
+    images = [*images, (images[0][0], images[0][1] + 1), (77, 0), (78, 5), (78, 5)]
+    labels, seen = [label for label, _ in images], [camera for _, camera in images]
     z = embeddings(len(labels), seed, kind).to(dtype)
-    expected = by_loop(z, labels, z, labels, list(range(len(labels))))
-    check(rank(z, torch.tensor(labels)), expected, len(labels))
+    own = list(range(len(labels)))
+    expected = by_loop(z, labels, z, labels, own, (seen, seen) if by_camera else None)
+    assert ({*own[-3:]} & {*expected}) == ({*()} if by_camera else {*own[-2:]})
+    cameras = torch.tensor(seen) if by_camera else None
+    check(rank(z, torch.tensor(labels), cameras=cameras), expected, len(labels))
+    if by_camera:
+        return
     scores = retrieval_scores(z, torch.tensor(labels), ks=(1, 2, 5), nmi=False)
     assert list(scores) == ["R@1", "R@2", "R@5", "mAP", "mAP@R"]
     for k in (1, 2, 5):
@@ -121,19 +147,27 @@ def test_leave_one_out_is_that_of_a_loop(labels: list[int], seed: int, kind: str
 
 
 @given(
-    st.lists(st.integers(0, 4), min_size=2, max_size=30),
-    st.lists(st.tuples(st.integers(0, 6), st.integers(-1, 29)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 4), cameras_of), min_size=2, max_size=30),
+    st.lists(st.tuples(st.integers(0, 6), cameras_of, st.integers(-1, 29)), min_size=1, max_size=30),
+    st.booleans(),
     st.integers(0, 2**31),
     kinds,
 )
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_queries_of_a_gallery_are_those_of_a_loop(
-    labels: list[int], asked: list[tuple[int, int]], seed: int, kind: str
+    images: list[tuple[int, int]], asked: list[tuple[int, int, int]], by_camera: bool, seed: int, kind: str
 ) -> None:
-    query_labels = [labels[0], *(label for label, _ in asked)]
-    own = [-1, *(min(place, len(labels) - 1) for _, place in asked)]
+    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
+    # The first query has an answer, and a camera that took no image of the gallery.
+    query_labels = [labels[0], *(label for label, _, _ in asked)]
+    query_cameras = [99, *(camera for _, camera, _ in asked)]
+    own = [-1, *(min(place, len(labels) - 1) for _, _, place in asked)]
     z = embeddings(len(labels) + len(own), seed, kind)
     gallery, queries = z[: len(labels)], z[len(labels) :]
+    more: dict[str, Any] = {
+        "cameras": torch.tensor(cameras),
+        "query_cameras": torch.tensor(query_cameras),
+    }
     for places in (own, [-1] * len(own)):
         found = rank(
             gallery,
@@ -141,32 +175,43 @@ def test_queries_of_a_gallery_are_those_of_a_loop(
             queries,
             torch.tensor(query_labels),
             own=None if max(places) < 0 else torch.tensor(places),
+            **(more if by_camera else {}),
         )
-        check(found, by_loop(gallery, labels, queries, query_labels, places), len(own))
+        seen = (cameras, query_cameras) if by_camera else None
+        check(found, by_loop(gallery, labels, queries, query_labels, places, seen), len(own))
 
 
 @pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
-@pytest.mark.parametrize("classes", ["equal", "unbalanced"])
+@pytest.mark.parametrize("classes", ["equal", "unbalanced", "unbalanced, by camera"])
 def test_the_budget_does_not_change_the_ranking(
     kind: str, classes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 300
-    labels = torch.arange(count) % 30
-    if classes == "unbalanced":  # half of all images in one class, and some alone in theirs
+    labels, seen = torch.arange(count) % 30, torch.arange(count) // 7 % 3
+    if classes != "equal":  # half of all images in one class, and some alone in theirs
         labels = torch.where(torch.arange(count) % 2 == 0, 0, torch.arange(count) % 90)
         labels[-4:] = torch.arange(100, 104)
-    z = embeddings(count, 0, kind)
-    own = list(range(count))
-    whole = rank(z, labels)
-    check(whole, by_loop(z, labels.tolist(), z, labels.tolist(), own), count)
-    least = smallest(z, labels)
+    by_camera = "camera" in classes
+    z, own = embeddings(count, 0, kind), torch.arange(count)
+    more: dict[str, Any] = {"cameras": seen} if by_camera else {}
+    apart: dict[str, Any] = {"own": own, **more} | ({"query_cameras": seen} if by_camera else {})
+    whole = rank(z, labels, **more)
+    names, cameras = labels.tolist(), (seen.tolist(), seen.tolist()) if by_camera else None
+    check(whole, by_loop(z, names, z, names, own.tolist(), cameras), count)
+    least = smallest(z, labels, **more)
     for memory in (least, 2 * least, 4 * least):
-        assert same(rank(z, labels, memory=memory), whole)
-    assert same(rank(z, labels, z, labels, own=torch.tensor(own), memory=least), whole)
+        assert same(rank(z, labels, **more, memory=memory), whole)
+    assert same(rank(z, labels, z.clone(), labels, **apart, memory=least), whole)
     with pytest.raises(ValueError, match=f"memory={least - 1} bytes cannot rank 300 images for 300 queries"):
-        rank(z, labels, memory=least - 1)
+        rank(z, labels, **more, memory=least - 1)
     monkeypatch.setattr(squares, "_WIDTH", 37)  # nine blocks of the gallery
-    assert same(rank(z, labels), whole)
+    assert same(rank(z, labels, **more), whole)
+
+    def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
+        return places_by_keys(near[row], wanted)[:, : int(relevant.max())]
+
+    monkeypatch.setattr(retrieval, "places", by_keys)  # what another device does instead
+    assert same(rank(z, labels, **more), whole)
 
 
 def paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -223,109 +268,6 @@ def test_few_queries_with_an_answer_are_computed_alone(monkeypatch: pytest.Monke
     assert seen == ["write_mutual", "write"]
 
 
-cameras_of = st.sampled_from([-3, 0, 1, 7, 10**12])
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5), cameras_of), min_size=4, max_size=40), st.integers(0, 2**31), kinds
-)
-@settings(max_examples=60)
-def test_cameras_leave_out_what_a_loop_leaves_out(
-    images: list[tuple[int, int]], seed: int, kind: str
-) -> None:
-    # A class seen by two cameras at least, an image alone in its class, and a class with one camera.
-    images = [*images, (images[0][0], images[0][1] + 1), (77, 0), (78, 5), (78, 5)]
-    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
-    z = embeddings(len(labels), seed, kind)
-    expected = by_loop(z, labels, z, labels, list(range(len(labels))), (cameras, cameras))
-    assert not {len(labels) - 1, len(labels) - 2, len(labels) - 3} & {*expected}
-    found = rank(z, torch.tensor(labels), cameras=torch.tensor(cameras))
-    check(found, expected, len(labels))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 4), cameras_of), min_size=2, max_size=30),
-    st.lists(st.tuples(st.integers(0, 6), cameras_of, st.integers(-1, 29)), min_size=1, max_size=30),
-    st.integers(0, 2**31),
-    kinds,
-)
-@settings(max_examples=60)
-def test_cameras_of_queries_and_gallery_are_those_of_a_loop(
-    images: list[tuple[int, int]], asked: list[tuple[int, int, int]], seed: int, kind: str
-) -> None:
-    labels, cameras = [label for label, _ in images], [camera for _, camera in images]
-    # The first query has an answer, and a camera that took no image of the gallery.
-    query_labels = [labels[0], *(label for label, _, _ in asked)]
-    query_cameras = [99, *(camera for _, camera, _ in asked)]
-    own = [-1, *(min(place, len(labels) - 1) for _, _, place in asked)]
-    z = embeddings(len(labels) + len(own), seed, kind)
-    gallery, queries = z[: len(labels)], z[len(labels) :]
-    for places in (own, [-1] * len(own)):
-        found = rank(
-            gallery,
-            torch.tensor(labels),
-            queries,
-            torch.tensor(query_labels),
-            own=None if max(places) < 0 else torch.tensor(places),
-            cameras=torch.tensor(cameras),
-            query_cameras=torch.tensor(query_cameras),
-        )
-        expected = by_loop(gallery, labels, queries, query_labels, places, (cameras, query_cameras))
-        check(found, expected, len(own))
-
-
-def test_an_image_of_the_query_s_class_and_camera_is_neither_right_nor_wrong() -> None:
-    # From the query at 0: one of its class and camera, another class of its camera, its class elsewhere.
-    gallery, labels = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0])
-    query: tuple[Tensor, Tensor] = (torch.zeros(1, 1), torch.tensor([0]))
-    assert rank(gallery, labels, *query).first.tolist() == [1]
-    cameras, camera = torch.tensor([4, 4, 5]), torch.tensor([4])
-    found = rank(gallery, labels, *query, cameras=cameras, query_cameras=camera)
-    assert (found.first.tolist(), found.average_precision.tolist()) == ([2], [0.5])
-    # A query all of whose class its own camera took has no answer, and is counted.
-    both = (torch.zeros(2, 1), torch.tensor([0, 1]))
-    found = rank(gallery, labels, *both, cameras=cameras, query_cameras=torch.tensor([4, 4]))
-    assert (found.query.tolist(), found.left_out) == ([0], 1)
-
-
-@pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
-def test_cameras_that_all_differ_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 200
-    z, labels = embeddings(count, 0, kind), torch.arange(count) % 9
-    seen = paths(monkeypatch)
-    assert same(rank(z, labels, cameras=torch.arange(count)), rank(z, labels))
-    assert set(seen) == {"write_mutual"}
-    more: dict[str, Any] = {"cameras": torch.arange(count), "query_cameras": torch.arange(count, count + 40)}
-    assert same(
-        rank(z, labels, z[:40] + 0.1, labels[:40], **more), rank(z, labels, z[:40] + 0.1, labels[:40])
-    )
-
-
-@pytest.mark.parametrize("kind", ["sphere", "copies", "ties"])
-def test_the_budget_does_not_change_the_ranking_by_cameras(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 300
-    labels = torch.where(torch.arange(count) % 2 == 0, 0, torch.arange(count) % 90)
-    cameras = torch.arange(count) // 7 % 3
-    z = embeddings(count, 0, kind)
-    expected = by_loop(
-        z, labels.tolist(), z, labels.tolist(), list(range(count)), (cameras.tolist(), cameras.tolist())
-    )
-    check(rank(z, labels, cameras=cameras), expected, count)
-    seen = paths(monkeypatch)
-    check(rank(z, labels, cameras=cameras, memory=smallest(z, labels, cameras=cameras)), expected, count)
-    assert set(seen) == {"write"}
-    more: dict[str, Any] = {"own": torch.arange(count), "cameras": cameras, "query_cameras": cameras}
-    check(rank(z, labels, z.clone(), labels, **more), expected, count)
-
-    def by_keys(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, _: Any) -> Tensor:
-        return places_by_keys(near[row], wanted)[:, : int(relevant.max())]
-
-    monkeypatch.setattr(retrieval, "places", by_keys)  # what another device does instead
-    check(rank(z, labels, cameras=cameras), expected, count)
-
-
 @pytest.mark.parametrize("relevant", [8, 12])  # counted, and sorted
 @pytest.mark.parametrize("tied", [0, 1, 8, 11])
 @pytest.mark.parametrize("before", [True, False])
@@ -348,35 +290,6 @@ def test_labels_are_names_and_not_positions() -> None:
     names = torch.tensor([-5, 10**12, 3, 0, -(10**9), 8, 2])
     assert same(rank(z, names[labels]), rank(z, labels))
     assert same(rank(z, labels.to(torch.uint8)), rank(z, labels))
-
-
-def test_the_query_is_left_out_by_its_index_and_not_by_its_distance() -> None:
-    # Image 1 is a copy of image 0 in another class: it is the nearest of image 0, at distance zero.
-    gallery = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 1.0]]))
-    labels = torch.tensor([0, 1, 0, 1, 1])
-    # Images 0 and 1 find each other, 2 finds the first of the two, 3 and 4 find each other.
-    assert rank(gallery, labels).recall(1) == 60
-
-
-def test_ties_go_by_position() -> None:
-    z = torch.tensor([[0.6, 0.8]]).repeat(4, 1)
-    # Query 0 ranks 1, 2, 3; query 1 ranks 0, 2, 3; and so on.
-    found = rank(z, torch.tensor([0, 1, 0, 1]))
-    assert found.first.tolist() == [2, 3, 1, 2]
-    assert found.average_precision.tolist() == pytest.approx([1 / 2, 1 / 3, 1, 1 / 2])
-    assert found.average_precision_at_r.tolist() == [0, 0, 1, 0]
-
-
-@pytest.mark.parametrize("dim", [3, 64, 512])
-def test_copies_are_equally_far(dim: int) -> None:
-    z = F.normalize(torch.randn(7, dim, generator=torch.Generator().manual_seed(dim)))
-    which = torch.arange(5003) % 7
-    for count in (1, 3, 40):
-        queries = F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(count)))
-        found = distances(queries, z[which])
-        assert found.dtype == torch.float32
-        assert torch.equal(found, found[:, :7][:, which])
-    assert torch.equal(distances(z, z[which]) == 0, torch.arange(7)[:, None] == which)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
@@ -543,3 +456,22 @@ def test_labels_that_are_every_other_one_of_a_tensor_are_taken_without_a_warning
     wanted = rank(z, labels[::2].clone(), z + 0.1, labels[::2].clone())
     found = rank(z, labels[::2], z + 0.1, labels[::2])
     assert torch.equal(found.average_precision, wanted.average_precision)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-30, 0.5, 1.0, 1.5, 2.0]) | st.floats(0, 4, width=32), min_size=2),
+    st.data(),
+    st.sampled_from([0, 2, 10, 1000]),
+)
+def test_places_are_those_of_a_sorted_list(values: list[float], data: st.DataObject, few: int) -> None:
+    chosen = st.sets(st.integers(0, len(values) - 1), min_size=1)
+    ranking = sorted(range(len(values)), key=lambda i: (values[i], i))
+    wanted = sorted(data.draw(chosen))
+    expected = sorted(ranking.index(i) + 1 for i in wanted)
+    near, position = torch.tensor(values).abs(), torch.tensor(wanted)
+    keys = keys_of(near[position], position).sort().values
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "_FEW", few)
+        assert places_of_one(near.numpy(), keys.numpy()).tolist() == expected
+    # What another device does instead.
+    assert places_by_keys(near[None], keys[None].flip(1))[0].tolist() == expected

@@ -19,9 +19,35 @@ from robustmetric.labels import check_labels
 from robustmetric.sphere import at
 from robustmetric.squares import distances, keys_of, positions_of
 
+Held = TypeVar("Held", bound="ByRow")
+
 
 @dataclass(frozen=True, eq=False)
-class Gallery:
+class ByRow:
+    """Tensors with one row for each image.
+
+    >>> queries = Queries(torch.eye(3), torch.tensor([0, 0, 1]), torch.arange(3))
+    >>> queries[torch.tensor([2])].labels
+    tensor([1])
+    """
+
+    def __getitem__(self: Held, rows: Tensor) -> Held:
+        return replace(self, **{name: tensor[rows] for name, tensor in self._tensors().items()})
+
+    def to(self: Held, device: torch.device) -> Held:
+        """Return the same on a `device`: the same object if it is there."""
+        held = self._tensors()
+        if all(tensor.device == device for tensor in held.values()):
+            return self
+        return replace(self, **{name: tensor.to(device) for name, tensor in held.items()})
+
+    def _tensors(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery(ByRow):
     """The images that are ranked: embeddings `z` (N, D) on the unit sphere, `labels` (N,), N at least 5.
 
     `cameras` (N,) took the images: those of a query's class and camera do not count for it. `chunk` images
@@ -57,12 +83,10 @@ class Gallery:
         """Every n-th image, beginning with the first, some 1,024 to 2,047 of them: a quick look at all."""
         if self.stride == 1:
             return self
-        every = slice(None, None, self.stride)
-        cameras = None if self.cameras is None else self.cameras[every]
-        return replace(self, z=self.z[every].contiguous(), labels=self.labels[every], cameras=cameras)
+        return self[torch.arange(0, len(self), self.stride, device=self.z.device)]
 
     def in_sample(self, position: Tensor) -> Tensor:
-        """Return where images at a `position` (B,) stand in the `sample`, −1 for those that do not."""
+        """Return the place in the `sample` of images at a `position` (B,), −1 for those not in it."""
         inside = (position >= 0) & (position % self.stride == 0)
         return torch.where(inside, position // self.stride, -1)
 
@@ -71,10 +95,6 @@ class Gallery:
         """Squared lengths (N,) of the embeddings: 1, but for rounding."""
         return self.z.square().sum(1)
 
-    def to(self, device: torch.device) -> Gallery:
-        """Return the same on a `device`."""
-        return move(self, device)
-
     def blocks(self) -> Iterator[slice]:
         """Yield slices of `chunk` images that cover the gallery."""
         for begin in range(0, len(self), self.chunk):
@@ -82,14 +102,10 @@ class Gallery:
 
 
 @dataclass(frozen=True, eq=False)
-class Queries:
+class Queries(ByRow):
     """The images that are perturbed: their benign embeddings `z` (B, D) and `labels` (B,).
 
     `own` (B,) is each one's position in the gallery, −1 where it is not in there; `cameras` (B,) took them.
-
-    >>> queries = Queries(torch.eye(3), torch.tensor([0, 0, 1]), torch.arange(3))
-    >>> queries[torch.tensor([2])].labels
-    tensor([1])
     """
 
     z: Tensor
@@ -100,35 +116,10 @@ class Queries:
     def __len__(self) -> int:
         return len(self.z)
 
-    def __getitem__(self, rows: Tensor) -> Queries:
-        cameras = None if self.cameras is None else self.cameras[rows]
-        return Queries(self.z[rows], self.labels[rows], self.own[rows], cameras)
-
     @property
     def any_camera(self) -> Queries:
         """The same, for rankings in which images of every camera count."""
         return self if self.cameras is None else replace(self, cameras=None)
-
-    def to(self, device: torch.device) -> Queries:
-        """Return the same on a `device`."""
-        return move(self, device)
-
-
-Held = TypeVar("Held", "Gallery", "Queries")
-
-
-def move(held: Held, device: torch.device) -> Held:
-    """Return a gallery or queries, `held`, on a `device`: the same object if they are there already.
-
-    >>> gallery = Gallery(torch.eye(5), torch.arange(5))
-    >>> move(gallery, torch.device("cpu")) is gallery
-    True
-    """
-    if held.z.device == device:
-        return held
-    values = {f.name: getattr(held, f.name) for f in fields(held)}
-    moved: dict[str, Any] = {n: v.to(device) for n, v in values.items() if isinstance(v, Tensor)}
-    return replace(held, **moved)
 
 
 def away_from(z: Tensor, place: Tensor) -> Tensor:
@@ -158,8 +149,8 @@ def exclude(
 ) -> None:
     """Set a `value` in `values` (B, n) for images of a `block` that do not count for B `queries`, in place.
 
-    Those are the query itself, images of its class from its camera, and the positions (B,) of `extra`, −1 for
-    none. Without `queries` it is `extra` alone.
+    Of the `gallery` those are the query itself, images of its class from its camera, and the positions (B,) of
+    `extra`, −1 for none. Without `queries` it is `extra` alone.
 
     >>> z, zero = torch.eye(5), torch.zeros(5, dtype=torch.long)
     >>> gallery = Gallery(z, zero, cameras=torch.tensor([0, 0, 1, 1, 1]))
@@ -181,7 +172,10 @@ def exclude(
 
 
 def excluded(queries: Queries, gallery: Gallery, block: slice, *extra: Tensor) -> Tensor:
-    """Return which n images of a `block` do not count for B `queries`: (B, n) bools. See `exclude`."""
+    """Return which n images of a `block` of the `gallery` do not count for B `queries`: (B, n) bools.
+
+    The positions (B,) of `extra` do not either: see `exclude`.
+    """
     size = (len(queries), block.stop - block.start)
     found = torch.zeros(size, dtype=torch.bool, device=gallery.labels.device)
     exclude(found, True, queries, gallery, block, *extra)
@@ -258,15 +252,41 @@ def hit_at_1(z: Tensor, queries: Queries, gallery: Gallery, *, strict: bool = Tr
 
 
 def count_mates(queries: Queries, gallery: Gallery) -> Tensor:
-    """Return how many images each of the `queries` can find: those of its class that count, (B,).
+    """Return how many images of the `gallery` each of the `queries` can find: its class, if it counts, (B,).
 
     >>> z, labels = torch.eye(5), torch.tensor([0, 0, 1, 2, 2])
     >>> count_mates(Queries(z, labels, torch.arange(5)), Gallery(z, labels))
     tensor([1, 1, 0, 1, 1])
     """
-    mates = torch.zeros_like(queries.own)
-    for block in gallery.blocks():
-        same = gallery.labels[block] == queries.labels[:, None]
-        exclude(same, False, queries, gallery, block)
-        mates += same.sum(1)
-    return mates
+    return count_relevant(gallery.labels, queries.labels, queries.own, gallery.cameras, queries.cameras)
+
+
+def count_relevant(
+    labels: Tensor,
+    query_labels: Tensor,
+    own: Tensor,
+    cameras: Tensor | None = None,
+    query_cameras: Tensor | None = None,
+) -> Tensor:
+    """Return how many of the images with `labels` (N,) are of each query's class and count for it: (Q,).
+
+    The rule is that of `exclude`, without comparing each query with each image: neither its `own` position
+    (Q,), -1 for none, nor images of its class from its camera count.
+    """
+    found = _count(labels, query_labels)
+    hidden = (own >= 0) & (labels[own] == query_labels)
+    if cameras is not None and query_cameras is not None:
+        kind, camera = (
+            torch.cat(pair).unique(return_inverse=True)[1]
+            for pair in ((labels, query_labels), (cameras, query_cameras))
+        )
+        both = kind * (camera.max() + 1) + camera
+        found -= _count(both[: len(labels)], both[len(labels) :])
+        hidden &= cameras[own] != query_cameras
+    return found - hidden.long()
+
+
+def _count(values: Tensor, wanted: Tensor) -> Tensor:
+    """Return how often each of `wanted` (Q,) stands among `values` (N,): (Q,)."""
+    ordered, wanted = values.long().sort().values, wanted.long().contiguous()
+    return torch.searchsorted(ordered, wanted, right=True) - torch.searchsorted(ordered, wanted)

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from robustmetric.errors import UserError, is_number, whole
+from robustmetric.errors import UserError, describe, is_number, whole
+from robustmetric.gallery import count_relevant
 from robustmetric.labels import WHOLE, check_labels
-from robustmetric.places import places
 from robustmetric.squares import (
     MOST_ROWS,
     DistanceKernel,
@@ -22,6 +24,9 @@ from robustmetric.squares import (
     check_queries,
     distances,
     keys_of,
+    keys_of_row,
+    positions_of,
+    squares_of,
 )
 
 __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
@@ -30,7 +35,9 @@ __all__ = ["Ranking", "distances", "nmi", "rank", "retrieval_scores"]
 _LEAST_ROWS = 8
 # Images on a side of a tile, where each pair of images is computed once but for the tiles on the diagonal.
 _TILE = 1024
-# Behind every key.
+# Up to so many images it is faster to count what is nearer than each; above, to sort.
+_FEW = 10
+# After every key.
 _NONE = torch.iinfo(torch.long).max
 # Above this many classes k-means++ alone would take hours: see `nmi`.
 _MANY_CLASSES, _FEW_ROUNDS = 1000, 20
@@ -192,14 +199,14 @@ def nmi(embeddings: Tensor, labels: Tensor, *, seed: int = 0) -> float:
     >>> nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), torch.tensor([3, 3, 8, 8]))
     1.0
     """
-    # These take two seconds, which no command that fails early need wait for.
+    # These take two seconds, which a command that fails early should not wait for.
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.metrics import normalized_mutual_info_score
 
     check_embeddings(embeddings, "embeddings")
     check_labels(labels, len(embeddings))
-    DistanceKernel(embeddings.cpu(), 1)  # which refuses what is no number
+    DistanceKernel(embeddings.cpu(), 1)  # which rejects what is not a number
     classes = len(labels.unique())
     rule = {} if classes <= _MANY_CLASSES else {"init": "random", "max_iter": _FEW_ROUNDS}
     z = embeddings.detach().to("cpu", torch.promote_types(embeddings.dtype, torch.float32)).numpy()
@@ -238,12 +245,6 @@ class _Task:
             hidden |= self.cameras[member] == self.query_cameras[piece, None]
         return member, inside & ~hidden, inside & hidden
 
-    def relevant(self) -> Tensor:
-        """Return how many images count for each query: (Q,)."""
-        rows = max(1, 2**18 // max(1, int(self.size.max())))
-        parts = torch.arange(len(self.size), device=self.size.device).split(rows)
-        return torch.cat([self.look(piece)[1].sum(1) for piece in parts])
-
 
 def _task(
     labels: Tensor, query_labels: Tensor, own: Tensor, cameras: Tensor | None, query_cameras: Tensor | None
@@ -252,23 +253,15 @@ def _task(
     ordered, members = labels.sort(stable=True)
     begin = torch.searchsorted(ordered, query_labels)
     size = torch.searchsorted(ordered, query_labels, right=True) - begin
-    seen = (None, None) if cameras is None or query_cameras is None else (cameras, query_cameras)
-    task = _Task(members, begin, size, own, *(c if c is None else c.to(labels.device) for c in seen))
-    if cameras is None:  # all of the class but the query itself: no need to look at each
-        relevant = size - ((own >= 0) & (labels[own] == query_labels)).long()
-    else:
-        relevant = task.relevant()
+    seen = [c if c is None else c.to(labels.device) for c in (cameras, query_cameras)]
+    relevant = count_relevant(labels, query_labels, own, *seen)
     if not relevant.any():
-        if len(labels) == len(query_labels) and torch.equal(labels, query_labels):
-            raise UserError(
-                f"no two of the {len(labels)} images share a class; no query has an answer to find: give "
-                "at least two images of some class"
-            )
         raise UserError(
-            f"none of the {len(query_labels)} queries has an image of its class in the gallery of "
-            f"{len(labels)} (besides itself); no query has an answer to find: look at both labels"
+            f"none of the {len(query_labels)} queries has another image of its class in the gallery of "
+            f"{len(labels)}, so none has an answer to find: give at least two images of some class"
+            + ("" if cameras is None else ", by two cameras")
         )
-    return task, relevant
+    return _Task(members, begin, size, own, *seen), relevant
 
 
 def _ranks(
@@ -290,6 +283,71 @@ def _ranks(
     average = precision.sum(1) / relevant
     precision.masked_fill_(place > count, 0)
     return first, average, precision.sum(1) / relevant
+
+
+def places(near: Tensor, row: Tensor, wanted: Tensor, relevant: Tensor, pool: ThreadPoolExecutor) -> Tensor:
+    """Return the ranks (B, R) of the keys of `wanted` images among the squares `near[row]` (B, N), ascending.
+
+    `row` (B,) are the queries' rows of `near`. Of the keys (B, W) each query's `relevant` (B,) lowest count;
+    R is the largest of these. The threads of the `pool` share the queries. The keys may be sorted in place.
+
+    >>> near, row, wanted = torch.tensor([[0.5, 2.0, 1.0]]), torch.tensor([0]), torch.tensor([[1, 2]])
+    >>> with ThreadPoolExecutor(1) as pool:
+    ...     places(near, row, keys_of(near[row].gather(1, wanted), wanted), torch.tensor([2]), pool)
+    tensor([[2, 3]])
+    """
+    if near.device.type != "cpu":
+        return places_by_keys(near[row], wanted)[:, : int(relevant.max())]
+    place = torch.ones(len(row), int(relevant.max()), dtype=torch.long)
+    squares, threads = near.numpy(), torch.get_num_threads()
+    tasks = list(zip(row.tolist(), relevant.tolist(), wanted.numpy(), place.numpy(), strict=True))
+
+    def fill(part: int) -> None:
+        for i, count, keys, into in tasks[part::threads]:
+            keys.sort()
+            into[:count] = places_of_one(squares[i], keys[:count])
+
+    list(pool.map(fill, range(threads)))
+    return place
+
+
+def places_of_one(near: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the ranks (R,) of the `wanted` keys (R,), ascending, among a query's squares `near` (N,).
+
+    numpy's vectorised sort is several times torch's, and takes half as long for squares as for keys: keys are
+    sorted only if many images are equally far.
+
+    >>> near = np.float32([0.5, 2, 2])
+    >>> places_of_one(near, keys_of_row(near)[1:]).tolist()
+    [2, 3]
+    """
+    square = squares_of(wanted)
+    if len(wanted) <= _FEW:
+        place, unsure = np.empty(len(wanted), np.int64), np.arange(len(wanted))
+    else:
+        ordered = np.sort(near)
+        place = ordered.searchsorted(square) + 1
+        # If the next is as near, the positions decide.
+        unsure = np.flatnonzero(ordered.take(place, mode="clip") == square)
+        if len(unsure) > _FEW:
+            keys = keys_of_row(near)
+            keys.sort()
+            return keys.searchsorted(wanted) + 1
+    for i in unsure:
+        limit, position = square[i], positions_of(wanted[i])
+        place[i] = np.count_nonzero(near[:position] <= limit) + np.count_nonzero(near[position:] < limit) + 1
+    return place
+
+
+def places_by_keys(near: Tensor, wanted: Tensor) -> Tensor:
+    """Return the ranks (B, R), ascending, of `wanted` keys (B, R) in squares `near` (B, N), to suit a GPU.
+
+    >>> near = torch.tensor([[0.5, 2.0, 2.0]])
+    >>> places_by_keys(near, keys_of(near, torch.arange(3))[:, 1:])
+    tensor([[2, 3]])
+    """
+    keys = keys_of(near, torch.arange(near.shape[1], device=near.device))
+    return torch.searchsorted(keys.sort(dim=1).values, wanted.sort(dim=1).values).add_(1)
 
 
 def _side(images: int, dim: int) -> int:
@@ -320,7 +378,7 @@ def _plan(queries: int, gallery: Tensor, relevant: int, memory: int) -> tuple[in
 
 
 def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
-    """Return the positions `own` (Q,) in a gallery, −1 for each if none are given; refuse what cannot be.
+    """Return the positions `own` (Q,) in a gallery, −1 for each if none are given; reject what cannot be.
 
     `queries` and `images` are how many there are.
 
@@ -329,38 +387,34 @@ def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
     """
     if own is None:
         return torch.full((queries,), -1)
-    if own.dtype not in WHOLE or own.shape != (queries,):
+    _check_whole("own", own, queries, "each query's position in the gallery, -1 for none")
+    own, low, high = own.long(), int(own.min()), int(own.max())
+    if low < -1 or high >= images:
         raise UserError(
-            f"own is {own.dtype} of shape {tuple(own.shape)} for {queries} queries; it must be integers of "
-            f"shape ({queries},): each query's position in the gallery, -1 for none"
-        )
-    own = own.long()
-    if own.min() < -1 or own.max() >= images:
-        wrong = int(own.min() if own.min() < -1 else own.max())
-        raise UserError(
-            f"own holds {wrong}; positions in a gallery of {images} are 0 to {images - 1}, and -1 for none"
+            f"own holds {low if low < -1 else high}; positions in a gallery of {images} are 0 to "
+            f"{images - 1}, and -1 for none"
         )
     return own
 
 
 def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: int, queries: int) -> None:
-    """Refuse `cameras` (N,) of the images and `query_cameras` (Q,) that are not there for each.
+    """Reject `cameras` (N,) of the images and `query_cameras` (Q,) that are not there for each.
 
     `images` and `queries` are how many there are.
-
-    >>> check_cameras(torch.tensor([0, 1]), None, 2, 2)
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: cameras of the gallery are given and those of the queries are not: ...
     """
-    if (cameras is None) != (query_cameras is None):
+    if cameras is None and query_cameras is None:
+        return
+    if cameras is None or query_cameras is None:
         given, missing = ("gallery", "queries") if query_cameras is None else ("queries", "gallery")
         raise UserError(
             f"cameras of the {given} are given and those of the {missing} are not: give both, or neither"
         )
-    for name, value, count in (("cameras", cameras, images), ("query_cameras", query_cameras, queries)):
-        if value is not None and (value.dtype not in WHOLE or value.shape != (count,)):
-            raise UserError(
-                f"{name} are {value.dtype} of shape {tuple(value.shape)}; they must be integers of shape "
-                f"({count},), a camera for each image"
-            )
+    _check_whole("cameras", cameras, images, "a camera for each image")
+    _check_whole("query_cameras", query_cameras, queries, "a camera for each query")
+
+
+def _check_whole(name: str, values: Tensor, count: int, what: str) -> None:
+    if not isinstance(values, Tensor) or values.dtype not in WHOLE or values.shape != (count,):
+        raise UserError(
+            f"{name} must be integers of shape ({count},), {what}, not {describe(values)}", parameter=name
+        )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, describe
 from robustmetric.sphere import BrokenEmbeddingsError
 
 SAME = 1e-14
@@ -231,7 +231,7 @@ def keys_of_row(square: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return the squares that stand in `keys` (…,).
+    """Return the squares in `keys` (…,).
 
     >>> squares_of(keys_of_row(np.float32([0.5, 4]))).tolist()
     [0.5, 4.0]
@@ -240,7 +240,7 @@ def squares_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
 
 
 def positions_of(keys: Keys) -> Keys:
-    """Return the positions that stand in `keys` (…,).
+    """Return the positions in `keys` (…,).
 
     >>> positions_of(keys_of(torch.tensor([0.5, 4.0]), torch.tensor([7, 3])))
     tensor([7, 3])
@@ -268,24 +268,26 @@ def blocks(images: int, width: int) -> list[tuple[int, int]]:
 
 
 def check_embeddings(embeddings: Tensor, what: str) -> None:
-    """Refuse `embeddings` that are no (N, D) tensor of floats; `what` is their name in the message.
+    """Reject `embeddings` that are not an (N, D) tensor of floats; `what` is their name in the message.
 
     >>> check_embeddings(torch.zeros(3), "the gallery")
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: the gallery has shape (3,); it must be (N, D), a row for each image
+    robustmetric.UserError: the gallery must be floats of shape (N, D), a row for each image, not float32 ...
     """
-    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
-        found = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
-        raise UserError(f"{what} must be a tensor of floats, not {found}: pass (N, D) embeddings")
-    if embeddings.ndim != 2 or 0 in embeddings.shape:
+    if not (
+        isinstance(embeddings, Tensor)
+        and embeddings.is_floating_point()
+        and embeddings.ndim == 2
+        and 0 not in embeddings.shape
+    ):
         raise UserError(
-            f"{what} has shape {tuple(embeddings.shape)}; it must be (N, D), a row for each image"
+            f"{what} must be floats of shape (N, D), a row for each image, not {describe(embeddings)}"
         )
 
 
 def check_queries(queries: Tensor, gallery: Tensor) -> None:
-    """Refuse `queries` that cannot be compared with a `gallery` (N, D).
+    """Reject `queries` that cannot be compared with a `gallery` (N, D).
 
     >>> check_queries(torch.zeros(1, 3), torch.zeros(2, 4))
     Traceback (most recent call last):

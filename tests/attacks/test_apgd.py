@@ -236,18 +236,6 @@ def test_it_stays_in_the_budget_and_returns_the_least_that_it_saw(norm: Norm, dt
         assert reached == pytest.approx(least, abs=1e-6)  # values are kept in the precision of pixels
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_more_restarts_are_never_worse_and_sometimes_better(norm: Norm) -> None:
-    x, hilly, rows = images(), Hilly(), torch.arange(6)
-    found = [
-        hilly(APGD(restarts=n)(Problem(x, hilly, budget_of(norm, 6), Draws(0, "x", range(6)))), rows)
-        for n in (1, 2, 5)
-    ]
-    assert (found[1] <= found[0]).all()
-    assert (found[2] <= found[1]).all()
-    assert (found[2] < found[0]).any()
-
-
 # Who is asked
 
 
@@ -287,18 +275,6 @@ def test_a_row_without_slope_and_momentum_stops(norm: Norm) -> None:
     assert 2 < asked[1] < 11  # the momentum takes it on for a while
     assert asked[2] == 11
     assert torch.equal(found[0], x[0])
-
-
-def test_nothing_is_asked_where_all_have_arrived() -> None:
-    x, asked = images(), []
-
-    def objective(x: Tensor, rows: Tensor) -> Tensor:
-        asked.append(len(rows))
-        return x.flatten(1).sum(1).masked_fill(torch.ones(len(rows), dtype=torch.bool), -torch.inf)
-
-    found = APGD(restarts=4)(Problem(x, objective, budget_of("linf"), Draws(0, "x", range(6))))
-    assert asked == [6]
-    assert torch.equal(found, x)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])

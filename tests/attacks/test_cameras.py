@@ -15,40 +15,17 @@ from torch.utils._pytree import tree_leaves
 from robustmetric import sphere
 from robustmetric.attacks import ATTACKS, Draws, Gallery, Queries, attack, hit_at_1, nearest
 from robustmetric.gallery import count_mates, count_nearer, excluded
-from tests.helpers.goals import GOALS
+from tests.helpers.goals import GOALS, aimed, counted, square
 
 pytestmark = pytest.mark.kernels
 
-Vector = list[float]
 SEEN = ("ES", "LTM", "GTM", "GTT", "misrank", "translocate")  # which rank by the rule
 EVERY = [*dict.fromkeys([*ATTACKS, *GOALS])]
 BLIND = [name for name in EVERY if name.partition("(")[0] not in SEEN]
 
 
-def square(x: Vector, y: Vector) -> float:
-    """Squared distance; what differs by less than a billionth is tied."""
-    return round(sum((a - b) ** 2 for a, b in zip(x, y, strict=True)), 9)
-
-
-def counted(row: int, q: Queries, g: Gallery) -> list[int]:
-    """List what counts for a query: not itself, and nothing of its class from its camera."""
-    assert q.cameras is not None
-    assert g.cameras is not None
-    own, label, camera = int(q.own[row]), int(q.labels[row]), int(q.cameras[row])
-    found = []
-    for place, (other, lens) in enumerate(zip(g.labels.tolist(), g.cameras.tolist(), strict=True)):
-        if place != own and not (other == label and lens == camera):
-            found.append(place)
-    return found
-
-
 def cut(g: Gallery, chunk: int) -> Gallery:
     return Gallery(g.z, g.labels, chunk=chunk, cameras=g.cameras)
-
-
-def aimed(name: str, q: Queries, g: Gallery) -> Tensor:
-    which = attack(name)
-    return which.select(q, g, draws=Draws(0, which.name, range(len(q))))
 
 
 def test_the_rule_leaves_something_to_be_seen(asked: Queries, seen: Gallery) -> None:
@@ -62,7 +39,7 @@ def test_the_rule_leaves_something_to_be_seen(asked: Queries, seen: Gallery) -> 
     assert 0 in mates
     assert max(mates) > 3
     blind = Queries(asked.z, asked.labels, asked.own)
-    assert sum(aimed("GTT", asked, seen)[:, 0] != aimed("GTT", blind, seen)[:, 0]) > 2
+    assert sum(aimed(attack("GTT"), asked, seen)[:, 0] != aimed(attack("GTT"), blind, seen)[:, 0]) > 2
 
 
 @pytest.mark.parametrize("chunk", [7, 8192])
@@ -108,66 +85,13 @@ def test_the_nearest_that_count(
         assert float(hits[i]) == pytest.approx(wanted, nan_ok=True)
 
 
-@pytest.mark.parametrize("chunk", [7, 8192])
-@pytest.mark.parametrize("name", ["ES", "LTM", "GTM"])
-def test_r_at_1_under_attack_is_that_of_a_loop(
-    name: str, chunk: int, asked: Queries, seen: Gallery, tied: Tensor
-) -> None:
-    which, pieces = attack(name), cut(seen, chunk)
-    target = which.aim(aimed(name, asked, pieces), asked, pieces)
-    found = which.measure(tied, target, asked, pieces)["ES:R" if name == "ES" else name]
-    blind = which.measure(tied, target, Queries(asked.z, asked.labels, asked.own), pieces)
-    assert not torch.equal(found, blind["ES:R" if name == "ES" else name])
-    for i in range(18):
-        far = sorted((square(tied[i].tolist(), seen.z[p].tolist()), p) for p in counted(i, asked, seen))
-        labels = [int(seen.labels[p]) == int(asked.labels[i]) for _, p in far]
-        wanted = 100.0 * labels[0] if any(labels) else math.nan
-        assert float(found[i]) == pytest.approx(wanted, nan_ok=True)
-
-
-@pytest.mark.parametrize("chunk", [7, 8192])
-def test_ltm_s_positives_are_those_that_count(
-    chunk: int, asked: Queries, seen: Gallery, moved: Tensor
-) -> None:
-    ltm, pieces = attack("LTM"), cut(seen, chunk)
-    target = ltm.aim(aimed("LTM", asked, pieces), asked, pieces)
-    found = ltm.objective(moved, target, asked, pieces)
-    for i in range(18):
-        label, z = int(asked.labels[i]), moved[i].tolist()
-        away = [math.dist(z, seen.z[p].tolist()) for p in range(40) if int(seen.labels[p]) != label]
-        near = [
-            math.dist(z, seen.z[p].tolist()) for p in counted(i, asked, seen) if int(seen.labels[p]) == label
-        ]
-        wanted = max(0.0, max(away) - min(near)) if near else 0.0
-        assert float(found[i]) == pytest.approx(wanted, abs=1e-9)
-
-
-@pytest.mark.parametrize("chunk", [7, 8192])
-@pytest.mark.parametrize("where", ["moved", "tied"])
-def test_gtt_drives_out_the_first_that_counts(
-    where: str, chunk: int, asked: Queries, seen: Gallery, moved: Tensor, tied: Tensor
-) -> None:
-    z = {"moved": moved, "tied": tied}[where]
-    gtt, pieces = attack("GTT"), cut(seen, chunk)
-    index = aimed("GTT", asked, pieces)
-    found = gtt.measure(z, gtt.aim(index, asked, pieces), asked, pieces)["GTT"]
-    for i in range(18):
-        mine = counted(i, asked, seen)
-        first = min((square(asked.z[i].tolist(), seen.z[p].tolist()), p) for p in mine)[1]
-        assert index[i].tolist() == [first]
-        level = square(z[i].tolist(), seen.z[first].tolist())
-        far = [square(z[i].tolist(), seen.z[p].tolist()) for p in mine if p != first]
-        ahead = sum(f < level for f in far) + sum(f == level for f in far) / 2
-        assert float(found[i]) == 100.0 * (ahead <= 3)
-
-
 @pytest.mark.parametrize("name", BLIND)
 def test_the_others_rank_the_whole_gallery(
     name: str, asked: Queries, seen: Gallery, gallery: Gallery, queries: Queries, tied: Tensor
 ) -> None:
     which = attack(name)
-    index = aimed(name, asked, seen)
-    assert torch.equal(index, aimed(name, queries, gallery))
+    index = aimed(which, asked, seen)
+    assert torch.equal(index, aimed(which, queries, gallery))
     with_, without = (which.aim(index, q, g) for q, g in ((asked, seen), (queries, gallery)))
     assert torch.equal(
         which.objective(tied, with_, asked, seen), which.objective(tied, without, queries, gallery)
@@ -185,7 +109,7 @@ def test_cameras_that_took_nothing_else_change_nothing(
     alone = Queries(queries.z, queries.labels, queries.own, torch.arange(40, 58))
     which, found = attack(name), []
     for q, g in ((alone, lone), (queries, gallery)):
-        target = which.aim(aimed(name, q, g), q, g)
+        target = which.aim(aimed(which, q, g), q, g)
         values = [which.objective(tied, target, q, g), *which.measure(tied, target, q, g).values()]
         found.append(torch.stack(values))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0, equal_nan=True)

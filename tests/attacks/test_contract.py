@@ -113,26 +113,19 @@ def test_what_is_built_in_keeps_the_contract_and_passes_unchanged(
     [
         ("select", lambda own: None, "None", f"shape ({B}, W)"),
         ("select", lambda own: own[1:, None], f"int64 of shape ({B - 1}, 1)", f"shape ({B}, W)"),
-        ("select", lambda own: own[:, None].float(), f"float32 of shape ({B}, 1)", "integers"),
         ("select", lambda own: own[:, None] >= 0, f"bool of shape ({B}, 1)", "integers"),
-        ("select", lambda own: own[:, None], "positions from -1 to 39", "positions in the gallery"),
-        ("select", lambda own: torch.full((B, 2), N), "positions from 40 to 40", f"0 to {N - 1}"),
+        ("select", lambda own: own[:, None], "-1, -1", "positions in the gallery"),
+        ("select", lambda own: torch.full((B, 2), N), "40, 40, 40, 40, 40 and 31 more", f"0 to {N - 1}"),
         ("aim", lambda index: index, f"int64 of shape ({B}, 1)", "Target(index)"),
-        ("objective", lambda z: 0.0, "0.0", f"finite floats of shape ({B},)"),
         ("objective", lambda z: z.sum(1, keepdim=True), f"float64 of shape ({B}, 1)", "finite floats"),
-        ("objective", lambda z: z.sum(1) > 0, f"bool of shape ({B},)", "finite floats"),
         ("objective", lambda z: z.sum(1).detach(), "values without a gradient", "finite floats"),
         ("objective", lambda z: z.sum(1) / 0, "NaN or infinity", "finite floats"),
         ("appraise", lambda z: z.sum(1), f"float64 of shape ({B},)", "and which queries"),
-        ("appraise", lambda z: (z.sum(1), None, None), "a tuple", "and which queries"),
-        ("appraise", lambda z: (z, None), f"float64 of shape ({B}, 4)", "finite floats"),
         ("appraise", lambda z: (z.sum(1), z[1:, 0] > 0), f"bool of shape ({B - 1},)", f"({B},) bools"),
         ("measure", lambda z: None, "None", "a dict of its columns, a, b"),
-        ("measure", lambda z: {"a": z.sum(1)}, "the names a", "a dict of its columns, a, b"),
-        ("measure", lambda z: {"a": z.sum(1), "b": z}, f"float64 of shape ({B}, 4) for b", "floats of"),
+        ("measure", lambda z: {"a": z.sum(1)}, "columns a", "a dict of its columns, a, b"),
         ("measure", lambda z: {"a": z.sum(1), "b": z.sum(1) / 0}, "infinity for b", "NaN where undefined"),
         ("start", lambda x: x[1:], "float32 of shape (2, 1, 2, 2)", "None, or finite floats of shape (3, 1"),
-        ("start", lambda x: x / 0, "float32", "None, or finite floats"),
     ],
 )
 def test_what_a_method_returns(
@@ -154,11 +147,6 @@ def test_what_a_method_returns(
     assert before.startswith(f"{type(mine).__name__}.{method} returned")
     assert got in before
     assert wanted in after
-
-
-def test_a_query_may_aim_at_nothing(queries: Queries, gallery: Gallery) -> None:
-    mine = Mine(returns=lambda own: torch.empty(len(own), 0, dtype=torch.int32))
-    assert mine.checked_select(queries, gallery, draws=draws()).shape == (B, 0)
 
 
 def test_what_is_measured_says_who_has_succeeded(queries: Queries, gallery: Gallery, moved: Tensor) -> None:
@@ -208,10 +196,10 @@ def test_what_is_measured_comes_in_the_order_of_the_columns(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"columns": ()}, r"columns is \(\); it must be a tuple of Column"),
-        ({"columns": ("away",)}, r"columns is \('away',\); it must be a tuple of Column"),
-        ({"columns": (Column("a", None), Column("a", "higher"))}, "columns is the names a, a"),
-        ({"read_early": ("c",)}, "read_early is 'c'; it must be names of its columns: a, b"),
+        ({"columns": ()}, r"columns is \(\); it must be a tuple of Columns"),
+        ({"columns": Column("a", None)}, r"columns is Column\(.*; it must be a tuple"),
+        ({"columns": (Column("a", None), Column("a", "higher"))}, "columns is .* of different names"),
+        ({"read_early": ("c",)}, r"read_early is \('c',\); it must be names of its columns: a, b"),
         ({"perturbs": "gallery"}, "perturbs is 'gallery'; it must be 'query' or 'candidate'"),
     ],
 )

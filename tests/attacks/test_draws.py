@@ -1,7 +1,5 @@
 """Chance a query at a time: streams of their own, distinct positions, each equally likely."""
 
-from itertools import permutations
-
 import numpy as np
 import pytest
 import torch
@@ -70,11 +68,3 @@ def test_distinct_gives_distinct_positions_like_drawing_from_a_shrinking_list(si
         left = list(range(size))
         for position, number in zip(row, numbers, strict=True):
             assert position == left.pop(int(number * len(left)))
-
-
-def test_distinct_is_uniform_over_all_ordered_choices() -> None:
-    found = distinct(Draws(0, "pairs", range(6000)).uniform(3), 5)
-    chosen = [tuple(row) for row in found.tolist()]
-    counts = [chosen.count(p) for p in permutations(range(5), 3)]
-    assert sum(counts) == 6000
-    assert stats.chisquare(counts).pvalue > 1e-3

@@ -289,19 +289,12 @@ def test_all_attempts_at_a_goal_want_the_same(
 ) -> None:
     attempts = which.attempts(3)
     assert [attempt.name for attempt in attempts] == names
-    by_class = [
-        attempt for attempt in attempts if isinstance(attempt, Misrank) and isinstance(attempt.by, int)
-    ]
-    assert {attempt.drawn_as for attempt in attempts if attempt not in by_class} == {
-        names[0].replace("(tau=0.1)", "")
-    }
-    assert all(attempt.drawn_as == attempt.name.replace("tau=0.1,", "") for attempt in by_class)
-    drawn = [
-        attempt for attempt in attempts if not isinstance(attempt, Misrank) or attempt.side == "candidate"
-    ]
-    for attempt in drawn:
-        index = aimed(attempt, queries, gallery)
-        assert torch.equal(index, aimed(drawn[0], queries, gallery))
+    for attempt in attempts:
+        # An attack on a class has targets of its own; all others have the same.
+        own = isinstance(attempt.by, int)  # type: ignore[attr-defined]
+        assert attempt.drawn_as == (attempt.name if own else names[0]).replace("tau=0.1,", "").replace(
+            "(tau=0.1)", ""
+        )
     columns = []
     for attempt in attempts:
         target = attempt.aim(aimed(attempt, queries, gallery), queries, gallery)
@@ -315,10 +308,9 @@ def test_all_attempts_at_a_goal_want_the_same(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("misrank", {"by": "hinge"}, "misrank has no objective by='hinge'; it has: 'smooth', 'margin', or the"
-            " number of a wrong class, 1 for the nearest$"),
+        ("misrank", {"by": "hinge"}, "by must be .* not 'hinge': .*, if not 'smooth' or 'margin'"),
         ("misrank", {"by": 0}, "by must be a whole number of at least 1, not 0"),
-        ("misrank", {"by": True}, "misrank has no objective by=True; it has: 'smooth'"),
+        ("misrank", {"by": True}, "by must be a whole number of at least 1, not True"),
         ("misrank", {"by": 1, "side": "candidate"}, "misrank has no objective by=1; it has: 'margin'$"),
         ("misrank", {"side": "gallery"}, r"unknown side 'gallery'.*; known: candidate, query"),
         ("misrank", {"by": 2, "tau": 0}, r"tau must be in \(0, 2\], not 0: it is a distance on the unit"),
@@ -327,8 +319,7 @@ def test_all_attempts_at_a_goal_want_the_same(
         ("promote", {"by": "smooth"}, "promote has no objective by='smooth'; it has: 'distance', 'hinge'"),
         ("promote", {"by": "hinge", "side": "candidate"}, "promote has no objective by='hinge'; it has: 'ma"),
         ("translocate", {"k": None}, "k must be a whole number of at least 1, not None"),
-        ("translocate", {"side": "candidate", "k": 3}, "translocate is of the query's side alone: for a "
-            r"candidate write demote\(k=3, side='candidate'\)"),
+        ("translocate", {"side": "candidate"}, "unknown side 'candidate'; known: query"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(name: str, options: dict[str, object], message: str) -> None:

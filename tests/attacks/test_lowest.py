@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robustmetric.attacks import NES, PGD, SPSA, Draws, Problem, Search, make_search
+from robustmetric.attacks import NES, SPSA, Draws, Problem, Search, make_search
 from robustmetric.attacks.search import Lowest, random_start
 from robustmetric.perturb import Budget, Norm
 
@@ -35,21 +35,14 @@ def test_the_lowest_point_of_each_row_is_kept() -> None:
     assert images.max() <= 1  # those that were given are as they were
 
 
-@pytest.mark.parametrize(
-    ("pixels", "values", "kept"),
-    [
-        (torch.float16, torch.float32, torch.float32),
-        (torch.float32, torch.float64, torch.float32),
-        (torch.float64, torch.float64, torch.float64),
-        (torch.bfloat16, torch.float32, torch.float32),
-    ],
-)
-def test_values_are_kept_in_single_precision_at_least(
-    pixels: torch.dtype, values: torch.dtype, kept: torch.dtype
-) -> None:
+@pytest.mark.parametrize("pixels", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_values_are_kept_in_single_precision_at_least(pixels: torch.dtype) -> None:
     lowest = Lowest(torch.zeros(2, 1, 1, 1, dtype=pixels))
-    lowest.keep(torch.ones(1, 1, 1, 1, dtype=pixels), torch.tensor([-1.0], dtype=values), torch.tensor([1]))
-    assert (lowest.point.dtype, lowest.value.dtype) == (pixels, kept)
+    lowest.keep(torch.ones(1, 1, 1, 1, dtype=pixels), torch.tensor([-1.0]).double(), torch.tensor([1]))
+    assert (lowest.point.dtype, lowest.value.dtype) == (
+        pixels,
+        torch.promote_types(pixels, torch.float32),
+    )
     assert lowest.point.flatten().tolist() == [0, 1]
 
 
@@ -131,13 +124,6 @@ def test_every_search_takes_minus_infinity(text: str, limit: float) -> None:
         assert (total < limit).all()
     if limit == 100.0 and "restarts" not in text:
         assert pool.asked == {"pgd": 3, "pgd(best=True)": 6, "apgd": 3, "square(trials=30)": 3}.get(text, 720)
-
-
-def test_pgd_stops_in_the_pool() -> None:
-    images = torch.full((1, 1, 4, 4), 0.5)
-    found = PGD()(Problem(images, Pool(7.0), BUDGET, Draws(0, "x", [0])))
-    # Steps of 0.05 in 16 pixels are 0.8 long: 8, 7.2, 6.4.
-    torch.testing.assert_close(found, torch.full_like(images, 0.4))
 
 
 @pytest.mark.parametrize("search", [NES(samples=40), SPSA(samples=40)])

@@ -1,14 +1,12 @@
 """What each attack minimises, and its gradient, against plain loops over the gallery."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from robustmetric.attacks import ATTACKS, Attack, Draws, Gallery, Queries, Target, attack, ranks
-from tests.helpers.goals import GOALS
+from tests.helpers.crowd import Largest
+from tests.helpers.goals import GOALS, aimed, counted
 
 pytestmark = pytest.mark.kernels
 
@@ -33,10 +31,6 @@ def numbers(name: str) -> tuple[int, int, float]:
     if name.startswith("SP"):
         return 1, 5, 1 if name == "SP-QA+" else 100
     return (3 if "=3" in name else 1), 0, 0
-
-
-def aimed(which: Attack, queries: Queries, gallery: Gallery) -> Tensor:
-    return which.select(queries, gallery, draws=Draws(0, which.name, range(len(queries))))
 
 
 def far(x: Tensor, y: Tensor) -> Tensor:
@@ -91,7 +85,8 @@ def oracle(name: str, strict: bool, z: Tensor, row: int, index: list[int], q: Qu
     if kind == "GTT":
         return query(-1, index)
     assert kind == "LTM"
-    same = [p for p in range(len(g)) if g.labels[p] == q.labels[row] and not (strict and p == own)]
+    left = counted(row, q, g) if strict else range(len(g))
+    same = [p for p in left if g.labels[p] == q.labels[row]]
     others = [p for p in range(len(g)) if g.labels[p] != q.labels[row]]
     if not same:
         return 0 * z.sum()
@@ -99,10 +94,13 @@ def oracle(name: str, strict: bool, z: Tensor, row: int, index: list[int], q: Qu
 
 
 @pytest.mark.parametrize("name", PAPER)
-@pytest.mark.parametrize("protocol", ["strict", "reference"])
+@pytest.mark.parametrize("kind", ["strict", "strict, by camera", "reference"])
 def test_objective_and_gradient_against_a_plain_loop(
-    name: str, protocol: str, gallery: Gallery, queries: Queries, moved: Tensor
+    name: str, kind: str, request: pytest.FixtureRequest, moved: Tensor
 ) -> None:
+    world = ("seen", "asked") if "camera" in kind else ("gallery", "queries")
+    gallery, queries = map(request.getfixturevalue, world)
+    protocol = kind.partition(",")[0]
     which = attack(name, protocol=protocol)
     index = aimed(which, queries, gallery)
     target = which.aim(index, queries, gallery)
@@ -206,26 +204,7 @@ def test_ca_computes_anew_what_is_too_much_to_keep(
     monkeypatch.setattr(ranks, "_KEPT", index.numel() * len(gallery) - 1)
     bare = which.aim(index, queries, cut)
     assert bare.extra is None
-    found = computed(bare)
-    torch.testing.assert_close(found, computed(kept), rtol=0, atol=1e-12)
-    for i in range(len(moved)):
-        z = moved[i].clone().requires_grad_()
-        wanted = oracle(name, protocol == "strict", z, i, index[i].tolist(), queries, cut) + 0 * z.sum()
-        torch.testing.assert_close(found[0][i], wanted, rtol=1e-9, atol=1e-12)
-        (slope,) = torch.autograd.grad(wanted, z)
-        torch.testing.assert_close(found[1][i], weights[i] * slope, rtol=1e-9, atol=1e-11)
-
-
-class Largest(TorchDispatchMode):
-    """Notes how many numbers the largest tensor has that is computed."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor):
-            self.size = max(self.size, made.numel())
-        return made
+    torch.testing.assert_close(computed(bare), computed(kept), rtol=0, atol=1e-12)
 
 
 def test_ca_computes_a_block_for_one_target_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,51 +217,6 @@ def test_ca_computes_a_block_for_one_target_at_a_time(monkeypatch: pytest.Monkey
     with Largest() as largest:  # type: ignore[no-untyped-call]
         which.objective(z[6:12], which.aim(index, asked, cut), asked, cut)
     assert largest.size == 6 * 200
-
-
-def test_strict_ltm_does_not_count_the_image_itself(gallery: Gallery, queries: Queries) -> None:
-    """At the benign embedding the image itself would be the nearest positive, at no distance."""
-    strict, reference = (
-        attack("LTM", protocol=p).objective(
-            queries.z, attack("LTM").aim(torch.empty(18, 0).long(), queries, gallery), queries, gallery
-        )
-        for p in ("strict", "reference")
-    )
-    for i, own in enumerate(queries.own.tolist()):
-        if own < 0:
-            continue
-        away = [
-            far(queries.z[i], x)
-            for x, c in zip(gallery.z, gallery.labels, strict=True)
-            if c != queries.labels[i]
-        ]
-        assert reference[i].item() == pytest.approx(max(away).item())
-    # 17 has no copy: the two differ; 20 has one in its class: they do not; 13 is alone in its class.
-    assert strict[9] < reference[9] - 0.01
-    assert strict[0].item() == pytest.approx(reference[0].item())
-    assert strict[6] == 0
-
-
-@pytest.mark.parametrize("name", ["CA+", "CA-", "QA+", "QA-", "GTT"])
-def test_strict_means_leave_out_the_query_and_its_target_by_index(name: str) -> None:
-    """Five images, of which one is the query, one the target and three are counted, a copy of each too."""
-    z = torch.tensor([[1.0, 0], [1.0, 0], [0, 1.0], [0, 1.0], [-1.0, 0]], dtype=torch.float64)
-    five = Gallery(z, torch.tensor([0, 0, 1, 1, 1]))
-    one = Queries(z[:1], torch.tensor([0]), torch.tensor([0]))
-    at = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
-    which = attack(name)
-    found = which.objective(at, which.aim(torch.tensor([[2]]), one, five), one, five).item()
-    near, side, back = 0.4**0.5, 0.8**0.5, 3.2**0.5
-    wanted = {
-        # From the target (0, 1): the copy of the query at √2, its own copy at 0, the back at √2.
-        "CA+": near - 0,
-        "CA-": 2 * (2**0.5 - near),
-        # From the query: its copy at `side`, the target's copy as near as the target, the back.
-        "QA+": 0,
-        "QA-": side - near + back - near,
-        "GTT": side - near + back - near,
-    }
-    assert found == pytest.approx(wanted[name] / 3)
 
 
 def test_es_begins_a_tiny_way_off() -> None:

@@ -182,18 +182,6 @@ def test_queries_that_have_arrived_leave_the_others_as_they_are(search: Search) 
         torch.testing.assert_close(run(torch.tensor([i]))[0], whole[i], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("text", SEARCHES)
-def test_the_gallery_s_chunk_changes_no_perturbation(text: str) -> None:
-    found = []
-    for chunk in (8192, 7, 1):
-        task = Task(attack("QA+"), Smooth())
-        task.gallery = Gallery(task.gallery.z, LABELS, chunk=chunk)
-        with frozen(task.network):
-            found.append(task.run(make_search(text)))
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-9)
-    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-9)
-
-
 # PGD
 
 
@@ -252,32 +240,6 @@ def test_restarts_keep_each_query_s_own_best() -> None:
     torch.testing.assert_close(best[:, 0, 0, 0], 0.5 + deeper * BUDGET.eps)
     once = PGD(random_start=True)(Problem(images, valleys, BUDGET, Draws(0, "valleys", range(40))))
     assert 10 < (once[:, 0, 0, 0] - 0.5 - deeper * BUDGET.eps).abs().gt(1e-6).sum() < 30
-
-
-@pytest.mark.parametrize(
-    "search", [PGD(random_start=True), PGD(restarts=4), PGD(restarts=3, random_start=True)]
-)
-def test_random_starts_lie_inside_the_ball_and_fill_it(search: PGD) -> None:
-    images, starts = pixels()[:10], []
-
-    def objective(x: Tensor, rows: Tensor) -> Tensor:
-        if x.requires_grad:
-            starts.append(x.detach().clone())
-        return x.flatten(1).sum(1) * 0
-
-    search(Problem(images, objective, BUDGET, Draws(0, "x", range(10))))
-    # Without a slope there is one step in each run: at its start.
-    assert len(starts) == search.restarts
-    assert all(within(x, images) for x in starts)
-    if not search.random_start:
-        assert torch.equal(starts.pop(0), images)
-    for i, x in enumerate(starts):
-        room = (images > 0.1) & (images < 0.9)
-        offset = ((x - images) / BUDGET.eps)[room]
-        assert offset.min() < -0.9
-        assert offset.max() > 0.9
-        assert abs(offset.mean()) < 0.2
-        assert not any(torch.equal(x, other) for other in starts[:i])
 
 
 # Without gradients
@@ -370,19 +332,6 @@ def test_by_trial_calls_no_autograd(text: str, monkeypatch: pytest.MonkeyPatch) 
     assert len(seen) == 2 * 2 * BUDGET.steps
     assert not any(seen)
     assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("search", [NES(samples=3), SPSA(samples=3)])
-def test_by_trial_asks_for_images_only(search: Search) -> None:
-    images, seen = pixels()[:10], []
-
-    def objective(x: Tensor, rows: Tensor) -> Tensor:
-        seen.append((float(x.min()), float(x.max())))
-        return x.flatten(1).sum(1)
-
-    search(Problem(images, objective, BUDGET, Draws(0, "x", range(10))))
-    assert min(low for low, _ in seen) >= 0
-    assert max(high for _, high in seen) <= 1
 
 
 @pytest.mark.parametrize("search", [NES(samples=2), SPSA(samples=2)])

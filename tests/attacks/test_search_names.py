@@ -21,7 +21,7 @@ BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
     ("make", "message"),
     [
         (lambda: PGD(restarts=0), "restarts must be a whole number of at least 1, not 0"),
-        (lambda: PGD(random_start=1), "random_start must be True or False, not 1"),  # type: ignore[arg-type]
+        (lambda: PGD(random_start=1), "random_start must be a bool, not 1"),  # type: ignore[arg-type]
         (lambda: NES(samples=0), "samples must be a whole number of at least 1, not 0"),
         (lambda: SPSA(sigma=0), r"sigma must be in \(0, 1\], not 0"),
         (lambda: make_search("pdg"), r"unknown search 'pdg' \(did you mean 'pgd'\?\); known: apgd, nes, pgd"),

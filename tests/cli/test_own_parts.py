@@ -366,8 +366,8 @@ class Lone(Near):
     [
         ("--attacks", "Rows", ["Rows.objective returned", "of shape (6,)"]),
         ("--attacks", "Nan", ["Nan.objective returned NaN or infinity", "finite"]),
-        ("--attacks", "Silent", ["Silent.measure returned the names else", "mine:D"]),
-        ("--attacks", "Astray", ["Astray.select returned positions from ", "0 to 149"]),
+        ("--attacks", "Silent", ["Silent.measure returned columns else", "mine:D"]),
+        ("--attacks", "Astray", ["Astray.select returned positions ", "0 to 149"]),
         ("--attacks", "Bare", ["Bare.columns is ['bare']", "a tuple of Column"]),
         ("--search", "Flat", ["Flat.minimise returned", "of shape (6, 1, 8, 8)"]),
         ("--checks", "mute", ["mute", "returned a bool", "Verdict(status, figure, limit, says)"]),

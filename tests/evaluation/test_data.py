@@ -181,8 +181,8 @@ SEEN, ONE = (Data(*APART, cameras=numbers) for numbers in (torch.arange(10), tor
         ({"gallery": (X[:10], Y[:10] * 0)}, "all 10 images are of class 0"),
         ({"gallery": (X[:10], Y[:10] + 50)}, "none of the 40 queries .* gallery of 10"),
         ({"gallery": APART, "own": torch.arange(40)}, "own holds 39; .* 0 to"),
-        ({"gallery": APART, "own": torch.arange(10)}, r"own is .*int64.* of shape \(10,\) for 40 queries"),
-        ({"gallery": APART, "own": torch.zeros(40)}, r"own is .*float32"),
+        ({"gallery": APART, "own": torch.arange(10)}, r"own must .* \(40,\).* not int64 of shape \(10,\)"),
+        ({"gallery": APART, "own": torch.zeros(40)}, r"own must .* not float32"),
         ({"gallery": APART, "cameras": CAMERAS}, "cameras of the queries are given and those of the gallery"),
         ({"gallery": SEEN}, "cameras of the gallery are given and those of the queries"),
         ({"cameras": CAMERAS[:39]}, r"int64.* of shape \(39,\)"),
@@ -265,7 +265,7 @@ LABELLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", "bool", "float32", "complex64"])
 def test_labels_that_cannot_be(where: str, kind: str) -> None:
     labels = (torch.arange(20) % 2).to(getattr(torch, kind))
-    with pytest.raises(UserError, match=f"integers.*not torch.{kind}.*long|torch.{kind} of .*integers"):
+    with pytest.raises(UserError, match=f"integers.*not (torch.{kind}.*long|{kind} of)"):
         LABELLED[where](labels, torch.rand(20, 1, 8, 8))
 
 

@@ -48,13 +48,13 @@ def test_k_is_a_number_of_places(k: Any) -> None:
     ("z", "said"),
     [
         (unit(1, 5), "z has vectors of 5 numbers, and these have 4: embed both with one network"),
-        (unit(2, 4)[0], r"z has shape \(4,\); it must be \(N, D\), a row for each image"),
+        (unit(2, 4)[0], r"z must be floats of shape \(N, D\).* not float32 of shape \(4,\)"),
         (
             torch.ones(1, 4),
             "some vectors are not of length 1, or hold NaN: take what a run embeds, or divide",
         ),
         (torch.full((1, 4), torch.nan), "some vectors are not of length 1, or hold NaN"),
-        (torch.ones(1, 4, dtype=torch.long), "z must be a tensor of floats, not torch.int64"),
+        (torch.ones(1, 4, dtype=torch.long), "z must be floats of shape .* not int64"),
     ],
 )
 def test_what_cannot_be_searched_for_is_refused(z: torch.Tensor, said: str) -> None:
@@ -67,7 +67,7 @@ def test_what_cannot_be_searched_for_is_refused(z: torch.Tensor, said: str) -> N
     [
         (unit(3, 4), ["a", "b"], "there are 3 vectors and 2 names; each needs one"),
         (unit(3, 4).double(), ["a", "b", "c"], r"z is torch.float64 on cpu; it must be float32 on the CPU"),
-        (unit(3, 4)[:0], [], r"z has shape \(0, 4\)"),
+        (unit(3, 4)[:0], [], r"z must be .* not float32 of shape \(0, 4\)"),
     ],
 )
 def test_what_are_no_vectors_is_refused(z: torch.Tensor, names: list[str], said: str) -> None:

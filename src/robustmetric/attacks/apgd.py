@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search, check_flags, random_start
-from robustmetric.errors import UserError, whole
+from robustmetric.attacks.search import SEARCHES, Lowest, Problem, Search, random_start
+from robustmetric.errors import UserError, instance, whole
 from robustmetric.perturb import (
     Budget,
     Norm,
@@ -27,7 +27,7 @@ from robustmetric.perturb import (
 )
 
 MOMENTUM = 0.75
-"""The share of a step that follows the gradient; the rest goes on in the direction of the step before."""
+"""The share of a step that follows the gradient; the rest keeps the direction of the step before."""
 
 ENOUGH = 0.75
 """The share of the steps between two checkpoints that must have helped, or the next ones are half as long."""
@@ -72,7 +72,7 @@ class APGD(Search):
 
     def __post_init__(self) -> None:
         whole("restarts", self.restarts, 1)
-        check_flags(random_start=self.random_start)
+        instance("random_start", self.random_start, bool)
 
     def num_evaluations(self, budget: Budget) -> int:
         """Return the evaluations within a `budget`: at each start, and after each step."""
@@ -106,7 +106,7 @@ class _Rows:
     value: Tensor
     slope: Tensor
     length: Tensor
-    fresh: Tensor  # whether it has no momentum: in the first step, and behind a return to the best point
+    fresh: Tensor  # whether it has no momentum: in the first step, and after a return to the best point
     # Its best point, with the value and slope there.
     best: Tensor
     least: Tensor

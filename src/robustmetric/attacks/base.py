@@ -12,8 +12,8 @@ from torch import Tensor
 
 from robustmetric.attacks.columns import Column
 from robustmetric.attacks.draws import Draws
-from robustmetric.errors import UserError, check_signature, describe
-from robustmetric.gallery import Gallery, Queries, nearest
+from robustmetric.errors import UserError, check_signature, describe, shorten
+from robustmetric.gallery import ByRow, Gallery, Queries, nearest
 from robustmetric.labels import WHOLE
 from robustmetric.registry import Registry, lookup, registry
 
@@ -22,10 +22,10 @@ Protocol = Literal["strict", "reference"]
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class Target(ByRow):
     """What each query's perturbation aims at: positions `index` (B, W) in the gallery.
 
-    `extra` (B, …) is what an objective needs besides, computed once and not in each step.
+    `extra` (B, …) is what else an objective needs, computed once and not in each step.
 
     >>> Target(torch.tensor([[3], [4]]))[torch.tensor([1])].index
     tensor([[4]])
@@ -33,13 +33,6 @@ class Target:
 
     index: Tensor
     extra: Tensor | None = None
-
-    def __getitem__(self, rows: Tensor) -> Target:
-        return Target(self.index[rows], None if self.extra is None else self.extra[rows])
-
-    def to(self, device: torch.device) -> Target:
-        """Return the same on a `device`."""
-        return Target(self.index.to(device), None if self.extra is None else self.extra.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,40 +178,33 @@ class Attack(ABC):
         """Reject an attack with methods, a name or columns that cannot be used."""
         for method, parameters in _PARAMETERS.items():
             check_signature(f"{type(self).__name__}.{method}", getattr(self, method), parameters)
-        if not isinstance(self.name, str) or not self.name:
-            raise self._breach("name", describe(self.name), "a text")
-        columns, wanted = self.columns, "a tuple of Column, at least one, each of another name"
-        if not isinstance(columns, tuple) or not columns or not all(isinstance(c, Column) for c in columns):
-            raise self._breach("columns", repr(columns), wanted)
-        names = [column.name for column in columns]
-        if len(set(names)) < len(names):
-            raise self._breach("columns", f"the names {', '.join(names)}", wanted)
-        if unknown := [name for name in self.read_early if name not in names]:
-            raise self._breach("read_early", repr(unknown[0]), f"names of its columns: {', '.join(names)}")
-        if self.perturbs not in ("query", "candidate"):
-            raise self._breach("perturbs", repr(self.perturbs), "'query' or 'candidate'")
+        columns = self.columns if isinstance(self.columns, tuple) else ()
+        names = [column.name for column in columns if isinstance(column, Column)]
+        known = ", ".join(names)
+        for name, fits, wanted in (
+            ("name", isinstance(self.name, str) and self.name != "", "a text"),
+            ("columns", 0 < len({*names}) == len(columns), "a tuple of Columns of different names"),
+            ("read_early", {*self.read_early} <= {*names}, f"names of its columns: {known}"),
+            ("perturbs", self.perturbs in ("query", "candidate"), "'query' or 'candidate'"),
+        ):
+            self._require(name, repr(getattr(self, name)), fits, wanted)
 
     def checked_select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Call `select`."""
         index = self.select(queries, gallery, draws=draws)
-        fits = (
-            isinstance(index, Tensor)
-            and index.dtype in WHOLE
-            and index.ndim == 2
-            and len(index) == len(queries)
+        wanted = (
+            f"integers of shape ({len(queries)}, W), positions in the gallery from 0 to {len(gallery) - 1}"
         )
-        if not fits or bool(((index < 0) | (index >= len(gallery))).any()):
-            got = f"positions from {int(index.min())} to {int(index.max())}" if fits else describe(index)
-            shape = f"integers of shape ({len(queries)}, W), a row for each query"
-            wanted = f"{shape}: positions in the gallery, from 0 to {len(gallery) - 1}"
-            raise self._breach("select", got, wanted)
+        rows = isinstance(index, Tensor) and index.ndim == 2 and len(index) == len(queries)
+        self._require("select", index, rows and index.dtype in WHOLE, wanted)
+        outside = index[(index < 0) | (index >= len(gallery))].tolist()
+        self._require("select", f"positions {shorten(outside)}", not outside, wanted)
         return index
 
     def checked_aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
         """Call `aim`."""
         target = self.aim(index, queries, gallery)
-        if not isinstance(target, Target):
-            raise self._breach("aim", describe(target), "a Target, such as Target(index)")
+        self._require("aim", target, isinstance(target, Target), "a Target, such as Target(index)")
         return target
 
     def checked_objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
@@ -230,15 +216,14 @@ class Attack(ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Call `appraise`."""
         found = self.appraise(z, target, queries, gallery)
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise self._breach("appraise", describe(found), "the values, and which queries have succeeded")
+        pair = isinstance(found, tuple) and len(found) == 2
+        self._require("appraise", found, pair, "the values, and which queries have succeeded")
         value, won = self._checked_value("appraise", found[0], z), found[1]
-        if won is None:
-            return value, None
-        if not isinstance(won, Tensor) or won.dtype != torch.bool or won.shape != (len(z),):
-            raise self._breach("appraise", describe(won), f"next to the values None, or ({len(z)},) bools")
-        if not self.can_win:
-            raise self._breach("appraise", "successes", "None there, or give a column a success_value")
+        if won is not None:
+            bools = isinstance(won, Tensor) and won.dtype == torch.bool and won.shape == (len(z),)
+            self._require("appraise", won, bools, f"next to the values None, or ({len(z)},) bools")
+            wanted = "None next to the values, or give a column a success_value"
+            self._require("appraise", "successes", self.can_win, wanted)
         return value, won
 
     def checked_measure(
@@ -247,44 +232,44 @@ class Attack(ABC):
         """Call `measure`; the columns come in their order."""
         found = self.measure(z, target, queries, gallery)
         names = [column.name for column in self.columns]
-        wanted = f"a dict of its columns, {', '.join(names)}, each with floats of shape ({len(z)},)"
-        if not isinstance(found, dict):
-            raise self._breach("measure", describe(found), wanted)
-        if {*found} != {*names}:
-            raise self._breach("measure", f"the names {', '.join(map(str, found)) or 'of nothing'}", wanted)
+        wanted = (
+            f"a dict of its columns, {', '.join(names)}, each with floats of shape ({len(z)},), NaN where "
+            "undefined"
+        )
+        self._require("measure", found, isinstance(found, dict), wanted)
+        self._require("measure", f"columns {', '.join(map(str, found))}", {*found} == {*names}, wanted)
         for name in names:
-            if not is_floats(found[name], (len(z),)):
-                raise self._breach("measure", f"{describe(found[name])} for {name}", wanted)
-            if found[name].isinf().any() and z.isfinite().all():
-                raise self._breach("measure", f"infinity for {name}", f"{wanted}, NaN where undefined")
+            got = f"{describe(found[name])} for {name}"
+            self._require("measure", got, is_floats(found[name], (len(z),)), wanted)
+            finite = not found[name].isinf().any() or not z.isfinite().all()
+            self._require("measure", f"infinity for {name}", finite, wanted)
         return {name: found[name] for name in names}
 
     def checked_start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
         """Call `start` for `images` (B, C, H, W)."""
         begin = self.start(images, draws=draws)
-        if begin is not None and not (is_floats(begin, images.shape) and begin.isfinite().all()):
-            wanted = f"None, or finite floats of shape {tuple(images.shape)}, as the images"
-            raise self._breach("start", describe(begin), wanted)
+        fits = begin is None or (is_floats(begin, images.shape) and bool(begin.isfinite().all()))
+        wanted = f"None, or finite floats of shape {tuple(images.shape)}, as the images"
+        self._require("start", begin, fits, wanted)
         return begin
 
     def _checked_value(self, method: str, value: Tensor, z: Tensor) -> Tensor:
-        wanted = f"finite floats of shape ({len(z)},), a value for each query"
-        if not is_floats(value, (len(z),)):
-            raise self._breach(method, describe(value), wanted)
-        if z.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
-            raise self._breach(
-                method, "values without a gradient", f"{wanted}, computed from z by torch alone"
-            )
+        wanted = f"finite floats of shape ({len(z)},), computed from z by torch: a value for each query"
+        self._require(method, value, is_floats(value, (len(z),)), wanted)
+        cut_off = z.requires_grad and torch.is_grad_enabled() and not value.requires_grad
+        self._require(method, "values without a gradient", not cut_off, wanted)
         # A finite sum has finite terms, and is quicker to look at. Broken embeddings are the network's fault
         # and reported elsewhere.
-        if not math.isfinite(value.detach().sum()) and not value.isfinite().all() and z.isfinite().all():
-            raise self._breach(method, "NaN or infinity", wanted)
+        finite = math.isfinite(value.detach().sum()) or value.isfinite().all() or not z.isfinite().all()
+        self._require(method, "NaN or infinity", bool(finite), wanted)
         return value
 
-    def _breach(self, method: str, got: str, wanted: str) -> UserError:
-        called = method in _PARAMETERS
-        verbs = ("returned", "return") if called else ("is", "be")
-        return UserError(f"{type(self).__name__}.{method} {verbs[0]} {got}; it must {verbs[1]} {wanted}")
+    def _require(self, method: str, got: object, fits: bool, wanted: str) -> None:
+        """Reject what a `method` returned, or an attribute; `got` is that, or text that describes it."""
+        if not fits:
+            said = got if isinstance(got, str) else describe(got)
+            verbs = ("returned", "return") if method in _PARAMETERS else ("is", "be")
+            raise UserError(f"{type(self).__name__}.{method} {verbs[0]} {said}; it must {verbs[1]} {wanted}")
 
 
 _PARAMETERS = {
@@ -310,11 +295,11 @@ def changed_options(part: Any, *but: str) -> dict[str, Any]:
     return {name: value for name, usual in options.items() if (value := getattr(part, name)) != usual}
 
 
-def with_options(name: str, options: dict[str, Any]) -> str:
-    """Return a `name` with `options` as it is read back.
+def with_options(name: str, options: dict[str, Any], comma: str = ",") -> str:
+    """Return a `name` with `options`, a `comma` between them, as it is read back.
 
     >>> with_options("CA+", {}), with_options("SP-QA+", {"m": 2, "xi": 0.5})
     ('CA+', 'SP-QA+(m=2,xi=0.5)')
     """
-    given = ",".join(f"{key}={value!r}" for key, value in options.items())
+    given = comma.join(f"{key}={value!r}" for key, value in options.items())
     return f"{name}({given})" if given else name

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, instance
 
 
 @dataclass(frozen=True)
 class Unit:
     """What a column's values are measured in.
 
-    `name` stands behind a value. `points` is what a change of 1 is worth in points of 100, in which changes
-    of any column are compared. `digits` are shown behind the decimal point.
+    `name` follows a value. `points` is what a change of 1 is worth in points of 100, in which changes
+    of any column are compared. `digits` are shown after the decimal point.
 
     >>> COSINE
     Unit(name='cosine', points=100, digits=3)
@@ -60,19 +60,13 @@ class Column:
     success_value: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise UserError(f"a column's name must be a text, not {self.name!r}")
+        instance("the name of a column", self.name or None, str)
+        where = f"of the column {self.name}"
         if self.better not in ("higher", "lower", None):
-            raise UserError(
-                f"better of the column {self.name} must be 'higher', 'lower' or None, not {self.better!r}"
-            )
-        if not isinstance(self.unit, Unit):
-            raise UserError(
-                f"unit of the column {self.name} must be a Unit, such as PERCENT, COSINE or DISTANCE, not "
-                f"{self.unit!r}"
-            )
+            raise UserError(f"better {where} must be 'higher', 'lower' or None, not {self.better!r}")
+        instance(f"unit {where}", self.unit, Unit, why="such as PERCENT, COSINE or DISTANCE")
         if self.term is not None and not callable(self.term):
-            raise UserError(f"term of the column {self.name} must be a function, not {self.term!r}")
+            raise UserError(f"term {where} must be a function, not {self.term!r}")
 
     @property
     def arrow(self) -> str:

@@ -77,10 +77,7 @@ def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> T
     if not strict:
         return (uniform * size).long().clamp_max(size - 1).to(own.device)
     inside = own.cpu()[:, None] >= 0
-    if inside.all():
-        position = distinct(uniform, size - 1)
-    else:
-        position = torch.where(inside, distinct(uniform, size - 1), distinct(uniform, size))
+    position = torch.where(inside, distinct(uniform, size - 1), distinct(uniform, size))
     position += inside & (position >= own.cpu()[:, None])
     return position.to(own.device)
 

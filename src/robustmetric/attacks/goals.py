@@ -5,21 +5,20 @@ misrank, shift, promote, demote and translocate are judged by the definitions, w
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Integral
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from robustmetric.attacks.base import ATTACKS, Attack, Target, changed_options, with_options
 from robustmetric.attacks.columns import DISTANCE, Column
-from robustmetric.attacks.draws import Draws, choose
+from robustmetric.attacks.draws import Draws, choose, distinct
 from robustmetric.attacks.margin import SLACK, kth_nearest, rank_hinge, rivals, smooth_margin
 from robustmetric.attacks.plain import EmbeddingShift
 from robustmetric.attacks.ranks import check_fits
-from robustmetric.errors import UserError, is_number, number, whole
+from robustmetric.errors import UserError, number, whole
 from robustmetric.gallery import Gallery, Queries, away_from, count_mates, count_nearer, hit_at_1, nearest
 from robustmetric.registry import lookup
 from robustmetric.sphere import pair_distance
@@ -35,8 +34,11 @@ class Goal(Attack):
     """
 
     family: ClassVar[str]
-    better: ClassVar[Literal["higher", "lower"]]
-    success_value: ClassVar[float]
+    better: ClassVar[
+        Literal["higher", "lower"]
+    ]  # what is reported: the share kept, or the share of successes
+    by_query: ClassVar[tuple[str, ...]]  # its objectives for the side query, the usual one first
+    sides: ClassVar[tuple[str, ...]] = ("query", "candidate")
     says_same: ClassVar[tuple[str, ...]] = ()  # columns of other attacks, if no option is changed
 
     by: str | int | None = None
@@ -44,17 +46,18 @@ class Goal(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lookup("side", self.side, {"query": 0, "candidate": 0})
+        lookup("side", self.side, dict.fromkeys(self.sides))
         if self.by is not None and self.by not in self.objectives:
-            known = ", ".join(map(repr, self.objectives))
-            raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}{self._more}")
+            self._check_by()
+
+    def _check_by(self) -> None:
+        known = ", ".join(map(repr, self.objectives))
+        raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}")
 
     @property
-    @abstractmethod
     def objectives(self) -> tuple[str, ...]:
         """The names of its objectives, the usual one first."""
-
-    _more = ""
+        return self.by_query if self.side == "query" else ("margin",)
 
     @property
     def strict(self) -> bool:
@@ -64,12 +67,12 @@ class Goal(Attack):
     @property
     def name(self) -> str:
         """Its name with the options that are not the usual ones."""
-        return with_options(self.family, self._options)
+        return self._name_without()
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """Its one column."""
-        return (Column(self.name, self.better, success_value=self.success_value),)
+        return (Column(self.name, self.better, success_value=0.0 if self.better == "higher" else 100.0),)
 
     @property
     def perturbs(self) -> str:
@@ -84,14 +87,11 @@ class Goal(Attack):
     @property
     def drawn_as(self) -> str:
         """The name without the objective, unless that has targets of its own."""
-        free = {"tau"} | ({"by"} if isinstance(self.by, str) else set())
-        return with_options(self.family, {k: v for k, v in self._options.items() if k not in free})
+        return self._name_without("tau", *(["by"] if isinstance(self.by, str) else []))
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        """The options that are not the usual ones, in the order of names."""
-        changed = changed_options(self)
-        return {key: changed[key] for key in ("k", "side", "tau", "by") if key in changed}
+    def _name_without(self, *but: str) -> str:
+        changed = changed_options(self, *but)
+        return with_options(self.family, {k: changed[k] for k in ("k", "side", "tau", "by") if k in changed})
 
     @property
     def how(self) -> str | int:
@@ -133,27 +133,20 @@ class Misrank(Goal):
 
     family = "misrank"
     better = "higher"
-    success_value = 0.0
+    by_query = ("smooth", "margin")
     says_same = ("ES:R", "LTM", "GTM")
 
     tau: float = 0.05
 
     def __post_init__(self) -> None:
-        if is_number(self.by, Integral) and self.side == "query":
-            whole("by", self.by, 1)
-            replace(self, by=None)  # checks all the rest
-        else:
-            super().__post_init__()
+        super().__post_init__()
         number("tau", self.tau, 0, 2, open_low=True, why="it is a distance on the unit sphere")
 
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        """The names of its objectives, the usual one first."""
-        return ("smooth", "margin") if self.side == "query" else ("margin",)
-
-    @property
-    def _more(self) -> str:  # type: ignore[override]
-        return ", or the number of a wrong class, 1 for the nearest" if self.side == "query" else ""
+    def _check_by(self) -> None:
+        if self.side == "candidate":
+            super()._check_by()
+        why = "the number of a wrong class, 1 for the nearest, if not 'smooth' or 'margin'"
+        whole("by", self.by, 1, why=why)
 
     def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return both margins, and attacks on each of the `targets` nearest wrong classes."""
@@ -166,28 +159,20 @@ class Misrank(Goal):
 
         Of a candidate it is the image in whose ranking it is to be the first, and who is first there: (B, 2).
         """
-        if self.side == "candidate":
-            asked = self._askers(queries, gallery)
-            return torch.stack([asked, _first_of(asked, queries.own, gallery)], dim=1)
-        if isinstance(self.how, str):
+        if not isinstance(self.how, str):
+            return nearest_wrong(queries, gallery, self.how)
+        if self.side == "query":
             return queries.own[:, None][:, :0]
-        return nearest_wrong(queries, gallery, self.how)
 
-    def _askers(self, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return the nearest image of another class whose first image is of its class: (B,)."""
+        def makes_sense(rows: Tensor, asked: Tensor) -> Tensor:
+            first, kind = _first_of(asked, queries.own[rows], gallery), gallery.labels[asked]
+            # Where there are fewer of other classes, what was left out comes after them.
+            return (gallery.labels[first] == kind) & (kind != queries.labels[rows])
+
         count = min(TRIED, len(gallery))
         pool = nearest(queries.z, gallery, count, queries.any_camera, other_than=queries.labels)
-        chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
-        for asked in pool.T:
-            left = ~found
-            first = _first_of(asked[left], queries.own[left], gallery)
-            kind = gallery.labels[asked[left]]
-            # Where there are fewer of other classes, what was left out comes behind them.
-            found[left] = (gallery.labels[first] == kind) & (kind != queries.labels[left])
-            chosen = torch.where(left & found, asked, chosen)
-            if found.all():
-                break
-        return chosen
+        asked = _first_that(pool, makes_sense)
+        return torch.stack([asked, _first_of(asked, queries.own, gallery)], dim=1)
 
     def appraise(
         self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
@@ -221,6 +206,21 @@ class Misrank(Goal):
 
 TRIED = 8
 """So many images near to a candidate are looked at for one that its attack makes sense for."""
+
+
+def _first_that(pool: Tensor, fits: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return the first entry of each row of a `pool` (B, W) that `fits`, or else the first of all: (B,).
+
+    `fits` is given some rows (R,) with an entry of each (R,), and returns (R,) bools.
+    """
+    chosen, left = pool[:, 0].clone(), torch.arange(len(pool), device=pool.device)
+    for column in pool.T:
+        if len(left) == 0:
+            break
+        fit = fits(left, column[left])
+        chosen[left[fit]] = column[left[fit]]
+        left = left[~fit]
+    return chosen
 
 
 def _first_of(index: Tensor, candidate: Tensor, gallery: Gallery) -> Tensor:
@@ -291,7 +291,7 @@ class _Placed(Goal):
     """
 
     enters: ClassVar[bool]  # whether the image is wanted in there, or out
-    counts_inside: ClassVar[bool] = True  # whether it is reported as in there, or as out
+    by_query = ("margin", "distance", "hinge")
     by_camera: ClassVar[bool] = False
 
     k: int | None = None  # the number of places; None is 1 % of the images
@@ -300,11 +300,6 @@ class _Placed(Goal):
         super().__post_init__()
         if self.k is not None or type(self).k is not None:
             whole("k", self.k, 1)
-
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        """The names of its objectives, the usual one first."""
-        return ("margin", "distance", "hinge") if self.side == "query" else ("margin",)
 
     def places(self, images: int) -> int:
         """Return how many places of a gallery of N `images` count: `k`, or 1 % of them."""
@@ -319,7 +314,7 @@ class _Placed(Goal):
         if self.side == "query":
             return Target(index)
         asked, count = index[:, 0], self.places(len(gallery))
-        place, _ = kth_nearest(gallery.z[asked], gallery, count, queries.any_camera, asked)
+        place = kth_nearest(gallery.z[asked], gallery, count, queries.any_camera, asked)
         return Target(index, place[:, None])
 
     def appraise(
@@ -350,7 +345,7 @@ class _Placed(Goal):
 
     def _last_place(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
         """Return who has the last place that counts (B,), without the queries and their targets (B,)."""
-        return kth_nearest(z.detach(), gallery, self.places(len(gallery)), self._asked(queries), index)[0]
+        return kth_nearest(z.detach(), gallery, self.places(len(gallery)), self._asked(queries), index)
 
     def _asked(self, queries: Queries) -> Queries:
         return queries if self.by_camera else queries.any_camera
@@ -380,7 +375,8 @@ class _Placed(Goal):
         place = gallery.z[index] if self.side == "candidate" else z
         nearer, tied = count_nearer(place, level, gallery, self._asked(queries), index)
         inside = nearer + tied / 2 <= self.places(len(gallery)) - 1
-        return {self.name: 100.0 * (inside if self.counts_inside else ~inside).double()}
+        reported = inside if self.enters == (self.better == "lower") else ~inside
+        return {self.name: 100.0 * reported.double()}
 
 
 @ATTACKS.register("promote")
@@ -396,15 +392,11 @@ class Promote(_Placed):
 
     family = "promote"
     better = "lower"
-    success_value = 100.0
     enters = True
+    # The distance leads farther than a margin to what moves as well.
+    by_query = ("distance", "hinge", "margin")
 
     k: int | None = 4
-
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        """The names of its objectives; the distance leads farther than a margin to what moves as well."""
-        return ("distance", "hinge", "margin") if self.side == "query" else ("margin",)
 
     def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return all but the margin, which finds nothing that the others do not."""
@@ -429,35 +421,24 @@ class Demote(_Placed):
 
     family = "demote"
     better = "lower"
-    success_value = 100.0
     enters = False
-    counts_inside = False
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return one of the images near to the query: (B, 1)."""
         if self.side == "candidate":
-            return self._askers(queries, gallery, draws)
+            pool = nearest(queries.z, gallery, min(TRIED, len(gallery) - 1), queries.any_camera)
+            pool = pool.gather(1, draws.uniform(pool.shape[1]).argsort(dim=1).to(pool.device))
+
+            def has_it(rows: Tensor, asked: Tensor) -> Tensor:
+                some, place = queries[rows], gallery.z[asked]
+                level = square_distance(some.z, place)
+                nearer, tied = count_nearer(place, level, gallery, some.any_camera, asked)
+                return nearer + tied / 2 <= self.places(len(gallery)) - 1
+
+            return _first_that(pool, has_it)[:, None]
         count = self.places(len(gallery))
         pool = nearest(queries.z, gallery, count, queries.any_camera)
-        place = (draws.uniform(1) * count).long().clamp_max(count - 1)
-        return pool.gather(1, place.to(pool.device))
-
-    def _askers(self, queries: Queries, gallery: Gallery, draws: Draws) -> Tensor:
-        """Return an image near to each candidate that has it in its first places: (B, 1)."""
-        pool = nearest(queries.z, gallery, min(TRIED, len(gallery) - 1), queries.any_camera)
-        order = draws.uniform(pool.shape[1]).argsort(dim=1).to(pool.device)
-        pool = pool.gather(1, order)
-        chosen, found = pool[:, 0].clone(), torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
-        for column in pool.T:
-            left = (~found).nonzero()[:, 0]
-            if len(left) == 0:
-                break
-            asked = column[left]
-            level = square_distance(queries.z[left], gallery.z[asked])
-            nearer, tied = count_nearer(gallery.z[asked], level, gallery, queries[left].any_camera, asked)
-            fits = left[nearer + tied / 2 <= self.places(len(gallery)) - 1]
-            chosen[fits], found[fits] = column[fits], True
-        return chosen[:, None]
+        return pool.gather(1, distinct(draws.uniform(1), count).to(pool.device))
 
 
 @ATTACKS.register("translocate")
@@ -471,20 +452,12 @@ class Translocate(_Placed):
 
     family = "translocate"
     better = "higher"
-    success_value = 0.0
+    sides = ("query",)  # for a candidate it would be demote
     says_same = ("GTT",)
     enters = False
     by_camera = True
 
     k: int | None = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.side != "query":
-            raise UserError(
-                f"translocate is of the query's side alone: for a candidate write demote(k={self.k}, "
-                "side='candidate')"
-            )
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return the first image of the ranking: (B, 1)."""

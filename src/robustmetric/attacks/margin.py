@@ -46,10 +46,13 @@ class Rivals(NamedTuple):
 
 
 @torch.no_grad()
-def rivals(z: Tensor, queries: Queries, gallery: Gallery, aimed: Tensor | None = None) -> Rivals:
+def rivals(
+    z: Tensor, queries: Queries, gallery: Gallery, aimed: Tensor | None = None, *, farthest: bool = False
+) -> Rivals:
     """Return who is nearest to `queries` at `z` (B, D), of their class and of others in the `gallery`.
 
-    With `aimed` (B,), the other class is that one.
+    With `aimed` (B,), the other class is that one. With `farthest` it is the farthest image of any other
+    class, and its cosine has the other sign.
 
     >>> z, labels = torch.eye(5), torch.tensor([0, 0, 1, 2, 2])
     >>> found = rivals(z[:1], Queries(z[:1], labels[:1], torch.tensor([0])), Gallery(z, labels))
@@ -63,7 +66,7 @@ def rivals(z: Tensor, queries: Queries, gallery: Gallery, aimed: Tensor | None =
         product = z @ gallery.z[block].T
         kinds = gallery.labels[block]
         same = kinds == queries.labels[:, None]
-        others = product.masked_fill(same, -torch.inf)
+        others = (-product if farthest else product).masked_fill(same, -torch.inf)
         if aimed is not None:
             anyone = torch.maximum(anyone, others.amax(1))
             others.masked_fill_(kinds != aimed[:, None], -torch.inf)
@@ -151,10 +154,8 @@ def _with_class(z: Tensor, queries: Queries, gallery: Gallery) -> Iterator[tuple
 
 
 @torch.no_grad()
-def kth_nearest(
-    z: Tensor, gallery: Gallery, k: int, queries: Queries, *extra: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the `k`-th nearest of the `gallery` to each of `z` (B, D): its position (B,) and cosine (B,).
+def kth_nearest(z: Tensor, gallery: Gallery, k: int, queries: Queries, *extra: Tensor) -> Tensor:
+    """Return the position (B,) of the `k`-th nearest of the `gallery` to each of `z` (B, D).
 
     What does not count for the `queries` is left out, and the positions (B,) of `extra`. It is found in
     single precision: of images that are nearly as far, any.
@@ -162,7 +163,7 @@ def kth_nearest(
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> z = torch.tensor([[0.8, 0.6, 0.0, 0.0, 0.0]])
     >>> kth_nearest(z, gallery, 1, Queries(z, torch.tensor([0]), torch.tensor([0])))
-    (tensor([1]), tensor([0.6000]))
+    tensor([1])
     """
     best = z.new_empty(len(z), 0)
     place = torch.empty(len(z), 0, dtype=torch.long, device=z.device)
@@ -174,8 +175,7 @@ def kth_nearest(
         if best.shape[1] > k:
             best, index = best.topk(k, dim=1, sorted=False)
             place = place.gather(1, index)
-    value, last = best.min(1)
-    return place.gather(1, last[:, None])[:, 0], value
+    return place.gather(1, best.min(1).indices[:, None])[:, 0]
 
 
 def rank_hinge(

@@ -16,8 +16,8 @@ from torch import Tensor
 from robustmetric.attacks.base import ATTACKS, Attack, Target
 from robustmetric.attacks.columns import COSINE, DISTANCE, Column, from_cosine, from_distance, from_share
 from robustmetric.attacks.draws import Draws, choose
-from robustmetric.attacks.margin import rank_hinge
-from robustmetric.gallery import Gallery, Queries, away_from, count_nearer, exclude, hit_at_1, nearest
+from robustmetric.attacks.margin import rank_hinge, rivals
+from robustmetric.gallery import Gallery, Queries, away_from, count_nearer, hit_at_1, nearest
 from robustmetric.sphere import padded_distance, pair_distance, reference_shift
 from robustmetric.squares import square_distance
 
@@ -102,25 +102,10 @@ class LearningToMisrank(_Untargeted):
         """Return max(0, max over negatives n of d(x̃, n) − min over positives p of d(x̃, p))."""
         # The reference leaves the image itself among its positives.
         asking = queries if self.strict else replace(queries, own=torch.full_like(queries.own, -1))
-        with torch.no_grad():
-            near = z.new_full((len(z),), -torch.inf)
-            far = z.new_full((len(z),), torch.inf)
-            positive, negative = torch.zeros_like(queries.own), torch.zeros_like(queries.own)
-            for block in gallery.blocks():
-                # On the unit sphere the farthest has the smallest product.
-                product = z @ gallery.z[block].T
-                same = gallery.labels[block] == queries.labels[:, None]
-                low, place = product.masked_fill(same, torch.inf).min(1)
-                negative = torch.where(low < far, place + block.start, negative)
-                far = torch.minimum(low, far)
-                exclude(product.masked_fill_(~same, -torch.inf), -torch.inf, asking, gallery, block)
-                high, place = product.max(1)
-                positive = torch.where(high > near, place + block.start, positive)
-                near = torch.maximum(high, near)
-            answered = near.isfinite() & far.isfinite()
-        p = gallery.z[positive]
-        gap = pair_distance(z, gallery.z[negative]) - pair_distance(away_from(z, p), p)
-        return torch.where(answered, gap, 0.0).clamp_min(0)
+        found = rivals(z, asking, gallery, farthest=True)
+        p, n = gallery.z[found.right], gallery.z[found.wrong]
+        gap = pair_distance(z, n) - pair_distance(away_from(z, p), p)
+        return torch.where(found.answered, gap, 0.0).clamp_min(0)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return whether the nearest image is still of the class, as 100 or 0."""

@@ -85,6 +85,19 @@ class SignedAttack(Attack):
             return choose(uniform, gallery, asking.own, strict=self.strict)
         return choose_near(uniform, asking, gallery, strict=self.strict)
 
+    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        """Return the rank in %: of the targets for a perturbed query, of a perturbed candidate for them."""
+        return {self.name: self.ranks(z, target.index, queries, gallery)}
+
+    def ranks(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
+        """Return the mean rank (B,) in % over targets `index` (B, W) in the `gallery`, see `measure`."""
+        found = []
+        for t in index.T:
+            place = gallery.z[t]
+            asks = place if self.perturbs == "candidate" else z
+            found.append(self.rank(asks, square_distance(z, place), queries, t, gallery))
+        return torch.stack(found).double().mean(0)
+
     def rank(self, z: Tensor, level: Tensor, queries: Queries, other: Tensor, gallery: Gallery) -> Tensor:
         """Return the rank (B,), in % from first to last, of what is at a square `level` (B,) from `z` (B, D).
 
@@ -158,14 +171,6 @@ class CandidateAttack(SignedAttack):
             exclude(rivals, self.direction * torch.inf, queries.any_camera, gallery, block, q)
         return rivals
 
-    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Return the rank in % of the perturbed image among all that are ranked for the same query."""
-        ranks = [
-            self.rank(gallery.z[q], square_distance(z, gallery.z[q]), queries, q, gallery)
-            for q in target.index.T
-        ]
-        return {self.name: torch.stack(ranks).double().mean(0)}
-
 
 @ATTACKS.register("QA+", sign="+")
 @ATTACKS.register("QA-", sign="-")
@@ -193,15 +198,6 @@ class QueryAttack(SignedAttack):
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Return the mean over images x of max(0, ±(d(x̃, c) − d(x̃, x))): how far c is from first, or last."""
         return rank_hinge(z, target.index, self.weights, gallery, queries if self.strict else None)
-
-    def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
-        """Return the rank in % of the candidates for the perturbed query."""
-        return {self.name: self.ranks(z, target.index, queries, gallery)}
-
-    def ranks(self, z: Tensor, index: Tensor, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return the mean rank (B,) in % of images `index` (B, M) of the `gallery`, for `queries` at `z`."""
-        ranks = [self.rank(z, square_distance(z, gallery.z[c]), queries, c, gallery) for c in index.T]
-        return torch.stack(ranks).double().mean(0)
 
 
 @ATTACKS.register("SP-QA+", sign="+")

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks.base import changed_options, is_floats
+from robustmetric.attacks.base import changed_options, is_floats, with_options
 from robustmetric.attacks.draws import Draws
-from robustmetric.errors import UserError, check_signature, describe, number, whole
+from robustmetric.errors import UserError, check_signature, describe, instance, number, whole
 from robustmetric.perturb import Budget, Norm, Objective, directions, pgd
 from robustmetric.registry import Registry, registry
 
@@ -54,8 +54,7 @@ class Search(ABC):
     @property
     def name(self) -> str:
         """The search as it is written on the command line."""
-        changed = ", ".join(f"{key}={value!r}" for key, value in changed_options(self).items())
-        return type(self).__name__.lower() + (f"({changed})" if changed else "")
+        return with_options(type(self).__name__.lower(), changed_options(self), ", ")
 
     @property
     @abstractmethod
@@ -112,13 +111,6 @@ class Search(ABC):
         check_signature(f"{type(self).__name__}.minimise", self.minimise, "problem")
         if not isinstance(self.name, str) or not self.name:
             raise UserError(f"{type(self).__name__}.name is {describe(self.name)}; it must be a text")
-
-
-def check_flags(**flags: object) -> None:
-    """Reject all but True and False among options, `flags`."""
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise UserError(f"{name} must be True or False, not {describe(value)}", parameter=name)
 
 
 class Lowest:
@@ -192,7 +184,8 @@ class PGD(Search):
 
     def __post_init__(self) -> None:
         whole("restarts", self.restarts, 1)
-        check_flags(random_start=self.random_start, best=self.best)
+        instance("random_start", self.random_start, bool)
+        instance("best", self.best, bool)
 
     @property
     def keeps_last(self) -> bool:

@@ -1,4 +1,4 @@
-"""Random squares: an attack that only asks for values, and cannot be led astray by gradients.
+"""Random squares: a search that uses values alone, so that gradients cannot mislead it.
 
 Andriushchenko et al., "Square Attack: a Query-Efficient Black-box Adversarial Attack via Random Search",
 ECCV 2020; here for objectives of single queries.
@@ -22,7 +22,7 @@ FIRST = 0.8
 """The share of an image that the first squares cover."""
 
 HALVED = (5, 20, 50, 100, 200, 400, 800, 1600, 3200)
-"""After so many trials the squares cover half as much. Not a share of all trials: more go on from fewer."""
+"""After so many trials the squares cover half as much: numbers, so that more trials continue from fewer."""
 
 
 def side(trial: int, height: int, width: int) -> int:
@@ -138,10 +138,7 @@ def _tiles(images: Tensor, eps: float, draws: Draws) -> Tensor:
     signs = draws.signs(channels, lines, columns).to(images)
     whole = torch.einsum("bcij,hw->bcihjw", signs, pattern)
     change = whole.reshape(count, channels, lines * length, columns * length)[..., :height, :width]
-    return _of_length(change.contiguous(), eps)
-
-
-def _of_length(change: Tensor, eps: float) -> Tensor:
+    change = change.contiguous()
     return change * spread(eps / sizes(change, "l2").clamp_min(1e-30), change)
 
 
@@ -152,7 +149,7 @@ def _move_square(change: Tensor, length: int, eps: float, draws: Draws, rows: Te
     signs = draws.signs(change.shape[1] + 1, 1, 1, rows=rows).to(change)
     pattern = _pattern(length).to(change)
     i, j = down.clamp(0, length - 1)[:, :, None], right.clamp(0, length - 1)[:, None]
-    # The two hills lie beside each other, or one above the other.
+    # The two hills lie next to each other, or one above the other.
     turned = spread(signs[:, -1, 0, 0] > 0, change[:, 0])
     laid = torch.where(turned, pattern[j, i], pattern[i, j])[:, None] * signs[:, :-1]
     here, there = change * inside, change * taken

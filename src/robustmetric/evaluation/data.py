@@ -19,7 +19,7 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation.attack import NetworkView
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Images, Joined
-from robustmetric.gallery import count_mates
+from robustmetric.gallery import count_relevant
 from robustmetric.labels import check_labels
 from robustmetric.models.source import try_network
 from robustmetric.perturb import check_images, device_of, frozen
@@ -193,10 +193,7 @@ class Data:
                 "least two classes"
             )
         check_cameras(ranked, self.cameras, len(labels), len(self.images))
-        asked = self.as_queries(torch.empty(len(self.images), 0))
-        gallery = self.as_gallery(torch.empty(len(labels), 0))
-        some = torch.arange(len(self.images)).split(256)  # the first ones tell, as a rule
-        if not any((count_mates(asked[rows], gallery) > 0).any() for rows in some):
+        if not count_relevant(labels, self.labels, self.places, ranked, self.cameras).any():
             rule = "" if self.cameras is None else " by another camera"
             raise UserError(
                 f"none of the {len(self.images)} queries has another image of its class{rule} in the gallery "
