@@ -149,8 +149,8 @@ def exclude(
 ) -> None:
     """Set a `value` in `values` (B, n) for images of a `block` that do not count for B `queries`, in place.
 
-    Of the `gallery` those are the query itself, images of its class from its camera, and the positions (B,) of
-    `extra`, −1 for none. Without `queries` it is `extra` alone.
+    Of the `gallery` those are the query itself, images of its class from its camera, and the positions (B,)
+    of `extra`, −1 for none. Without `queries` it is `extra` alone.
 
     >>> z, zero = torch.eye(5), torch.zeros(5, dtype=torch.long)
     >>> gallery = Gallery(z, zero, cameras=torch.tensor([0, 0, 1, 1, 1]))

@@ -28,9 +28,9 @@ def run_workers(
 ) -> None:
     """Call `work(*arguments, k, count)` in `count` new processes; `tick` is called while they run.
 
-    `work` and its `arguments` are sent to the processes, so they must be importable. What a worker raises ends
-    the others and is raised here; the same if this process is interrupted. Workers whose parent has gone end
-    by themselves.
+    `work` and its `arguments` are sent to the processes, so they must be importable. What a worker raises
+    ends the others and is raised here; the same if this process is interrupted. Workers whose parent has gone
+    end by themselves.
     """
     context = multiprocessing.get_context("spawn")
     errors: Queue[tuple[Exception, str]] = context.Queue()
