@@ -270,8 +270,9 @@ def count_relevant(
 ) -> Tensor:
     """Return how many of the images with `labels` (N,) are of each query's class and count for it: (Q,).
 
-    The rule is that of `exclude`, without comparing each query with each image: neither its `own` position
-    (Q,), -1 for none, nor images of its class from its camera count.
+    `query_labels` (Q,) are the classes of the queries. The rule is that of `exclude`, without comparing each
+    query with each image: neither its `own` position (Q,), −1 for none, nor images of its class from its
+    camera count, by the `cameras` (N,) and `query_cameras` (Q,).
     """
     found = _count(labels, query_labels)
     hidden = (own >= 0) & (labels[own] == query_labels)
