@@ -1,7 +1,7 @@
 """Queries, the gallery that they rank, who counts for a query, and who is nearest.
 
-`exclude` is the one rule of who counts. Distances, and the order of images that are equally far, are those of
-`robustmetric.squares`.
+`exclude` is the one rule of who counts, and `excluded` the same as a mask. Distances, and the order of images
+that are equally far, are those of `robustmetric.squares`.
 """
 
 from __future__ import annotations

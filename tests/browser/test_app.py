@@ -131,7 +131,7 @@ def rankings(page: Page) -> list[str]:
 
 def open_app(visit: Visit, app: App, size: tuple[int, int] = DESKTOP, scheme: Scheme = "light") -> Page:
     page = visit(app.url, size, scheme)
-    expect(page.get_by_role("button", name="Attack", exact=True)).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("button", name="Attack", exact=True)).to_be_visible(timeout=PATIENCE)
     return page
 
 

@@ -105,7 +105,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
         patch.setattr(Job, "keep", at_call(6, stop_by(signal.SIGINT), Job.keep))
         said = command("certify", run, *HOW, "--out", out)
     assert said.code == 130
-    assert "stopped; what is finished is kept: the same command goes on from there" in said.out
+    assert "stopped; what is finished is kept: the same command resumes" in said.out
     kept = {file.name for file in (out / PARTS).glob("*.safetensors")}
     assert kept == {*(f"ranked-{k:05d}.safetensors" for k in range(4)), "certify-00000.safetensors"}
     works("certify", run, *HOW, "--out", out)
@@ -119,14 +119,14 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
         ((), "how much noise? give its deviation, such as 0.25", "--sigma"),
         (("--sigma", "0"), "sigma is 0.0: input should be greater than 0", "--sigma"),
         (("--sigma", "11"), "sigma is 11.0: input should be less than or equal to 10", "--sigma"),
-        (("--sigma", "much"), "sigma is 'much': input should be a valid number", "--sigma"),
+        (("--sigma", "much"), "sigma is 'much': give a number", "--sigma"),
         (("--sigma", "1", "--alpha", "1e-400"), "alpha is 0.0: input should be greater than 0", "--alpha"),
         (("--sigma", "1", "--radii", "0,1"), "radii must be positive numbers in ascending order", "--radii"),
         (("--sigma", "1", "--radii", "1,0.5"), "such as 0.25,0.5,1, not '1,0.5'", "--radii"),
         (("--sigma", "1", "--radii", "far"), "such as 0.25,0.5,1, not 'far'", "--radii"),
         (("--sigma", "1", "--samples", "14"), "nothing can be certified with fewer than 15", "--samples"),
         (("--sigma", "1", "--alpha", "0.5"), "alpha is 0.5: input should be less than 0.5", "--alpha"),
-        (("--sigma", "1", "--alpha", "tiny"), "alpha is 'tiny': input should be a valid number", "--alpha"),
+        (("--sigma", "1", "--alpha", "tiny"), "alpha is 'tiny': give a number", "--alpha"),
         (
             ("--sigma", "1", "--queries", "0"),
             "queries is 0: input should be greater than or equal to 1",

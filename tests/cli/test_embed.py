@@ -63,7 +63,7 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(
         patch.setattr(C2F2, "forward", at_call(2, stop_by(signal.Signals[name]), C2F2.forward))
         said = command(*arguments, tmp_path / "v.safetensors")
     assert said.code == code
-    assert said.out == "stopped; what is finished is kept: the same command goes on from there\n"
+    assert said.out == "stopped; what is finished is kept: the same command resumes\n"
     told = works(*arguments, tmp_path / "v.safetensors")
     assert told.startswith("4 of 12 images are embedded already: going on from there\n12 vectors are in ")
     whole, found = (tmp_path / f"{name}.safetensors" for name in ("whole", "v"))

@@ -182,7 +182,7 @@ def test_an_evaluation_on_a_full_disk(run: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", at_call(5, full, os.fsync))
     said = refused("evaluate", run, *ONE, "--out", tmp_path / "out")
     assert re.search(r"parts/\S+ cannot be written \(No space left on device\)", said)
-    assert "the same command goes on from there" in said
+    assert "the same command resumes" in said
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"plan.json", "parts"}
     monkeypatch.undo()
     works("evaluate", run, *ONE, "--out", tmp_path / "out")
@@ -295,7 +295,7 @@ def test_a_process_with_a_long_perturbation_ends_by_sigterm(run: Path, tmp_path:
     process.terminate()
     out, err = process.communicate(timeout=600)
     assert process.returncode == 143
-    assert "the same command goes on from there" in out
+    assert "the same command resumes" in out
     assert not err
     assert not (tmp_path / "out" / LOCK).exists()
 

@@ -97,7 +97,7 @@ def test_without_an_attack(run: Path, tmp_path: Path) -> None:
 @fault(
     "verification",
     "Ctrl-C or SIGTERM while pairs are attacked",
-    "said in a line; the same command goes on from there, to the same tables",
+    "said in a line; the same command resumes, to the same tables",
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_goes_on(number: signal.Signals, code: int, run: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_stopped_command_goes_on(number: signal.Signals, code: int, run: Path,
         patch.setattr(Verifying, "_attack", at_call(3, stop_by(number), Verifying._attack))
         said = command(*order)
     assert said.code == code
-    assert "stopped; what is finished is kept: the same command goes on from there" in said.out
+    assert "stopped; what is finished is kept: the same command resumes" in said.out
     assert len(list((tmp_path / "out" / PARTS).glob("attack-*"))) == 2
     assert rows_of(works(*order)) == rows_of(whole)
     assert {file.name for file in (tmp_path / "out").iterdir()} == FILES
@@ -306,7 +306,7 @@ def test_a_network_without_a_run(tmp_path: Path, weights: Path) -> None:
     [
         (("--count", "1"), "count is 1: input should be greater than or equal to 2"),
         (("--threshold", "3"), "threshold is 3.0: input should be less than or equal to 2"),
-        (("--threshold", "much"), "threshold is 'much': input should be a valid number"),
+        (("--threshold", "much"), "threshold is 'much': give a number"),
         (("--far", "10"), "far must be in (0, 1), not 10.0"),
         (("--far", "0.1", "--threshold", "1"), "give one of threshold and far (--far)"),
         (("--eps", "8"), "eps must be in [0, 1], not 8.0"),

@@ -74,3 +74,9 @@ def values(evaluation: Evaluation) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value for name, found in evaluation.found.items() for key, value in found.items()
     }
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-7, equal_nan=True, msg=name)

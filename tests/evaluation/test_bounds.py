@@ -241,12 +241,12 @@ def test_the_distribution_s_bound_is_that_of_a_loop(kind: str, n: int, pairs: in
 @pytest.mark.parametrize("n", [1, 2, 15, 100])
 @pytest.mark.parametrize("delta", [1e-9, 1e-4, 0.2])
 def test_what_is_above_a_rank_is_known_but_for_delta_by_a_sum_of_binomials(n: int, delta: float) -> None:
-    """P(Bin(n, q) ≤ i − 1) is delta, and not more: the largest bound that holds."""
+    """P(Bin(n, q) ≤ i − 1) is delta less a millionth of it, which covers the rounding of the quantile."""
     ranks = torch.arange(1, n + 1)
     for i, above in zip(ranks.tolist(), least_above(ranks, n, delta).tolist(), strict=True):
         p = Fraction(above)
         fails = sum(math.comb(n, k) * (1 - p) ** k * p ** (n - k) for k in range(i))
-        assert (1 - 1e-8) * delta <= fails <= delta
+        assert (1 - 1.01e-6) * delta <= fails <= (1 - 0.99e-6) * delta
 
 
 def test_the_band_is_left_no_more_often_than_it_may() -> None:

@@ -20,7 +20,7 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation import Data, Evaluation, Plan, Subject
 from robustmetric.evaluation.data import data_by_marks, data_of_two
 from robustmetric.retrieval import check_cameras, check_own, rank
-from tests.evaluation.conftest import make_network
+from tests.evaluation.conftest import Tiny, assert_same, make_network, values
 from tests.helpers.faults import fault
 
 CAMERAS = torch.arange(40) % 3
@@ -225,7 +225,7 @@ def test_what_is_no_network(model: Any) -> None:
 
 
 def test_data_and_labels_are_given_once() -> None:
-    for given_, told in (((X,), "labels are missing"), ((Data(X, Y), Y), "given beside a Data")):
+    for given_, told in (((X,), "labels are missing"), ((Data(X, Y), Y), "given with a Data")):
         with pytest.raises(UserError, match=told):
             rm.evaluate(nn.Flatten(), *given_)
 
@@ -364,3 +364,18 @@ def test_cameras_of_two_tables_are_the_same_if_their_names_are() -> None:
     for pair in ((numbered[0], decoded(2)), (decoded(2), numbered[0])):
         with pytest.raises(UserError, match=r"cameras of the .* are known and those of the .* are not"):
             data_of_two(*pair)
+
+
+def test_each_its_own_in_a_gallery_of_the_same_images_is_leave_one_out(
+    tiny: Tiny, images: Tensor, labels: Tensor
+) -> None:
+    for cameras in (None, torch.arange(40) // 5 % 3):
+        ranked = Data(images, labels, cameras=cameras)
+        alone = tiny(queries=12, cameras=cameras, checks="none,copies")
+        both = tiny(queries=12, cameras=cameras, gallery=ranked, own=torch.arange(40), checks="none,copies")
+        one, two = alone.run(), both.run()
+        assert {n: s.value for n, s in one.retrieval.items()} == {
+            n: s.value for n, s in two.retrieval.items()
+        }
+        assert (one.scores, one.queries, one.checks) == (two.scores, two.queries, two.checks)
+        assert_same(values(both), values(alone))

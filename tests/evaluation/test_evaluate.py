@@ -28,18 +28,12 @@ from robustmetric.evaluation import (
 )
 from robustmetric.perturb import frozen
 from robustmetric.sphere import embed
-from tests.evaluation.conftest import Evaluated, Tiny, values
+from tests.evaluation.conftest import Evaluated, Tiny, assert_same, values
 
 pytestmark = pytest.mark.kernels
 
 Golden = dict[str, NDArray[Any]]
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fashion-tiny.json").read_text())
-
-
-def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-7, equal_nan=True, msg=name)
 
 
 def width(score: Any) -> float:
@@ -405,21 +399,6 @@ def test_scores_are_those_of_a_loop(
     assert count - len(hits) == left_out
     assert record.data.cameras == ("cameras" in kind)
     assert record.data.gallery == (None if data.gallery is None else len(ranked))
-
-
-def test_each_its_own_in_a_gallery_of_the_same_images_is_leave_one_out(
-    tiny: Tiny, images: Tensor, labels: Tensor
-) -> None:
-    for cameras in (None, torch.arange(40) // 5 % 3):
-        ranked = Data(images, labels, cameras=cameras)
-        alone = tiny(queries=12, cameras=cameras, checks="none,copies")
-        both = tiny(queries=12, cameras=cameras, gallery=ranked, own=torch.arange(40), checks="none,copies")
-        one, two = alone.run(), both.run()
-        assert {n: s.value for n, s in one.retrieval.items()} == {
-            n: s.value for n, s in two.retrieval.items()
-        }
-        assert (one.scores, one.queries, one.checks) == (two.scores, two.queries, two.checks)
-        assert_same(values(both), values(alone))
 
 
 def test_cameras_change_the_attacks_on_the_nearest_image_alone(tiny: Tiny) -> None:

@@ -377,7 +377,7 @@ def in_threads(jobs: list[Job[Any]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive(), "a worker waits for what never comes"
     assert not errors, errors
 
@@ -427,16 +427,16 @@ def test_a_worker_that_waits_ends_when_the_document_is_there(
 
     def sleep(_: float) -> None:
         waits.set()
-        over.wait(60)
+        over.wait(600)
 
     slow = tiny(out=tmp_path, **HOW)
     monkeypatch.setitem(Job._make.__globals__, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
     worker = threading.Thread(target=slow.work, args=(0, 2), daemon=True)
     worker.start()
-    assert waits.wait(60)
+    assert waits.wait(600)
     tiny(out=tmp_path, **HOW).run()
     over.set()
-    worker.join(60)
+    worker.join(600)
     assert not worker.is_alive(), "a worker waits for ever for pieces that are no longer needed"
 
 

@@ -211,7 +211,7 @@ def test_a_plan_is_taken_in_the_place_of_its_settings(
     assert record == rm.evaluate(network, Data(images, labels), **how)
     for wrong, told in (
         ({"plan": plan, "steps": 2}, "a plan and steps are given"),
-        ({"plan": how}, "plan is a dict; give a Plan"),
+        ({"plan": how}, "plan must be a Plan, not a dict"),
         ({"stepz": 2}, r"unknown setting 'stepz' .did you mean 'steps'"),
     ):
         with pytest.raises(UserError, match=told):

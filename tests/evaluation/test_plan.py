@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import robustmetric as rm
 from robustmetric.attacks import DISTANCE, PGD, Column, EmbeddingShift, Problem, Search, Transfer
 from robustmetric.errors import UserError
-from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Plan, Settings
+from robustmetric.evaluation import CHECKS, ERS_ATTACKS, CertifyPlan, Plan, Settings, VerifyPlan
 
 FILE = """
 from robustmetric.attacks import DISTANCE, Column, EmbeddingShift, PGD
@@ -89,7 +89,7 @@ class Bare(EmbeddingShift):
         ({"attacks": [Stage()]}, None, "cannot be called embed"),
         ({"attacks": [Bare()]}, None, r"Bare.columns is \('ES:D',\)"),
         ({"attacks": [3]}, "attacks", "3 is no attack; give its name"),
-        ({"attacks": [EmbeddingShift]}, "attacks", "is no attack; give its name, or an object"),
+        ({"attacks": [EmbeddingShift]}, "attacks", "is no attack; give its name, or an Attack instance"),
         ({"attacks": ["ES", EmbeddingShift()]}, "attacks", "given twice: ES"),
         ({"attacks": ["ES", "EZ"]}, None, "'EZ' .did you mean 'ES'"),
         (
@@ -341,3 +341,37 @@ def test_a_search_takes_no_surrogate_that_is_not_its_own() -> None:
 def test_settings_that_are_read_are_checked_too(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Settings(**wrong)
+
+
+X, Y = torch.rand(20, 1, 4, 4), torch.arange(20) % 4
+
+
+@pytest.mark.parametrize(
+    ("ask", "plan", "settings"),
+    [
+        (rm.evaluate, Plan.make(), {"steps": 3}),
+        (rm.certify, CertifyPlan.make(sigma=0.1), {"sigma": 0.5}),
+        (rm.verify, VerifyPlan.make(), {"count": 8}),
+    ],
+)
+def test_a_plan_is_given_alone(ask: Any, plan: object, settings: dict[str, Any]) -> None:
+    with pytest.raises(rm.UserError, match=f"a plan and {next(iter(settings))} are given"):
+        ask(nn.Flatten(), X, Y, plan=plan, **settings)
+    with pytest.raises(rm.UserError, match=f"plan must be a {type(plan).__name__}, not 3"):
+        ask(nn.Flatten(), X, Y, plan=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "told"),
+    [
+        (VerifyPlan.make, {"count": "10"}, "count is '10': give a whole number"),
+        (VerifyPlan.make, {"threshold": True}, "threshold is True: give a number"),
+        (CertifyPlan.make, {"sigma": 0.1, "queries": True}, "queries is True: give a whole number"),
+        (CertifyPlan.make, {"sigma": 0.1, "attack": "no"}, "attack is 'no': give True or False"),
+        (CertifyPlan.make, {"sigma": "0.1"}, "sigma is '0.1': give a number"),
+        (CertifyPlan.make, {"sigma": 0.1, "search": "transfer"}, "'transfer' perturbs another network"),
+    ],
+)
+def test_a_flag_or_a_text_is_no_number(make: Any, wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(rm.UserError, match=told):
+        make(**wrong)

@@ -117,7 +117,7 @@ def test_columns_that_say_the_same() -> None:
         ("worst-case(goals='')", "no goals were given; the suite knows misrank, "),
         ("worst-case(goals=[])", "no goals were given"),
         ("worst-case(goals=7)", "goals of the suite must be names in one text, or a list, not 7"),
-        ("worst-case(goals=[7])", "7 is no goal; give the name of an attack, or an object"),
+        ("worst-case(goals=[7])", "7 is no goal; give the name of an attack, or an Attack instance"),
         ("worst-case(goals='promote(k=0)')", "goal of the suite: k must be .* at least 1, not 0"),
         (
             "worst-case(goals='promote(k=39)')",

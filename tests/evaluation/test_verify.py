@@ -439,3 +439,18 @@ def test_a_search_of_one_s_own(tmp_path: Path) -> None:
     assert arrays["attacked"] == pytest.approx(wanted, abs=ROUNDING)
     with pytest.raises(UserError, match=r"changed a pixel by 0\.2, to within .*; eps is 0\.03, and"):
         on_circle(search=f"{tmp_path}/mine.py:Up(by=0.2)")
+
+
+def test_validation_data_are_checked_and_may_have_a_gallery() -> None:
+    images, labels = torch.rand(12, 1, 1, 1), torch.arange(12) % 4
+    whole = Data(images, labels, gallery=(images + 0, labels))
+    found = rm.verify(nn.Flatten(), images, labels, validation=whole, count=8, attack=False)
+    assert found.threshold.classes == 4
+    for wrong, told in (
+        ((images,), "pair of images and labels"),
+        ((images, labels, labels), "a Data for cameras"),
+        (Data(images, labels, cameras=torch.arange(3)), "cameras"),
+        (([images], labels), "give one tensor"),
+    ):
+        with pytest.raises(rm.UserError, match=told):
+            rm.verify(nn.Flatten(), images, labels, validation=wrong, count=8, attack=False)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ COMMANDS = {
     "demo": Place(
         "demo", "Train a plain and a defended network on scikit-learn's digits, attack both, compare."
     ),
-    "train": Place("train", "Train a network; Ctrl-C stops it so that --resume goes on from there."),
+    "train": Place("train", "Train a network; Ctrl-C stops it, --resume resumes it."),
     "evaluate": Place(
         "evaluate", "Score how well a network ranks, and how well it keeps its ranking under attack."
     ),

@@ -58,7 +58,7 @@ def certify(
 ) -> None:
     """Certify R@1 of a network that is smoothed by noise, and attack it: the truth is between.
 
-    Ctrl-C or SIGTERM stops it; the same command goes on from there.
+    Ctrl-C or SIGTERM stops it; the same command resumes.
     """
     console = wide()
     if sigma is None:
@@ -84,7 +84,7 @@ def certify(
             raise UserError("say where the certificate goes: give a folder", parameter="out")
         out = RunFolder(tested.run).path / "certificate"
     finished = open_folder(FORMAT, out, plan)
-    with stoppable(console, "what is finished is kept: the same command goes on from there"):
+    with stoppable(console, "what is finished is kept: the same command resumes"):
         networks = request.networks(tried=finished, gradient=attack)
         images = request.images(console)
         if request.source.weights is None:

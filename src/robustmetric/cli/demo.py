@@ -10,7 +10,7 @@ import typer
 from robustmetric.cli.app import app, exit_code, stoppable
 from robustmetric.cli.terminal import wide
 
-KEPT = "what is finished is kept: the same command goes on from there"
+KEPT = "what is finished is kept: the same command resumes"
 DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
 SUITE = "worst-case(goals='misrank')"
 

@@ -31,10 +31,10 @@ def embed(
 ) -> None:
     """Write the vectors of all images below a folder to a file.
 
-    Ctrl-C or SIGTERM stops it; the same command goes on from there.
+    Ctrl-C or SIGTERM stops it; the same command resumes.
     """
     console = Terminal()
-    with stoppable(console, "what is finished is kept: the same command goes on from there"):
+    with stoppable(console, "what is finished is kept: the same command resumes"):
         loaded = loaded_run(run, weights, device, trust)
         with Counting(console, "embed images") as progress:
             done = embed_folder(

@@ -48,7 +48,7 @@ def evaluate(
 ) -> None:
     """Score how well a network ranks, and how well it keeps its ranking under attack.
 
-    Ctrl-C or SIGTERM stops it; the same command goes on from there.
+    Ctrl-C or SIGTERM stops it; the same command resumes.
     """
     console = wide()
     if devices < 1:
@@ -65,9 +65,7 @@ def evaluate(
         out = RunFolder(tested.run).evaluation
     finished = open_folder(FORMAT, out, request.plan().settings)
     with ExitStack() as leaving:
-        leaving.enter_context(
-            stoppable(console, "what is finished is kept: the same command goes on from there")
-        )
+        leaving.enter_context(stoppable(console, "what is finished is kept: the same command resumes"))
         cluster, gpus = None, 0
         if on == "ray" and not finished:
             cluster = leaving.enter_context(connect(address))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from robustmetric.experiments.findings import Finding
     from robustmetric.experiments.paper import Experiment
 
-KEPT = "what is finished is kept: the same command goes on from there"
+KEPT = "what is finished is kept: the same command resumes"
 
 
 @app.command()
@@ -62,7 +62,7 @@ def reproduce(
 ) -> None:
     """Make the paper's tables and figures, and show them beside the published ones.
 
-    Ctrl-C or SIGTERM stops it; the same command goes on from there.
+    Ctrl-C or SIGTERM stops it; the same command resumes.
     """
     from robustmetric.experiments.cells import counted
     from robustmetric.experiments.engine import end_with

@@ -102,7 +102,7 @@ def train(
     nodes: int = typer.Option(1, help="Machines."),
     logger: list[str] = typer.Option([], help=f"csv, tensorboard, wandb {OWN}, beside metrics.csv."),
 ) -> None:
-    """Train a network; Ctrl-C stops it so that --resume goes on from there."""
+    """Train a network; Ctrl-C stops it, --resume resumes it."""
     given = {
         "data": data, "root": root, "model": model, "weights": weights, "defense": defense, "eps": eps,
         "alpha": alpha, "steps": steps, "epochs": epochs, "batch": batch, "lr": lr, "resize": size,

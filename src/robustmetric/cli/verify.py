@@ -58,7 +58,7 @@ def verify(
 ) -> None:
     """Judge whether pairs of images are of one class, by a threshold, and under attack.
 
-    Ctrl-C or SIGTERM stops it; the same command goes on from there.
+    Ctrl-C or SIGTERM stops it; the same command resumes.
     """
     console = wide()
     request = Request.of(tested, settings)
@@ -79,7 +79,7 @@ def verify(
     listed = None if pairs is None else read_pairs(pairs, tested.root)
     if listed is not None and pairs is not None:
         request = replace(request, data=pairs.name, inputs=_inputs(tested, request))
-    with stoppable(console, "what is finished is kept: the same command goes on from there"):
+    with stoppable(console, "what is finished is kept: the same command resumes"):
         gradient = attack and plan.threat.search.follows_gradient
         first = None if listed is None else request.inputs.first(listed.images)
         networks = request.networks(tried=finished, gradient=gradient, first=first)

@@ -146,8 +146,9 @@ class AttackResult:
 
     def changes(self, norm: Norm) -> dict[str, Tensor]:
         """Return by name the size (B,) of each change in a `norm`, and how far pixels leave [0, 1]."""
-        low, high = self.images.flatten(1).double().aminmax(dim=1)
-        change = sizes((self.images - self.originals).double(), norm)
+        images, originals = self.images.cpu().double(), self.originals.cpu().double()
+        low, high = images.flatten(1).aminmax(dim=1)
+        change = sizes(images - originals, norm)
         return {"change": change, "outside": torch.maximum(-low, high - 1)}
 
 

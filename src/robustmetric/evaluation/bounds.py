@@ -138,7 +138,7 @@ def least_above(ranks: Tensor, count: int, delta: float) -> Tensor:
     from scipy.special import betaincinv  # slow to import, and not needed to train
 
     ranks = ranks.double()
-    delta *= 1 - _ROUNDING  # the quantile is rounded
+    delta *= 1 - 1e-6  # more than the quantile is rounded by
     return torch.from_numpy(betaincinv((count - ranks + 1).numpy(), ranks.numpy(), delta))
 
 

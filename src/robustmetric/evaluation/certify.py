@@ -27,6 +27,7 @@ from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
+from robustmetric.evaluation.plan import plan_of
 from robustmetric.evaluation.record import described
 from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
 from robustmetric.gallery import excluded
@@ -81,7 +82,7 @@ def certify(
 
     """
     subject = Subject(model, data_of(images, labels), name=name)
-    return Certification(subject, plan or CertifyPlan.make(**settings), out, progress, report).run()
+    return Certification(subject, plan_of(CertifyPlan, plan, settings), out, progress, report).run()
 
 
 class Judged(NamedTuple):

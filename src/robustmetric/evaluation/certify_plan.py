@@ -9,13 +9,12 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.attacks import Search, make_search
-from robustmetric.attacks.search import bind
+from robustmetric.attacks import Search, Transfer, make_search
 from robustmetric.errors import UserError, brief, fraction, is_number
 from robustmetric.evaluation.bounds import largest_radius, least_samples
 from robustmetric.evaluation.document import FrozenModel, validated
 from robustmetric.evaluation.identity import options_of
-from robustmetric.evaluation.plan import draw_queries
+from robustmetric.evaluation.plan import draw_queries, written
 from robustmetric.evaluation.smoothing import MOST_SIGMA
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
@@ -72,18 +71,25 @@ class CertifyPlan(FrozenModel):
                 f"alpha is {plan.alpha:g}: give at least {least}, better 1,000",
                 parameter="samples",
             )
-        if plan.attack and "l2" not in plan.searching.norms:
+        if not plan.attack:
+            return plan
+        if isinstance(plan.searching, Transfer):
+            raise UserError(
+                f"search {plan.search!r} perturbs another network: give one that does not, such as apgd",
+                parameter="search",
+            )
+        if "l2" not in plan.searching.norms:
             raise UserError(
                 f"search {plan.search!r} keeps to the budget of each pixel, and a radius is an L2 length: "
                 "take apgd",
                 parameter="search",
             )
-        return plan.model_copy(update={"search": plan.searching.name}) if plan.attack else plan
+        return plan.model_copy(update={"search": written(plan.search, plan.searching)})
 
     @cached_property
     def searching(self) -> Search:
         """The search."""
-        return bind(make_search(self.search), None)
+        return make_search(self.search)
 
     @property
     def limit(self) -> float:

@@ -143,7 +143,12 @@ class Data:
 
     def check(self, queries: int | None = None) -> None:
         """Refuse data for which no ranking can be scored, and more `queries` than there are images."""
-        self._check_images()
+        self.check_sides()
+        if len(self.ranked.images) < 5:
+            raise UserError(
+                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the "
+                "query"
+            )
         self._check_answers()
         if queries is not None and queries > len(self.images):
             raise UserError(
@@ -151,7 +156,8 @@ class Data:
                 parameter="queries",
             )
 
-    def _check_images(self) -> None:
+    def check_sides(self) -> None:
+        """Reject images that are none or of several sizes, and labels or cameras that are not of them."""
         if self.gallery is None and self.own is not None:
             raise UserError("own describes a gallery, and none is given: pass gallery too")
         given = self.gallery
@@ -161,6 +167,8 @@ class Data:
             raise UserError(
                 f"the gallery is a {type(given).__name__}; give a Data, or a pair of its images and labels"
             )
+        if self.ranked.gallery is not None and self.gallery is not None:
+            raise UserError("the gallery has a gallery of its own: give its images without one")
         shapes = []
         for side in (self, self.ranked):
             images = side.images
@@ -178,11 +186,7 @@ class Data:
                 f"queries have shape {shapes[0]} and the images of the gallery {shapes[1]}: resize them to "
                 "one size"
             )
-        if len(self.ranked.images) < 5:
-            raise UserError(
-                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the "
-                "query"
-            )
+        check_cameras(self.ranked.cameras, self.cameras, len(self.ranked.images), len(self.images))
 
     def _check_answers(self) -> None:
         """Reject labels for which every ranking is right, or none can be."""
@@ -192,8 +196,8 @@ class Data:
                 f"all {len(labels)} images are of class {int(labels[0])}; no ranking can be wrong: give at "
                 "least two classes"
             )
-        check_cameras(ranked, self.cameras, len(labels), len(self.images))
-        if not count_relevant(labels, self.labels, self.places, ranked, self.cameras).any():
+        rules = (labels, self.labels, self.places, ranked, self.cameras)
+        if not count_relevant(*(None if part is None else part.cpu() for part in rules)).any():  # type: ignore[arg-type]
             rule = "" if self.cameras is None else " by another camera"
             raise UserError(
                 f"none of the {len(self.images)} queries has another image of its class{rule} in the gallery "
@@ -212,7 +216,7 @@ def data_of(images: Images | Data, labels: Tensor | None) -> Data:
     """
     if isinstance(images, Data):
         if labels is not None:
-            raise UserError("labels are given beside a Data, which has its own: leave them out")
+            raise UserError("labels were given with a Data that has labels: leave them out")
         return images
     if labels is None:
         raise UserError("labels are missing: give a class for each of the images, or a Data")

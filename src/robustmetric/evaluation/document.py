@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -21,7 +22,7 @@ from robustmetric.registry import unknown
 from robustmetric.text import command_line
 
 ARRAYS = "queries.safetensors"
-GO_ON = "what is finished is kept, and the same command goes on from there"
+GO_ON = "what is finished is kept, and the same command resumes"
 """What to do when a file cannot be written."""
 
 
@@ -59,6 +60,7 @@ def validated(kind: type[P], what: str, given: dict[str, Any]) -> P:
     for name in given:
         if name not in kind.model_fields:
             raise UserError(unknown(what, name, kind.model_fields), parameter=name)
+        _check_kind(name, given[name], kind.model_fields[name])
     try:
         return kind(**given)
     except ValidationError as error:
@@ -69,6 +71,18 @@ def validated(kind: type[P], what: str, given: dict[str, Any]) -> P:
         told = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
         value = "missing" if first["type"] == "missing" else brief(first["input"])
         raise UserError(f"{name} is {value}: {told}{meaning}", parameter=name) from None
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def _check_kind(name: str, value: object, field: FieldInfo) -> None:
+    """Refuse a text or a flag in place of a number, which pydantic reads as one, and the other way round."""
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind in _KINDS]
+    flag = bool in kinds and not isinstance(value, bool)
+    if kinds and (flag or (isinstance(value, str | bool) and type(value) not in kinds)):
+        meaning = f" ({field.description})" if field.description else ""
+        raise UserError(f"{name} is {brief(value)}: give {_KINDS[kinds[0]]}{meaning}", parameter=name)
 
 
 class Arrays(FrozenModel):

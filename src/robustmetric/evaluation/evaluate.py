@@ -24,7 +24,7 @@ from robustmetric.evaluation.identity import code_of, versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.intervals import Interval, intervals
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
-from robustmetric.evaluation.plan import Plan, check_title
+from robustmetric.evaluation.plan import Plan, check_title, plan_of
 from robustmetric.evaluation.record import FORMAT, Record, described, failures
 from robustmetric.evaluation.suite import Attempt, run_ensemble
 from robustmetric.evaluation.threat import Threat
@@ -81,12 +81,7 @@ def evaluate(
     (True, 'strict')
 
     """
-    if plan is None:
-        plan = Plan.make(**settings)
-    elif not isinstance(plan, Plan):
-        raise UserError(f"plan is a {type(plan).__name__}; give a Plan, as Plan.make returns it")
-    elif settings:
-        raise UserError(f"a plan and {', '.join(settings)} are given; give the plan alone, or its settings")
+    plan = plan_of(Plan, plan, settings)
     data = data_of(images, labels)
     subject = Subject(model, data, surrogate=surrogate, name=name, train_classes=train_classes)
     return Evaluation(subject, plan, out, progress, report).run()

@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from robustmetric.attacks import Search
 from robustmetric.models import weights
 
-SINCE = {"norm": "linf", "suite": "none"}
-"""Settings that evaluations of before did not write down, and what they were."""
-
 
 def digest_of(model: nn.Module) -> str:
     """Return the SHA-256 of a network's state: names, types, shapes and values.

@@ -65,7 +65,7 @@ class Job(ABC, Generic[D]):
 
     A finished piece is a file in `out/parts`, or stays in memory if `out` is None. `run` makes the missing
     pieces and puts the document together; `work(k, n)` makes the k-th of n shares of the pieces. `progress`
-    is told how far each stage is, `report` in a line what was damaged or left in the folder.
+    is called with how far each stage is, `report` in a line about what was damaged or left in the folder.
     """
 
     form: ClassVar[Format[Any]]

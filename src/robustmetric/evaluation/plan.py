@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from pydantic import Field
@@ -23,7 +23,7 @@ from robustmetric.attacks import (
     make_search,
 )
 from robustmetric.attacks.search import bind
-from robustmetric.errors import UserError, check_signature, whole
+from robustmetric.errors import UserError, check_signature, instance, whole
 from robustmetric.evaluation.document import FrozenModel, validated
 from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.identity import code_of, differences, options_of
@@ -92,6 +92,8 @@ class Settings(FrozenModel):
         return Budget(eps=self.eps, alpha=self.alpha, steps=self.steps, norm=self.norm)
 
 
+P = TypeVar("P")
+
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {n: field.default for n, field in Settings.model_fields.items()}
 )
@@ -155,8 +157,8 @@ class Plan:
         named = {
             "eps": float(budget.eps),
             "alpha": float(budget.alpha),
-            "attacks": tuple(_written(a, made) for a, made in zip(given["attacks"], attacks, strict=True)),
-            "search": _written(given["search"], search),
+            "attacks": tuple(written(a, made) for a, made in zip(given["attacks"], attacks, strict=True)),
+            "search": written(given["search"], search),
             "suite": "none" if suite is None else suite.name,
             "checks": ",".join(map(without_folder, split_names(checks))),
         }
@@ -171,7 +173,7 @@ class Plan:
         if suite is not None:
             options["suite"] = {goal.name: options_of(goal) for goal in suite.wanted}
         threat = Threat(budget, search, seed, batch)
-        return cls(made, given, threat, attacks, suite, json.loads(json.dumps(options)))
+        return cls(made, settings, threat, attacks, suite, json.loads(json.dumps(options)))
 
     def changed(self, **settings: Any) -> Plan:
         """Return this plan with other `settings`.
@@ -185,7 +187,9 @@ class Plan:
         kept = {"attacks": self.attacks, "search": self.threat.search, "suite": self.suite}
         made = Plan.make(**{**self.given, **kept, **settings})
         names = {name: getattr(self.settings, name) for name in kept if name not in settings}
-        return replace(made, settings=made.settings.model_copy(update=names))
+        return replace(
+            made, given={**self.given, **settings}, settings=made.settings.model_copy(update=names)
+        )
 
     def search_on(self, surrogate: nn.Module | None = None) -> Search:
         """Return the search; one that transfers perturbations takes them from the `surrogate`."""
@@ -211,7 +215,7 @@ class Plan:
     @property
     def check_names(self) -> list[str]:
         """The checks to run, in their order: those of the set, then others by name."""
-        return _check_names_of(self.given["checks"], self.suite)
+        return _check_names_of(self.given.get("checks", DEFAULTS["checks"]), self.suite)
 
     def draw(self, count: int) -> Tensor:
         """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
@@ -226,6 +230,17 @@ class Plan:
         before, now = other.describe(), self.describe()
         # Options that no name tells matter only if the names are the same.
         return differences(before["settings"], now["settings"]) or differences(before, now)
+
+
+def plan_of(kind: type[P], plan: P | None, settings: dict[str, Any]) -> P:
+    """Return the `plan`, of this `kind`, or one that is made of the `settings`; reject both together."""
+    if plan is None:
+        made: P = kind.make(**settings)  # type: ignore[attr-defined]
+        return made
+    instance("plan", plan, kind, why=f"make it by {kind.__name__}.make")
+    if settings:
+        raise UserError(f"a plan and {', '.join(settings)} are given; give the plan alone, or its settings")
+    return plan
 
 
 def draw_queries(count: int, queries: int | None, seed: int) -> Tensor:
@@ -291,7 +306,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[Attack, ...]:
         raise UserError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}", parameter="attacks")
     if wrong := [a for a in goals if not isinstance(a, Attack)]:
         raise UserError(
-            f"{wrong[0]!r} is no attack; give its name, or an object of a Attack", parameter="attacks"
+            f"{wrong[0]!r} is no attack; give its name, or an Attack instance", parameter="attacks"
         )
     for goal in goals:
         goal.check()
@@ -315,9 +330,7 @@ def _attacks(given: object, protocol: Protocol) -> tuple[Attack, ...]:
 def _search(given: object) -> Search:
     search = make_search(given) if isinstance(given, str) else given
     if not isinstance(search, Search):
-        raise UserError(
-            f"{given!r} is no search; give its name, or an object of a Search", parameter="search"
-        )
+        raise UserError(f"{given!r} is no search; give its name, or a Search instance", parameter="search")
     search.check()
     return search
 
@@ -337,7 +350,7 @@ def _own_code(names: Sequence[str]) -> dict[str, str]:
     return {without_folder(name): code for name, code in found.items() if code is not None}
 
 
-def _written(given: object, part: Attack | Search) -> str:
+def written(given: object, part: Attack | Search) -> str:
     """Write a part of the plan down: in one spelling, or as it was given if it is the user's own.
 
     The folder of a file is left out: it is another one on another machine.
@@ -346,5 +359,5 @@ def _written(given: object, part: Attack | Search) -> str:
         return part.name
     if isinstance(part, Transfer):
         inside = given.strip().removeprefix("transfer").strip().removeprefix("(").removesuffix(")")
-        return f"transfer({_written(inside.strip(), part.search)})"
+        return f"transfer({written(inside.strip(), part.search)})"
     return part.name if code_of(type(part)) is None else without_folder(given)

@@ -162,7 +162,7 @@ def _goal(given: str | Attack) -> Attack:
         except UserError as error:
             raise type(error)(f"goal of the suite: {error}") from None
     if not isinstance(goal, Attack):
-        raise UserError(f"{given!r} is no goal; give the name of an attack, or an object of a Attack")
+        raise UserError(f"{given!r} is no goal; give the name of an attack, or an Attack instance")
     goal.check()
     if len(goal.columns) != 1 or goal.columns[0].better is None:
         raise UserError(

@@ -20,6 +20,7 @@ from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
+from robustmetric.evaluation.plan import plan_of
 from robustmetric.evaluation.record import described
 from robustmetric.evaluation.verified import FORMAT, Verification, entries_of
 from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, split_pairs
@@ -60,7 +61,7 @@ def verify(
             one class and camera do.
         labels: Their classes (N,), unless they are a `Data`.
         pairs: Pairs (P, 2) to judge, as positions of images; without them some are drawn.
-        validation: Images and their labels, and cameras if you like, whose pairs choose the threshold.
+        validation: Images and their labels, or a `Data`, whose pairs choose the threshold.
         name: Name of the network in the document; by default that of its class.
         out: Folder for the document, `verification.json`, and the distances. Finished pieces stay there: the
             same call resumes after an interruption.
@@ -80,7 +81,7 @@ def verify(
 
     """
     subject = Subject(model, data_of(images, labels), name=name)
-    plan = plan or VerifyPlan.make(**settings)
+    plan = plan_of(VerifyPlan, plan, settings)
     return Verifying(subject, plan, pairs, validation, out, progress, report).run()
 
 

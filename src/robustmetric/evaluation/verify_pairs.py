@@ -14,7 +14,7 @@ from torch import Tensor
 from robustmetric.errors import UserError, describe
 from robustmetric.evaluation.data import Data, Fingerprint
 from robustmetric.evaluation.images import Images
-from robustmetric.labels import WHOLE, check_labels
+from robustmetric.labels import WHOLE
 from robustmetric.verification import check_kinds
 
 Numbers = NDArray[np.int64]
@@ -95,8 +95,8 @@ class Pool:
     def draw(self, count: int, *, same: bool, generator: np.random.Generator) -> Numbers:
         """Draw `count` pairs (2, P) of one kind, no two images twice; all of them if there are fewer.
 
-        Sorted by class and camera, what makes a pair with an image is a block, its class or all images, but
-        for a hole in it: its camera or its class. So the pairs have numbers, of which some are drawn.
+        Sorted by class and camera, what makes a pair with an image is a block, its class or all images,
+        without an excluded range: its camera or its class. So the pairs have numbers, and some are drawn.
         """
         label, camera = (np.unique(v, return_inverse=True)[1] for v in (self.labels, self.cameras))
         most = len(self.cameras)
@@ -113,12 +113,15 @@ class Pool:
         row = np.searchsorted(last, numbers, side="right")
         low, end, high, after = low[row], end[row], high[row], numbers - (last - size)[row]
         found = np.stack([self.first[row], ranked[low + (end - low + after) % (high - low)]])
-        _, once = np.unique(np.sort(found, axis=0), axis=1, return_index=True)
+        low, high = np.sort(found, axis=0)
+        _, once = np.unique(low * most + high, return_index=True)
         return found[:, np.sort(once)[:count]]
 
 
 def draw(pool: Pool, count: int, seed: int, purpose: int) -> Pairs:
-    """Draw `count` pairs, half of them same, each equally likely and none twice; fewer if there are fewer.
+    """Draw `count` pairs, half of them same, none twice; fewer if there are fewer.
+
+    Each is equally likely; one that two queries in the gallery make in both orders, twice as likely.
 
     >>> found = draw(Pool.of(torch.arange(6) % 2), 4, seed=0, purpose=JUDGED)
     >>> found.same.tolist(), bool((found.first != found.second).all())
@@ -250,13 +253,16 @@ def _choosing(images: Images, pairs: Pairs, source: Source, classes: int, mark: 
 
 def _by_validation(validation: Validation, data: Data, count: int, seed: int) -> Choosing:
     """Draw the pairs that choose of validation images."""
-    if not isinstance(validation, Data | tuple | list):
+    if not isinstance(validation, Data) and not (
+        isinstance(validation, tuple | list) and len(validation) == 2
+    ):
         raise UserError(
-            f"validation must be a Data, or images and their labels, not {describe(validation)}",
+            "validation must be a pair of images and labels, or a Data for cameras, not "
+            f"{describe(validation)}",
             parameter="validation",
         )
     chosen = validation if isinstance(validation, Data) else Data(*validation)
-    check_labels(chosen.labels, len(chosen.images))
+    chosen.check_sides()
     mark = chosen.fingerprint
     if mark.shape != data.fingerprint.shape:
         raise UserError(
@@ -264,7 +270,8 @@ def _by_validation(validation: Validation, data: Data, count: int, seed: int) ->
             f"{tuple(data.fingerprint.shape)}: bring them to one size"
         )
     pairs = draw(Pool.of_data(chosen), count, seed, CHOOSE)
-    return _choosing(chosen.images, pairs, "validation images", len(chosen.labels.unique()), mark)
+    classes = len(torch.cat([chosen.labels.cpu(), chosen.ranked.labels.cpu()]).unique())
+    return _choosing(chosen.every, pairs, "validation images", classes, mark)
 
 
 def _numbers(values: Tensor) -> Numbers:
