@@ -267,7 +267,7 @@ def test_the_demo_is_stopped_and_goes_on(number: signal.Signals, code: int, tmp_
         said = demo(tmp_path, number, call)
         assert said.code == code, said
         assert "stopped" in said.out
-        assert "the same command goes on" in said.out
+        assert "the same command resumes" in said.out
         assert "Traceback" not in said.out + said.err
     assert list(tmp_path.rglob("last.safetensors"))
     assert demo(tmp_path, number, 10**9).code == 0

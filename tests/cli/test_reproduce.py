@@ -168,7 +168,8 @@ def test_what_is_there_is_shown_without_its_images(
     names = [cell for cell in cells_in(out) if "ICS" in cell.name]
     for number, cell in enumerate(names):
         shutil.copytree(cell, merged / f"machine{number % 2}" / cell.name)
-    monkeypatch.setattr(DATA, "_known", {})
+    for name in list(DATA):
+        monkeypatch.delitem(DATA, name)
     said = works("reproduce", "table10", *tiny(place, "merged"))
     assert "to do" not in said
     assert (merged / "table10-digits.md").read_text("utf-8") == (out / "table10-digits.md").read_text("utf-8")
