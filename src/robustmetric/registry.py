@@ -190,8 +190,8 @@ def unknown(
     return f"unknown {kind} {brief(name)}{hint}; known: {', '.join(sorted(known))}"
 
 
-def split_names(text: str, separator: str = ",") -> list[str]:
-    """Split a `text` at each `separator` that is not in brackets or quotes, without blanks.
+def split_names(text: str) -> list[str]:
+    """Split a `text` at each comma that is not in brackets or quotes, without blanks.
 
     >>> split_names("CA+, SP-QA+(m=2,keep=3)")
     ['CA+', 'SP-QA+(m=2,keep=3)']
@@ -202,7 +202,7 @@ def split_names(text: str, separator: str = ",") -> list[str]:
             quote = "" if letter == quote else quote or letter
         elif not quote:
             depth += (letter in "([{") - (letter in ")]}")
-        if letter == separator and depth == 0 and not quote:
+        if letter == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += letter

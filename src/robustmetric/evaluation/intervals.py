@@ -20,17 +20,17 @@ class Interval(NamedTuple):
     high: float
 
 
-def exact_interval(count: int, of: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the interval of Clopper and Pearson for a share, of which `count` `of` so many were seen.
+def exact_interval(count: int, of: int) -> tuple[float, float]:
+    """Return the 95 % interval of Clopper and Pearson for a share, of which `count` `of` so many were seen.
 
-    Each side is wrong with a probability of at most (1 − `level`)/2, whatever the share.
+    Each side is wrong with a probability of at most 2.5 %, whatever the share.
 
     >>> [round(end, 4) for end in exact_interval(0, 100)]
     [0.0, 0.0362]
     """
     from scipy.special import betaincinv  # slow to import, and not needed to train
 
-    side = (1 - level) / 2
+    side = (1 - 0.95) / 2
     low = 0.0 if count == 0 else float(betaincinv(count, of - count + 1, side))
     high = 1.0 if count == of else float(betaincinv(count + 1, of - count, 1 - side))
     return low, high
