@@ -18,7 +18,6 @@ from robustmetric import cluster
 from robustmetric.cluster import Cluster, LostError, Node, connect
 from robustmetric.errors import UserError
 from tests.helpers.command import refused, works
-from tests.helpers.faults import fault
 from tests.helpers.processes import ROOT, needs_proc, until
 from tests.helpers.runs import make_run
 
@@ -101,21 +100,6 @@ def tasks_named(name: str) -> list[int]:
 
 
 # One test, for a Ray takes seconds to start.
-@fault(
-    "evaluation",
-    "a worker of Ray is killed",
-    "Ray runs its task again, which goes on from its files; the record is the same to the bit",
-)
-@fault(
-    "evaluation",
-    "a worker of Ray is killed each time it is tried",
-    "an error says so; what is finished is kept",
-)
-@fault(
-    "evaluation",
-    "more workers than the Ray cluster has room for",
-    "refused; the message says how many CPUs and GPUs there are",
-)
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
@@ -202,7 +186,6 @@ def _evaluation(found: Cluster, folder: Path) -> None:
     assert contents(folder / "shared") == contents(folder / "alone")
 
 
-@fault("evaluation", "--on ray where Ray is not installed", "refused; the message says what to install")
 def test_without_ray_the_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +197,6 @@ def test_without_ray_the_message_says_what_to_install(
     assert not (tmp_path / "out").exists()
 
 
-@fault("evaluation", "a Ray cluster that does not answer", "refused within seconds; the address is named")
 def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
@@ -267,11 +249,6 @@ def test_the_address_goes_with_ray(tmp_path: Path) -> None:
     assert "unknown engine 'rya' (did you mean 'ray'?)" in refused("evaluate", run, "--on", "rya")
 
 
-@fault(
-    "evaluation",
-    "a folder that a machine of the cluster does not see, or cannot write to",
-    "refused before the work; the message names the machine and the folder",
-)
 def test_a_folder_that_a_machine_cannot_use_is_named_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

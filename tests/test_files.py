@@ -15,8 +15,10 @@ import pytest
 from robustmetric.files import (
     DamagedError,
     check_seal,
+    load_entries,
     publish,
     read_sealed,
+    save_entries,
     write_atomically,
     write_sealed,
 )
@@ -232,3 +234,20 @@ def test_a_damaged_file_is_not_taken_for_one_without_a_seal(tmp_path: Path) -> N
         check_seal(path)
     path.write_bytes(b"nobody sealed this")
     assert not check_seal(path)
+
+
+def test_a_changed_entry_is_found_unless_the_file_may_be_edited(tmp_path: Path) -> None:
+    file = tmp_path / "cell.json"
+    save_entries(file, {"seed": 0, "name": "ε"})
+    assert load_entries(file) == {"seed": 0, "name": "ε"}
+    file.write_text(file.read_text().replace(": 0", ": 1"))
+    with pytest.raises(DamagedError, match=r"cell\.json is damaged, or was changed by hand"):
+        load_entries(file)
+    assert load_entries(file, sealed=False)["seed"] == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": ', "[" * 100_000])
+def test_what_is_no_object_is_damaged(tmp_path: Path, content: str) -> None:
+    (tmp_path / "cell.json").write_text(content)
+    with pytest.raises(DamagedError, match=r"cell\.json is damaged"):
+        load_entries(tmp_path / "cell.json", sealed=False)

@@ -21,7 +21,6 @@ from typing import Any
 
 from robustmetric.errors import UserError
 from robustmetric.files import check_writable, write_atomically, writing
-from robustmetric.locks import handed_out
 from robustmetric.trust import Known, known
 from robustmetric.usercode import SentTraceError, sendable
 
@@ -356,13 +355,11 @@ def _task(
     function: Callable[..., Any], arguments: tuple[Any, ...], trusted: Known, folder: str
 ) -> tuple[Any, Exception | None, str]:
     """Do the work of a task; what it raises is returned, for Ray would change it."""
-    ray: Any = importlib.import_module("ray")
     trusted.share()
     with suppress(OSError):  # where the machine has that folder, its paths are the same
         os.chdir(folder)
     try:
-        with handed_out(f"ray {ray.get_runtime_context().get_task_id()}"):
-            return function(*arguments), None, ""
+        return function(*arguments), None, ""
     except Exception as error:
         return None, sendable(error), f"\n{traceback.format_exc()}"
 

@@ -18,6 +18,9 @@ from robustmetric.errors import UserError
 _SEAL = b"\nsha256 "
 _SEALED = len(_SEAL) + 64 + 1  # bytes of a seal: the word, the digest in hexadecimal, the end of the line
 _BLOCK = 1 << 20
+AGAIN = "then run the same command again: what is finished is kept"
+"""What to do after there is room again."""
+
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
     errno.EFBIG: "use a disk, or a limit, that allows larger files",
@@ -68,6 +71,22 @@ def writing(path: Path, then: str) -> Iterator[None]:
     except OSError as error:
         told = f"{path} cannot be written ({error.strerror or error})"
         raise UserError(f"{told}: {remedy(error) or 'look at the folder'}; {then}") from None
+
+
+def save(path: Path, content: bytes | str | Callable[[BinaryIO], object], then: str = AGAIN) -> None:
+    """Write `content`, or what a function writes to the file it is given, to `path` in one step.
+
+    If the disk is full, or `path` cannot be written, a `UserError` says what to do, and what `then`.
+
+    >>> save(Path("nowhere/record.json"), "{}")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: nowhere/record.json cannot be written (No such file or directory): ...
+    """
+    data = content.encode() if isinstance(content, str) else content
+    write = (lambda file: file.write(data)) if isinstance(data, bytes) else data
+    with writing(path, then):
+        write_atomically(path, write)
 
 
 def remedy(error: BaseException) -> str | None:
@@ -170,6 +189,35 @@ def digest_of_entries(entries: Mapping[str, Any]) -> str:
     """
     rest = {key: value for key, value in entries.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def save_entries(path: Path, entries: Mapping[str, Any], then: str = AGAIN) -> None:
+    """Write the `entries` of a JSON object to `path`, with their digest as its last entry, "sha256"."""
+    sealed = {**entries, "sha256": digest_of_entries(entries)}
+    save(path, json.dumps(sealed, indent=1, ensure_ascii=False) + "\n", then)
+
+
+def load_entries(path: Path, *, sealed: bool = True) -> dict[str, Any]:
+    """Return the entries of the JSON object in `path`, without the digest.
+
+    A damaged file raises a `DamagedError`. A file that is not `sealed` may be edited by hand.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "cell.json")
+    ...     save_entries(file, {"seed": 0})
+    ...     load_entries(file)
+    {'seed': 0}
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} is damaged: it is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise DamagedError(f"{path} is damaged: it holds no JSON object")
+    if found.pop("sha256", None) != digest_of_entries(found) and sealed:
+        raise DamagedError(f"{path} is damaged, or was changed by hand: its digest does not match")
+    return found
 
 
 def is_draft(path: Path) -> bool:

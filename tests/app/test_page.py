@@ -12,7 +12,6 @@ from PIL import Image
 from robustmetric.app import Trial
 from robustmetric.app.drawing import frames
 from robustmetric.app.page import ANY, NONE, Handlers
-from tests.helpers.faults import fault
 
 Make = Callable[..., Trial]
 
@@ -55,7 +54,6 @@ def test_an_upload_goes_before_the_number(make_trial: Make, tmp_path: Path) -> N
     assert do.query(7.0, None, "2").number == 7
 
 
-@fault("app", "a number that no image has, or none", "a line on the page says which there are")
 def test_what_can_be_mended_is_told_on_the_page(make_trial: Make, tmp_path: Path) -> None:
     do = Handlers(make_trial())
     (tmp_path / "a.png").write_text("no image")

@@ -25,7 +25,6 @@ from robustmetric.perturb import Budget, frozen
 from robustmetric.sphere import embed
 from robustmetric.training import load_run
 from tests.helpers.command import works
-from tests.helpers.faults import fault
 from tests.helpers.runs import make_run
 
 Make = Callable[..., Trial]
@@ -170,11 +169,6 @@ def test_without_a_budget_nothing_changes(make_trial: Make) -> None:
 # Bounds
 
 
-@fault(
-    "app",
-    "an attack that takes longer than its time",
-    "it stops between two steps; what was found by then is shown, and told",
-)
 def test_the_time_is_a_limit_for_all_networks_together(make_trial: Make) -> None:
     """Of 20 seconds each network gets a half, and looks at the clock once a step."""
     clock = Ticking()
@@ -240,9 +234,6 @@ def test_what_is_out_of_bounds_is_refused(asked: dict[str, object], told: str, m
     assert str(error.value).startswith(told)
 
 
-@fault(
-    "app", "a request for an attack of a file", "refused; only attacks that the page was started with are run"
-)
 def test_an_attack_that_is_not_offered_is_not_run(make_trial: Make, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nclass Mine: pass\n")

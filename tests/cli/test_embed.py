@@ -17,7 +17,6 @@ from robustmetric.cli.terminal import Terminal
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.vectors import blocks
 from tests.helpers.command import Clock, command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.processes import at_call, stop_by
 from tests.helpers.runs import make_pictures, make_run
 
@@ -52,7 +51,6 @@ def test_the_weights_that_are_asked_for(run: Path, pictures: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-@fault("vectors", "Ctrl-C or SIGTERM during embed", "what is finished is kept; the same command goes on")
 def test_a_signal_stops_it_and_the_same_command_goes_on(
     name: str, code: int, run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +77,6 @@ def test_a_file_that_is_there_is_replaced_only_by_force(run: Path, pictures: Pat
     assert len(rm.load_vectors(out)) == 12
 
 
-@fault("terminal", "names of images to embed that would steer a terminal", "made visible, in messages too")
 def test_broken_images_are_listed_without_steering_the_terminal(
     run: Path, pictures: Path, tmp_path: Path
 ) -> None:

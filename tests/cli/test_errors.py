@@ -16,31 +16,12 @@ import torch
 from robustmetric.models.c2f2 import C2F2
 from tests.cli.tables import ONE
 from tests.helpers.command import Said, command, refused
-from tests.helpers.faults import fault
 from tests.helpers.processes import at_call, stop_by
 
 TRAIN = ("train", "--data", "digits", "--epochs", 1, "--steps", 1)
 NETWORK = ("evaluate", "--model", "c2f2", "--data", "digits", *ONE)
 
 
-@fault(
-    "training",
-    "a GPU that is not there, an unknown accelerator, 0 or a million devices, 0 nodes",
-    "refused; the message names the flag",
-)
-@fault("training", "a billion epochs, or a batch beyond all memory", "refused; the message names the flag")
-@fault(
-    "training",
-    "NaN or an infinite number as --lr, --eps, --alpha or --validation",
-    "refused; the message names the flag",
-)
-@fault("training", "embeddings beyond all memory", "refused; the message names the entry")
-@fault(
-    "evaluation",
-    "embeddings, or images brought to a size, beyond all memory",
-    "refused; the message names the flag",
-)
-@fault("evaluation", "NaN or an infinite number as --eps or --alpha", "refused; the message names the flag")
 @pytest.mark.parametrize(
     ("arguments", "flag", "about"),
     [
@@ -79,7 +60,6 @@ def test_a_value_beyond_bounds_is_refused(
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-@fault("terminal", "an output that is not UTF-8, such as a pipe of Windows", "what it lacks is escaped")
 def test_an_output_of_any_encoding_is_written_to(encoding: str, tmp_path: Path) -> None:
     train = [sys.executable, "-m", "robustmetric", *map(str, TRAIN), "--batch", "512", "--out", "run"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -89,21 +69,10 @@ def test_an_output_of_any_encoding_is_written_to(encoding: str, tmp_path: Path) 
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is one")
-@fault(
-    "training",
-    "a GPU that is not there, an unknown accelerator, 0 or a million devices, 0 nodes",
-    "refused; the message names the flag",
-)
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert "(--accelerator)" in refused(*TRAIN, "--accelerator", "gpu", "--out", tmp_path / "out")
 
 
-@fault("training", "a network beyond all memory", "says how much was asked for and what to lower")
-@fault(
-    "evaluation",
-    "a network, or what it computes, beyond all memory",
-    "says how much was asked for and what to lower",
-)
 @pytest.mark.parametrize("size", [10**12, 10**22])
 @pytest.mark.parametrize(
     "arguments",
@@ -120,11 +89,6 @@ def test_a_network_beyond_all_memory(arguments: tuple[object, ...], size: int, t
     assert not (tmp_path / "out").exists()
 
 
-@fault(
-    "evaluation",
-    "a network, or what it computes, beyond all memory",
-    "says how much was asked for and what to lower",
-)
 def test_memory_that_runs_out_in_the_network(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\n"
@@ -148,20 +112,12 @@ def told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
     return refused("recipes", "images")
 
 
-@fault("terminal", "memory runs out anywhere", "says what to lower")
 def test_memory_that_runs_out_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryError) as raised:
         np.empty(10**18)
     assert "not enough memory" in told(raised.value, monkeypatch)
 
 
-@fault("terminal", "a disk that is full or fails", "says so, and that the same command goes on")
-@fault(
-    "terminal",
-    "a path that may not be read or written, leads through a file, or is a folder where a file belongs",
-    "named, with what to do",
-)
-@fault("terminal", "too many open files", "says how to raise the limit")
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
@@ -187,18 +143,12 @@ def test_an_error_of_the_system_has_a_remedy(
     assert "Errno" not in said
 
 
-@fault("terminal", "a file that is no text where text is read", "says to save it as UTF-8")
 def test_a_text_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnicodeDecodeError) as raised:
         b"\xff".decode("utf-8")
     assert "save it as UTF-8" in told(raised.value, monkeypatch)
 
 
-@fault(
-    "terminal",
-    "a path that may not be read or written, leads through a file, or is a folder where a file belongs",
-    "named, with what to do",
-)
 @pytest.mark.parametrize(
     ("where", "file"),
     [
@@ -215,7 +165,6 @@ def test_a_path_that_leads_nowhere(where: str, file: str, tmp_path: Path) -> Non
 # Signals that come where a command does not listen itself
 
 
-@fault("terminal", "Ctrl-C or SIGTERM at any moment", "says what is kept; exit code 130 or 143")
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -254,7 +203,6 @@ def demo(tmp_path: Path, number: signal.Signals, call: int) -> Said:
 
 
 @pytest.mark.slow
-@fault("terminal", "Ctrl-C or SIGTERM during the demo", "says what is kept; the same command goes on")
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -277,7 +225,6 @@ def test_the_demo_is_stopped_and_goes_on(number: signal.Signals, code: int, tmp_
 
 
 @pytest.mark.slow
-@fault("terminal", "the reader of the output goes away, as head does", "ends quietly")
 def test_a_pipe_that_closes_ends_quietly() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "robustmetric", "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

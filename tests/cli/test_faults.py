@@ -34,7 +34,6 @@ from robustmetric.models.c2f2 import C2F2
 from robustmetric.training.progress import Status
 from tests.cli.tables import ONE, SMALL, contents
 from tests.helpers.command import Clock, command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.processes import at_call, die, forked, needs_fork, stop_by, until
 
 ATTACK = ("--attack", "ES", "--queries", 3, "--steps", 1)
@@ -52,11 +51,6 @@ def heard() -> Iterator[None]:
 # Damaged files and locks
 
 
-@fault(
-    "evaluation",
-    "a finished piece has a flipped bit, is cut, empty, overwritten or from an earlier version",
-    "the piece is named and made anew; the record has the same bytes",
-)
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_damaged_piece_is_said_and_made_anew(
     devices: int,
@@ -77,11 +71,6 @@ def test_a_damaged_piece_is_said_and_made_anew(
     assert contents(out) == contents(whole[0])
 
 
-@fault(
-    "records",
-    "record.json or plan.json is empty, cut, not UTF-8, no JSON, a huge number or nested too deeply",
-    "the message names the file and what to remove; no traceback",
-)
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"null", b"\xff", b"[" * 10**5, b"1" * 5000])
 def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -95,11 +84,6 @@ def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tm
 
 
 @pytest.mark.parametrize("command_", [("evaluate", *ONE), ("attack", *ATTACK)])
-@fault(
-    "attack",
-    "evaluate or attack into a folder that another program works in",
-    "refused; the message says who works there, and the other goes on undisturbed",
-)
 def test_a_folder_that_is_in_use(command_: tuple[str, ...], run: Path, tmp_path: Path) -> None:
     name, *options = command_
     with locked(tmp_path / "out", "a training"):
@@ -115,11 +99,6 @@ def test_a_folder_that_is_in_use(command_: tuple[str, ...], run: Path, tmp_path:
 
 @pytest.mark.slow
 @needs_fork
-@fault(
-    "attack",
-    "attack is killed at any of its writes",
-    "the same command takes the folder up and writes the same files",
-)
 def test_an_attack_that_is_killed_while_it_writes(run: Path, tmp_path: Path) -> None:
     options = ["attack", str(run), *map(str, ATTACK), "--out"]
     works(*options, tmp_path / "whole")
@@ -149,11 +128,6 @@ def test_an_attack_that_is_killed_while_it_writes(run: Path, tmp_path: Path) -> 
     assert "is not empty" in refused(*options, out)
 
 
-@fault(
-    "attack",
-    "the disk is full while attack writes",
-    "one sentence with the file and the remedy; nothing is left, and the same command works later",
-)
 @pytest.mark.parametrize("number", [1, 6, 13, 15, 17])
 def test_an_attack_on_a_full_disk(
     number: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,11 +143,6 @@ def test_an_attack_on_a_full_disk(
     assert not (tmp_path / "a").exists()
 
 
-@fault(
-    "evaluation",
-    "the disk is full, or read-only, while evaluate writes",
-    "one sentence with the file; what is finished is kept, and the same command goes on",
-)
 def test_an_evaluation_on_a_full_disk(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -194,11 +163,6 @@ def test_an_evaluation_on_a_full_disk(run: Path, tmp_path: Path, monkeypatch: py
 ENDLESS = ("--queries", 4, "--steps", 10**9)
 
 
-@fault(
-    "evaluation",
-    "Ctrl-C or SIGTERM during a perturbation of a billion steps",
-    "one signal stops it, with a sentence that says how to go on, and the signal's exit code",
-)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("search", ["pgd", "pgd(restarts=2)", "nes(samples=2)", "spsa(samples=2)"])
 @pytest.mark.parametrize("name", ["evaluate", "attack"])
@@ -222,11 +186,6 @@ def test_a_long_perturbation_is_stopped_by_one_signal(
     assert (tmp_path / "out" / "plan.json").exists() == (name == "evaluate")
 
 
-@fault(
-    "evaluation",
-    "a second Ctrl-C while the first one is being heeded",
-    "what was stopped and how to go on is said all the same",
-)
 @pytest.mark.parametrize("name", ["evaluate", "attack"])
 @pytest.mark.parametrize("again", [(Watch, "__exit__"), (Terminal, "print"), (Path, "unlink")])
 def test_a_second_signal(
@@ -250,11 +209,6 @@ def test_a_second_signal(
     assert "Traceback" not in said.out + said.err
 
 
-@fault(
-    "terminal",
-    "Ctrl-C before a command has begun, or in one that is quick",
-    "says that it was stopped and to run it again; exit code 130",
-)
 @pytest.mark.parametrize("name", ["compare", "evaluate", "train"])
 def test_an_early_signal(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: None
@@ -372,11 +326,6 @@ def shown(*things: Any, **options: Any) -> str:
     return text.getvalue()
 
 
-@fault(
-    "terminal",
-    "control characters, brackets or emoji codes in names, wherever they are printed",
-    "they are shown as they are, made visible; none reaches the terminal",
-)
 @pytest.mark.parametrize(
     "thing",
     [
@@ -431,16 +380,6 @@ def odd(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such names there")
-@fault(
-    "terminal",
-    "an image that cannot be read has control characters and [/ in its name",
-    "errors and left-out lines show the name, made visible",
-)
-@fault(
-    "attack",
-    "files and classes whose names begin with = + - @ or a tab",
-    "ranks.csv holds them as text: no spreadsheet computes with them; numbers stay numbers",
-)
 def test_names_of_files_and_classes(odd: Path, tmp_path: Path) -> None:
     given = ["--model", "c2f2", "--dim", 4, "--size", 8, "--data", "folder", "--root", odd, "--split", "all"]
     given += ["--cache", tmp_path / "cache"]
@@ -498,11 +437,6 @@ class Mine(EmbeddingShift):
 """
 
 
-@fault(
-    "terminal",
-    "an attack of the user's own with control characters, brackets or = in its names",
-    "tables, bars and ranks.csv show them as text",
-)
 def test_names_of_an_attack(run: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     mine = f"{tmp_path / 'own.py'}:Mine"
@@ -520,11 +454,6 @@ def test_names_of_an_attack(run: Path, tmp_path: Path) -> None:
     assert float(rows[0][r"'=1+1\x1b[2J after"]) < 0, "a number stays a number"
 
 
-@fault(
-    "terminal",
-    "a record from somebody else with control characters and markup in its texts and names",
-    "compare shows them as text",
-)
 def test_a_hostile_record(whole: tuple[Path, str], tmp_path: Path) -> None:
     text = HOSTILE.replace("\udcff", "")
     content = json.loads((whole[0] / "record.json").read_text(encoding="utf-8"))
@@ -557,11 +486,6 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@fault(
-    "records",
-    "a record with entries missing, huge, infinite or of another kind",
-    "compare shows what there is, or names the file and the entry; no traceback",
-)
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_a_record_of_odd_values(change: str, whole: tuple[Path, str], tmp_path: Path) -> None:
     content = json.loads((whole[0] / "record.json").read_text(encoding="utf-8"))

@@ -17,7 +17,6 @@ from robustmetric.report.curves import FOLDER as CURVES
 from robustmetric.report.pictures import FOLDER, LIST
 from tests.cli.tables import ONE, contents
 from tests.helpers.command import command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.pages import Element, parsed
 from tests.helpers.processes import at_call, stop_by
 from tests.helpers.records import a_record, written
@@ -178,7 +177,6 @@ def test_a_finished_evaluation_gets_its_pictures_later(network: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@fault("evaluation", "pictures of a finished evaluation are missing, damaged or of another record, at evaluate --report", "made anew; the record stays as it is")  # fmt: skip  # noqa: E501
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -202,7 +200,6 @@ def test_spoilt_pictures_are_made_anew(
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "page.html").read_bytes()
 
 
-@fault("evaluation", "evaluate --report: the page is there, is a folder, or cannot be written", "refused before any work; the message names the flag")  # fmt: skip  # noqa: E501
 def test_a_page_that_cannot_be_is_refused_before_any_work(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +240,6 @@ def test_options_of_a_page_without_one(options: list[str], told: str, network: P
 # Interruptions
 
 
-@fault("evaluation", "Ctrl-C or SIGTERM while pictures or curves are made", "stops with a sentence; the same command goes on, to the same page")  # fmt: skip  # noqa: E501
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "call", "number"),

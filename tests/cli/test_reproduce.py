@@ -25,7 +25,6 @@ from robustmetric.experiments.paper import all_cells, experiment, experiment_nam
 from robustmetric.models import save_weights
 from robustmetric.training.table import last_step
 from tests.helpers.command import command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.layouts import write_cub
 from tests.helpers.processes import ROOT, alive, needs_proc, until
 from tests.helpers.runs import make_run
@@ -138,11 +137,6 @@ def test_figures_and_tables_are_files(whole: tuple[Path, str, Path | None]) -> N
 
 
 @pytest.mark.slow
-@fault(
-    "reproduction",
-    "it is killed in the midst of a cell",
-    "the same command goes on; records are the same to the bit",
-)
 def test_a_killed_cell_is_the_same_as_one_made_by_its_own_command(
     place: Path, whole: tuple[Path, str, Path | None]
 ) -> None:
@@ -187,11 +181,6 @@ def test_processes_that_share_the_cores_make_the_same(
 
 
 @pytest.mark.slow
-@fault(
-    "reproduction",
-    "Ctrl-C or SIGTERM, with cells in several processes",
-    "their trainings are saved; the same command goes on",
-)
 def test_a_stop_reaches_all_processes(place: Path) -> None:
     """There are more cells than processes: none begins after the stop."""
     out = place / "stopped"
@@ -212,11 +201,6 @@ def test_a_stop_reaches_all_processes(place: Path) -> None:
 @pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@fault(
-    "reproduction",
-    "it is stopped or killed while a training of several workers runs",
-    "the training saves its checkpoint and ends, and no other cell begins",
-)
 def test_a_training_of_several_workers_ends_with_what_started_it(place: Path, number: signal.Signals) -> None:
     out = place / number.name
     options = [*tiny(place, number.name, *LONG, epochs=100000), "--devices", "2"]
@@ -235,11 +219,6 @@ def test_a_training_of_several_workers_ends_with_what_started_it(place: Path, nu
 
 @pytest.mark.slow
 @needs_proc
-@fault(
-    "reproduction",
-    "a worker of Ray is killed in the midst of a training",
-    "Ray runs the cell again, from its last checkpoint; records are the same to the bit",
-)
 def test_cells_as_tasks_of_ray_with_a_worker_killed(place: Path) -> None:
     longer = ["--set", "save_every=20"]
     works("reproduce", "table7", *tiny(place, "plain", *longer, epochs=60))
@@ -325,11 +304,6 @@ def test_samplers_are_measured_at_the_start_and_after_training(tmp_path: Path) -
     assert "to do" not in works("reproduce", "table1", *options)
 
 
-@fault(
-    "reproduction",
-    "a file of weights that is missing, a folder, damaged or of another network",
-    "refused before anything is made; nothing is written",
-)
 def test_weights_that_cannot_be_measured_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     save_weights({"layer4.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
@@ -348,11 +322,6 @@ def test_weights_that_cannot_be_measured_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
-@fault(
-    "reproduction",
-    "a table, an option or a data set that cannot be",
-    "refused before anything is trained; nothing is written",
-)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -377,7 +346,6 @@ def test_bad_input_is_refused(tmp_path: Path, arguments: list[str], told: str) -
     assert not (tmp_path / "out").exists()
 
 
-@fault("reproduction", "a data set with a single class", "refused; the message says what a cell needs")
 def test_a_data_set_that_lacks_classes_is_refused(tmp_path: Path) -> None:
     write_cub(tmp_path / "cub", (3, 3))
     said = refused(
@@ -387,11 +355,6 @@ def test_a_data_set_that_lacks_classes_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@fault(
-    "reproduction",
-    "--on ray where Ray is not installed, or an address that does not answer",
-    "refused; the message says what to do",
-)
 def test_a_cluster_that_is_not_there_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["reproduce", "table7", *tiny(place, "nowhere"), "--on", "ray"]
     with socket.socket() as closed:

@@ -15,7 +15,6 @@ from PIL import Image
 import robustmetric as rm
 from robustmetric.vectors import index
 from tests.helpers.command import cells, command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.runs import make_pictures, make_run
 
 
@@ -71,11 +70,6 @@ def test_k_may_be_more_than_there_are(home: Path) -> None:
     assert refused(*arguments, 0) == "error: k must be a whole number of at least 1, not 0 (-k)\n"
 
 
-@fault(
-    "terminal",
-    "names of found images that would steer a terminal or a spreadsheet",
-    "made visible; cells are text",
-)
 def test_strange_names_are_shown_as_they_are(home: Path, tmp_path: Path) -> None:
     names = ["=1+1.png", "esc\x1b[2J.png", "new\nline.png", os.fsdecode(b"byte\xff.png"), "[red]a.png"]
     (tmp_path / "images").mkdir()

@@ -25,7 +25,6 @@ from robustmetric.training.code import admit_files
 from robustmetric.training.recipe import load_recipe
 from tests.cli.tables import ONE
 from tests.helpers.command import command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.runs import make_run
 
 NET = """
@@ -120,11 +119,6 @@ COMMANDS = {
 }
 
 
-@fault(
-    "code",
-    "a recipe file, or a run to evaluate, attack, resume or take as a surrogate, brings code",
-    "not run; named with its digest, for --trust",
-)
 @pytest.mark.parametrize(
     "name",
     [
@@ -156,7 +150,6 @@ def test_foreign_code_is_named_and_run_only_if_trusted(
 
 
 @pytest.mark.slow
-@fault("code", "trusted code of a run changes", "not run until --trust is given again")
 @pytest.mark.parametrize("changed", ["net.py", "helper.py"])
 def test_what_is_trusted_stays_so_until_it_changes(changed: str, foreign: Path, marks: Path) -> None:
     rm.load_run(foreign, trust=True)
@@ -187,11 +180,6 @@ def test_ones_own_runs_need_no_flag(tmp_path: Path, marks: Path, monkeypatch: py
     assert "would run with all your rights" in refused("evaluate", tmp_path / "moved", *ONE)
 
 
-@fault(
-    "code",
-    "the list of trusted code cannot be written",
-    "training ends well; a line says that --trust will be needed",
-)
 def test_a_store_that_cannot_be_written_is_told(
     tmp_path: Path, marks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +206,6 @@ def test_what_the_command_line_names_is_the_user_s(foreign: Path, marks: Path, t
     )
 
 
-@fault("code", "compiled bytes of another text lie beside trusted code", "they are not used: the text is run")
 def test_compiled_bytes_are_not_run(foreign: Path, marks: Path) -> None:
     rm.load_run(foreign, trust=True)
     trust.known.folders.clear()
@@ -250,29 +237,14 @@ def forget_modules() -> None:
         pytest.param(
             "not_installed_anywhere.py",
             "__import__('not_installed_' + 'anywhere')",
-            marks=fault(
-                "code",
-                "trusted code imports a file by a name that it puts together",
-                "not run; named with its digest, for --trust",
-            ),
         ),
         pytest.param(
             "colorsys.py",
             "import colorsys",
-            marks=fault(
-                "code",
-                "a file beside trusted code has the name of a module of Python's",
-                "not run; named with its digest, for --trust",
-            ),
         ),
         pytest.param(
             "helper/__init__.py",
             "",
-            marks=fault(
-                "code",
-                "a package takes the place of a trusted file",
-                "not run; named with its digest, for --trust",
-            ),
         ),
     ],
 )
@@ -300,11 +272,6 @@ def test_what_no_list_showed_is_stopped_when_it_is_imported(
 
 
 @pytest.mark.parametrize("name", ["colorsys.py", "colorsys/__init__.py"])
-@fault(
-    "code",
-    "a link beside trusted code leads to code elsewhere",
-    "not run; named with its digest, for --trust",
-)
 def test_a_link_to_code_elsewhere_is_stopped(name: str, foreign: Path, marks: Path) -> None:
     net = foreign / "code" / "net.py"
     net.write_text(net.read_text() + "\nimport colorsys\n")
@@ -385,7 +352,6 @@ def test_no_other_file_is_imported_than_the_list_shows(text: str, key: str) -> N
     assert set(imported) <= set(listed)
 
 
-@fault("code", "a recipe from which it is not certain which files it names", "refused; --trust takes it")
 @pytest.mark.parametrize(
     "entry",
     ["defense: N/A['net.py:S']", "defense: HM[x(y)/net.py:S,LGA]", "model: net.py:f(o='b.py:g(1)')"],

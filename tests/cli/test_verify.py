@@ -21,7 +21,6 @@ from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import Sets, load_sets
 from tests.cli.tables import DIGITS
 from tests.helpers.command import cells, command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.processes import at_call, stop_by
 from tests.helpers.runs import make_pictures, make_run
 
@@ -94,11 +93,6 @@ def test_without_an_attack(run: Path, tmp_path: Path) -> None:
     assert "attacked" not in printed
 
 
-@fault(
-    "verification",
-    "Ctrl-C or SIGTERM while pairs are attacked",
-    "said in a line; the same command resumes, to the same tables",
-)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_goes_on(number: signal.Signals, code: int, run: Path, tmp_path: Path) -> None:
     order: tuple[Any, ...] = ("verify", run, *FEW, "--batch", "16")
@@ -264,11 +258,6 @@ def test_a_list_as_lfw_has_it_for_a_run_of_another_size(run: Path, tmp_path: Pat
     assert "2 same and 3 different pairs of 6 images of 3 classes, given; pairs.txt 8×8" in said
 
 
-@fault(
-    "verification",
-    "an image in a list of pairs cannot be read",
-    "refused, with its name; with --skip-broken its pairs are left out",
-)
 def test_an_image_of_a_list_that_cannot_be_read(people: tuple[Path, Path], tmp_path: Path) -> None:
     root, run = people
     mine = Path(shutil.copytree(root, tmp_path / "images"))

@@ -19,7 +19,6 @@ from robustmetric.data.cars import LIMIT, read_mat
 from robustmetric.data.idx import read_idx
 from robustmetric.errors import UserError
 from tests.helpers.command import refused
-from tests.helpers.faults import fault
 
 Maker = Callable[..., Path]
 
@@ -58,11 +57,6 @@ TABLES = {
 }
 
 
-@fault(
-    "data",
-    "a table that is no UTF-8, has zero bytes, huge fields, lines or headers",
-    "one error with its line",
-)
 @pytest.mark.parametrize("what", TABLES)
 def test_a_bad_table_is_one_short_error(what: str, tmp_path: Path) -> None:
     file = tmp_path / "images.csv"
@@ -74,7 +68,6 @@ def test_a_bad_table_is_one_short_error(what: str, tmp_path: Path) -> None:
     assert str(file) in str(caught.value) or "long path" in what
 
 
-@fault("data", "a table saved as UTF-16, on the command line", "one error with the file; save it as UTF-8")
 def test_a_bad_table_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "images.csv"
     file.write_bytes("path,label\n0.png,a\n".encode("utf-16"))
@@ -101,7 +94,6 @@ CONTENTS = [
 ]
 
 
-@fault("data", "a list of a published data set that is damaged", "one error with the file and what to do")
 @pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
 @pytest.mark.parametrize("name", LISTS)
 def test_a_bad_list_is_one_short_error(
@@ -135,7 +127,6 @@ def peak(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@fault("data", "an idx file whose header promises 2^40 bytes, packed to a few", "refused by its header")
 def test_an_idx_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
     file = tmp_path / "train-images-idx3-ubyte.gz"
     with gzip.open(file, "wb") as stream:
@@ -161,7 +152,6 @@ def numbers(size: int) -> bytes:
 
 
 @pytest.mark.slow
-@fault("data", "a MATLAB file that unpacks to more than its kind has", "refused within bounded memory")
 @pytest.mark.parametrize(
     "variables",
     [
@@ -191,7 +181,6 @@ def nested(depth: int) -> bytes:
     return data
 
 
-@fault("data", "a MATLAB file of cells nested thousands deep", "one error with the file")
 def test_cells_nested_without_end_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "cars_annos.mat"
     file.write_bytes(mat(nested(5_000)))
@@ -212,7 +201,6 @@ def test_no_text_makes_a_table_end_in_anything_but_an_error_of_its_file(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names of files are bytes on POSIX alone")
-@fault("data", "a folder whose name is no UTF-8", "its images are read as any")
 def test_a_folder_with_a_name_that_is_no_text(tmp_path: Path, make_folder: Maker) -> None:
     root = make_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")))
     for _ in "built", "reused":

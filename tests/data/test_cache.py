@@ -25,7 +25,6 @@ from robustmetric.data.cache_plan import LostError, opened
 from robustmetric.data.stored import Stored
 from robustmetric.errors import UserError
 from robustmetric.files import digest_of_entries
-from tests.helpers.faults import fault
 
 SIZE = (6, 10)
 Array = NDArray[np.uint8]
@@ -502,9 +501,6 @@ def report_to(said: list[str]) -> Callable[[str], object]:
         pytest.param(
             of_before,
             8,
-            marks=fault(
-                "data", "a cache from an earlier version, without digests", "a line says so; decoded anew"
-            ),
         ),
         (lambda pixels: pixels.with_suffix(".json").unlink(), 8),
     ],
@@ -544,9 +540,6 @@ def test_a_cache_without_pixels_is_built_without_a_word(
     assert (len(decoded), said) == (16, [])
 
 
-@fault(
-    "data", "a flipped bit in the pixels of a cache", "a line says so; its block of 16 images is decoded anew"
-)
 @pytest.mark.parametrize("row", [0, 15, 16, 39])
 def test_a_flipped_bit_redoes_the_images_of_its_block_alone(
     row: int, files: list[Path], folder: Path, decoded: list[Path]
@@ -566,9 +559,6 @@ def test_a_flipped_bit_redoes_the_images_of_its_block_alone(
     ]
 
 
-@fault(
-    "data", "a flipped bit anywhere in a cache or its .json", "noticed, unless it changes white space alone"
-)
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 def test_no_bit_of_a_cache_is_flipped_unnoticed(suffix: str, files: list[Path], folder: Path) -> None:
     files = files[:2]
@@ -592,7 +582,6 @@ def test_no_bit_of_a_cache_is_flipped_unnoticed(suffix: str, files: list[Path], 
         file.write_bytes(content)
 
 
-@fault("data", "a flipped bit in a cache that is half built", "its image is decoded anew")
 def test_a_bit_flipped_in_a_partial_cache_does_not_survive(
     files: list[Path], folder: Path, decoded: list[Path]
 ) -> None:
@@ -604,7 +593,6 @@ def test_a_bit_flipped_in_a_partial_cache_does_not_survive(
     assert decoded == [files[2], *files[5:]]
 
 
-@fault("data", "a disk that does not keep what a build writes", "one error says so; the same command goes on")
 def test_pixels_that_the_disk_changed_do_not_make_a_cache(
     files: list[Path], folder: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -623,7 +611,6 @@ def test_pixels_that_the_disk_changed_do_not_make_a_cache(
     assert decoded == [files[3]]
 
 
-@fault("data", "a cache that shrinks while it is read", "an error that names it; the same command goes on")
 def test_a_cache_that_shrinks_is_an_error_and_not_the_end(
     files: list[Path], folder: Path, decoded: list[Path]
 ) -> None:
@@ -639,11 +626,6 @@ def test_a_cache_that_shrinks_is_an_error_and_not_the_end(
     assert decoded == files
 
 
-@fault(
-    "data",
-    "a cache that is removed or replaced while it is read",
-    "it stays open, and the images are the same",
-)
 def test_a_cache_that_is_removed_is_read_on(files: list[Path], folder: Path) -> None:
     result = cached(image_set(files), folder, size=SIZE)
     pixels = next(folder.glob("*.npy"))
@@ -1224,9 +1206,6 @@ def test_a_write_that_the_system_refuses_is_explained(
         pytest.param(
             {"size": (100_000, 5)},
             r"size is \(100000, 5\); .*from 1 to 16384",
-            marks=fault(
-                "data", "images to be brought to a huge size", "refused; the message names the limit"
-            ),
         ),
         ({"size": (5,)}, r"size is \(5,\); expected \(height, width\)"),
         ({"size": SIZE, "channels": 4}, r"channels is 4; expected 3 \(RGB\) or 1 \(grey\)"),

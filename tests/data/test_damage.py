@@ -18,7 +18,6 @@ from robustmetric.data import pairs
 from robustmetric.data.stored import Stored, block_digests
 from robustmetric.errors import UserError
 from tests.helpers.command import command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.runs import make_pictures
 
 SHAPE = (40, 5, 7, 3)
@@ -41,9 +40,6 @@ def flip(file: Path, place: int) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "training", "a flipped bit in the cache's pixels", "a line names the file; decoded anew, the same weights"
-)
 def test_a_training_on_a_damaged_cache_says_so_and_makes_it_anew(
     training: list[object], tmp_path: Path
 ) -> None:
@@ -58,7 +54,6 @@ def test_a_training_on_a_damaged_cache_says_so_and_makes_it_anew(
 
 
 @pytest.mark.slow
-@fault("evaluation", "a flipped bit in the cache's pixels", "a line names the file; decoded anew")
 def test_an_evaluation_on_a_damaged_cache_says_so(training: list[object], tmp_path: Path) -> None:
     works(*training, "--out", tmp_path / "run")
     evaluation = [
@@ -72,7 +67,6 @@ def test_an_evaluation_on_a_damaged_cache_says_so(training: list[object], tmp_pa
     assert "is damaged" not in works(*evaluation, tmp_path / "third")
 
 
-@fault("training", "a cache that shrinks during a run", "an error with its name and the command that goes on")
 def test_a_training_whose_cache_shrinks_is_told(
     training: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

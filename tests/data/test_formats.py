@@ -21,7 +21,6 @@ from robustmetric.data.decode import FORMATS, SUFFIXES
 from robustmetric.data.describe import contact_sheet, describe, typical_size
 from robustmetric.errors import UserError
 from tests.helpers.command import refused
-from tests.helpers.faults import fault
 
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 12\n%%EndComments\nshowpage\n%%EOF\n"
@@ -44,7 +43,6 @@ def ghost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trace
 
 
-@fault("data", "PostScript named .png", "listed as not an image; no program is started")
 def test_postscript_named_as_an_image_starts_nothing(ghost: Path, tmp_path: Path) -> None:
     root = tmp_path / "data"
     for name in "abcd":
@@ -166,9 +164,6 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-@fault(
-    "data", "a small image file that unpacks to more than the memory", "listed with the limit, not unpacked"
-)
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     file = tmp_path / "bomb.png"
     file.write_bytes(bomb(40_000, 8))
@@ -189,16 +184,12 @@ def test_a_large_image_is_no_bomb(tmp_path: Path) -> None:
     assert typical_size(one(file)) == round((16_000 * 6_000) ** 0.5)
 
 
-@fault(
-    "data", "images in memory that would outgrow it at their new size", "refused, with the memory they need"
-)
 def test_images_that_outgrow_the_memory_are_refused(tmp_path: Path) -> None:
     images = load("digits")
     with pytest.raises(UserError, match=r"1,000 images of digits.*take 750.0 GiB.*choose a smaller size"):
         cached(images, tmp_path, size=(16384, 16384))
 
 
-@fault("data", "inputs of a huge size", "refused, with the limit and the memory that an image takes")
 @pytest.mark.parametrize("name", ["resize", "crop"])
 def test_a_huge_size_is_refused_with_the_memory_it_takes(name: str) -> None:
     with pytest.raises(UserError, match=rf"{name} is 100000; .*from 1 to 16384.*27.9 GiB"):

@@ -10,7 +10,6 @@ import torch
 
 from robustmetric.data.pair_lists import read_pairs
 from robustmetric.errors import UserError
-from tests.helpers.faults import fault
 
 
 def images(root: Path, *names: str) -> Path:
@@ -90,11 +89,6 @@ def test_pairs_among_the_images_that_could_be_read(tmp_path: Path) -> None:
     assert found.among(()).shape == torch.Size([0, 2])
 
 
-@fault(
-    "verification",
-    "a list of pairs is no such list, contradicts itself or names files that are not there",
-    "refused; the message names the line, or the files",
-)
 @pytest.mark.parametrize(
     ("text", "told"),
     [

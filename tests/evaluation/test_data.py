@@ -21,7 +21,6 @@ from robustmetric.evaluation import Data, Evaluation, Plan, Subject
 from robustmetric.evaluation.data import data_by_marks, data_of_two
 from robustmetric.retrieval import check_cameras, check_own, rank
 from tests.evaluation.conftest import Tiny, assert_same, make_network, values
-from tests.helpers.faults import fault
 
 CAMERAS = torch.arange(40) % 3
 
@@ -256,11 +255,6 @@ LABELLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-@fault(
-    "evaluation",
-    "labels, cameras or positions as uint16, uint32, uint64, bool or floats",
-    "refused in a sentence that says how to convert them, or what they must be",
-)
 @pytest.mark.parametrize("where", list(LABELLED))
 @pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", "bool", "float32", "complex64"])
 def test_labels_that_cannot_be(where: str, kind: str) -> None:

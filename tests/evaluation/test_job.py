@@ -28,7 +28,6 @@ from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.files import DamagedError
 from robustmetric.locks import InUseError, locked
 from tests.evaluation.conftest import Tiny, make_network
-from tests.helpers.faults import fault
 from tests.helpers.networks import Counted
 
 KINDS = ("evaluation", "certification", "verification")
@@ -180,16 +179,6 @@ def test_costs_are_the_passes_through_the_network(tiny: Tiny, monkeypatch: pytes
 # Interruptions
 
 
-@fault(
-    "verification",
-    "a verification is interrupted, and the same call is made again",
-    "it resumes after the last finished block of pairs, to the same scores",
-)
-@fault(
-    "evaluation",
-    "an evaluation or certification is interrupted, or fails, between two pieces",
-    "the same call resumes: no finished piece is computed again, and the document has the same bytes",
-)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
 def test_interrupted_after_each_piece_and_resumed(
     error: BaseException, done: tuple[str, Path, Path], world: World, tmp_path: Path
@@ -245,17 +234,6 @@ def test_a_finished_document_is_read_and_nothing_computed(
 # Damage
 
 
-@fault(
-    "evaluation",
-    "a finished piece has a flipped bit, is cut, empty, overwritten, or of another program",
-    "the piece is named and made anew; the record has the same bytes",
-)
-@fault("evaluation", "a finished piece of a certification is damaged", "it is named and made anew")
-@fault(
-    "evaluation",
-    "the file of another piece, or of the same piece of other work, stands in the place of a finished piece",
-    "the piece is named and made anew; the result has the same bytes",
-)
 @pytest.mark.parametrize("how", ["flipped", "another piece", "another seed"])
 def test_each_damaged_or_exchanged_piece_is_made_anew(
     how: str, done: tuple[str, Path, Path], world: World, tmp_path: Path
@@ -325,11 +303,6 @@ def spoil(patch: pytest.MonkeyPatch, damage: Callable[[Path], None]) -> list[str
     return victims
 
 
-@fault(
-    "evaluation",
-    "another program damages or removes finished pieces while an evaluation runs",
-    "they are named and made anew when they are read; the record has the same bytes",
-)
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
 def test_damage_in_the_middle(
     damage: Callable[[Path], None],
@@ -403,11 +376,6 @@ def test_workers_share_the_pieces(
     world.job(kind, out).work(0, shares)  # who comes late finds nothing to do
 
 
-@fault(
-    "evaluation",
-    "finished pieces are damaged while several workers share an evaluation",
-    "no worker waits for ever; the pieces are made anew, and the record has the same bytes",
-)
 def test_damage_among_workers(
     tiny: Tiny, made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,11 +455,6 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) ->
     assert (tmp_path / "thesis.tex").read_text() == "three years"
 
 
-@fault(
-    "evaluation",
-    "the pieces' folder of an evaluation from somebody else is a link",
-    "refused; nothing there is touched",
-)
 def test_pieces_are_not_kept_behind_a_link(tiny: Tiny, made: tuple[Path, Path], tmp_path: Path) -> None:
     mine, out = tmp_path / "mine", tmp_path / "out"
     mine.mkdir()
@@ -566,11 +529,6 @@ def test_other_kinds_of_work_do_not_share_a_folder(done: tuple[str, Path, Path],
         world.job(kind, whole, make_network(1)).run()
 
 
-@fault(
-    "evaluation",
-    "a second evaluation of a folder that one is working in",
-    "refused; the message says who works there, and the first is not disturbed",
-)
 def test_two_programs_do_not_write_into_one_folder(
     done: tuple[str, Path, Path], world: World, tmp_path: Path
 ) -> None:
@@ -595,11 +553,6 @@ def test_a_network_that_fails_leaves_no_folder(world: World, tmp_path: Path) -> 
     assert not (tmp_path / "a").exists()
 
 
-@fault(
-    "evaluation",
-    "the disk is full, or read-only, while evaluate writes",
-    "one sentence with the file; what is finished is kept, and the same command resumes",
-)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk(
     code: int, tiny: Tiny, made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -631,16 +584,6 @@ def test_a_full_disk(
 # Documents
 
 
-@fault("records", "a bit of a finished record flips", "it is not shown; the file and the remedy are named")
-@fault("records", "a figure of a record is changed", "the record is refused as damaged or changed by hand")
-@fault(
-    "records", "a bit of a record's per-query values flips", "they are not shown; file and remedy are named"
-)
-@fault(
-    "verification",
-    "a kept block of pairs, or the finished file, is damaged",
-    "the block is named and made anew; the file is refused with what to do",
-)
 @pytest.mark.parametrize("place", [0.02, 0.2, 0.4, 0.6, 0.8, 0.99])
 @pytest.mark.parametrize("bit", [1, 2, 16])
 def test_damaged_or_edited_documents_are_refused(
@@ -686,11 +629,6 @@ def test_damaged_or_edited_documents_are_refused(
 NO_JSON = [b"", b"[]", b"{}", b"null", b"NaN", b"\xff\xfe{", b'{"settings": {', b"9" * 5000, b"[" * 10**5]
 
 
-@fault(
-    "records",
-    "record.json or plan.json is empty, cut, not UTF-8, no JSON, a huge number or nested too deeply",
-    "the message names the file and what to remove; no traceback",
-)
 @pytest.mark.parametrize("content", [*NO_JSON, b'"x"', b'{"settings": []}', b'{"settings": {}}'])
 def test_what_is_no_document_and_no_plan(
     content: bytes, done: tuple[str, Path, Path], world: World, tmp_path: Path

@@ -22,7 +22,6 @@ from robustmetric.evaluation import COLUMNS, Record, load_arrays, load_record
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.evaluation.record import FORMAT, SCHEMA
 from tests.evaluation.conftest import Evaluated, Tiny
-from tests.helpers.faults import fault
 
 FEW: dict[str, Any] = {"steps": 2, "queries": 10}
 Written = tuple[Record, Path]
@@ -250,7 +249,6 @@ def test_arrays_that_were_changed_or_are_missing_are_refused(written: Written) -
         load_arrays(written[1])
 
 
-@fault("records", "a record names arrays outside of its folder", "refused; they are not read")
 @pytest.mark.parametrize("place", ["../queries.safetensors", "/queries.safetensors"])
 def test_arrays_of_another_folder_are_not_read(place: str, written: Written) -> None:
     record, out = written

@@ -28,7 +28,6 @@ from robustmetric.experiments.work import make
 from robustmetric.files import DamagedError, digest_of_entries
 from robustmetric.training import CollapsedError, train
 from robustmetric.training.checkpoint import reached
-from tests.helpers.faults import fault
 from tests.helpers.layouts import write_cub
 
 CELL = Cell("digits", "N/A[S]")
@@ -167,8 +166,6 @@ def change_entries(file: Path, change: Callable[[dict[str, Any]], None]) -> str:
     return digest
 
 
-@fault("reproduction", "the record of a cell is of another recipe, protocol, version or choice of weights",
-       "refused with the reason; nothing is changed")  # fmt: skip
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -191,7 +188,6 @@ def test_what_is_not_of_a_cell_is_refused(
     assert "move it away" in str(error.value)
 
 
-@fault("reproduction", "a cell.json is cut short or changed by hand", "refused, with what to do")
 @pytest.mark.parametrize("text", ["", "[]", '{"cell": "digits N/A[S] seed 0"', "{}"])
 def test_a_damaged_description_is_refused(cell: Path, tiny: Scale, text: str) -> None:
     (cell / RESULT).write_text(text, encoding="utf-8")
@@ -199,7 +195,6 @@ def test_a_damaged_description_is_refused(cell: Path, tiny: Scale, text: str) ->
         read_outcome(CELL, tiny, cell)
 
 
-@fault("reproduction", "two folders hold a record of one cell", "refused; both are named")
 def test_two_records_for_one_cell_are_refused(tmp_path: Path, tiny: Scale) -> None:
     for machine in ("a", "b"):
         write_result(CELL, tiny, tmp_path / machine / "name", records={"evaluation": machine})
@@ -215,7 +210,6 @@ def test_a_copy_of_a_cell_and_one_that_is_not_finished_do_no_harm(tmp_path: Path
     assert find_folders(tmp_path, ["name"]) == {"name": tmp_path / "a" / "name"}
 
 
-@fault("reproduction", "a record is damaged", "refused, with what to do")
 def test_a_damaged_record_is_refused(cell: Path, tiny: Scale) -> None:
     (file,) = cell.glob("run/evaluation*/record.json")
     file.write_text(file.read_text(encoding="utf-8").replace("N/A", "n/a"), encoding="utf-8")
@@ -239,7 +233,6 @@ def test_another_scale_of_the_evaluation_keeps_the_training(
     assert before.record.queries.count == 8
 
 
-@fault("reproduction", "finished cells, and a root with other images", "refused; both are told")
 def test_cells_of_other_images_are_refused(made: Path, tiny: Scale, tmp_path: Path) -> None:
     found = read_outcome(CELL, tiny, made)
     assert found is not None

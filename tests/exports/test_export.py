@@ -30,7 +30,6 @@ from robustmetric.exports import FORMATS, Product, describe, formats
 from robustmetric.sphere import ROUNDING
 from robustmetric.training import Run
 from robustmetric.training.recipe import make_recipe
-from tests.helpers.faults import fault
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
 
@@ -366,11 +365,6 @@ def test_a_format_that_is_not_there(tmp_path: Path) -> None:
     assert caught.value.parameter == "to"
 
 
-@fault(
-    "export",
-    "the file is there already, its folder is not, or it is a folder",
-    "refused before anything is done; only --force replaces a file",
-)
 def test_where_a_file_may_go(tmp_path: Path) -> None:
     file = tmp_path / "network.pt"
     file.write_text("mine")
@@ -391,11 +385,6 @@ def test_where_a_file_may_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "export",
-    "the network in the file does not give the vectors of the run",
-    "an error with the largest difference; no file is left, and one that was there stays",
-)
 @pytest.mark.parametrize(("to", "off"), [("onnx", 1e-3), ("torchscript", torch.nan), ("exported", 1e-3)])
 def test_a_file_that_differs_does_not_stay(
     to: str, off: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -419,7 +408,6 @@ def test_a_file_that_differs_does_not_stay(
     assert list(tmp_path.iterdir()) == []
 
 
-@fault("export", "the disk is full", "said in a sentence; no file is left")
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(number: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from robustmetric.errors import UserError
 from robustmetric.models import load_weights, model, timm_model
-from tests.helpers.faults import fault
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.25, 0.125)
 
@@ -105,11 +104,6 @@ def test_impossible_requests_are_refused(name: str, options: dict[str, Any], mes
         timm_model(name, **options)
 
 
-@fault(
-    "weights",
-    "options or a name with which timm would download weights or unpickle a file",
-    "refused before timm is asked; the message says how to give weights",
-)
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -20,7 +20,6 @@ from robustmetric.models import C2F2, load_weights, resnet18, save_weights
 from robustmetric.models.weights import digest_of
 from robustmetric.training.checkpoint import load_checkpoint
 from tests.helpers.command import refused
-from tests.helpers.faults import fault
 from tests.helpers.runs import make_run
 
 
@@ -399,7 +398,6 @@ def test_two_saves_are_equal(tmp_path: Path) -> None:
     assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
 
 
-@fault("weights", "a flipped bit in a file of weights", "refused, with the file and the ways on")
 def test_no_bit_of_weights_is_flipped_unnoticed(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     path = tmp_path / "best.safetensors"
@@ -443,11 +441,6 @@ def overlapping(source: Path, target: Path) -> None:
         new.filelist.append(large)
 
 
-@fault(
-    "weights",
-    "weights or a last.ckpt that unpack to more than the file itself",
-    "refused before they are unpacked; the message names the file",
-)
 @pytest.mark.parametrize("make", [packed, overlapping])
 def test_an_archive_that_unpacks_to_more_is_not_unpacked(
     tmp_path: Path, make: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
@@ -481,7 +474,6 @@ def test_tensors_of_every_type_have_digests(dtype: torch.dtype, tmp_path: Path) 
     assert digest_of(other) != digest_of(tensors) == digest_of(load_file(tmp_path / "net.safetensors"))
 
 
-@fault("weights", "a flipped bit in the best weights of a run", "evaluate refuses them and says how to go on")
 def test_an_evaluation_of_damaged_weights_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "best")
     file = run / "best.safetensors"

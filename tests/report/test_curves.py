@@ -25,7 +25,6 @@ from robustmetric.report.curves import (
     make_curves,
 )
 from tests.evaluation.conftest import make_network
-from tests.helpers.faults import fault
 from tests.helpers.networks import Counted
 from tests.helpers.processes import at_call
 
@@ -179,11 +178,6 @@ def files_of(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@fault(
-    "evaluation",
-    "curves are interrupted between two points, or within one",
-    "finished points and pieces stay; the same command makes the rest, and the records have the same bytes",
-)
 def test_an_interruption_loses_nothing(
     images: Tensor, labels: Tensor, made: tuple[Path, Record, Subject], tmp_path: Path
 ) -> None:
@@ -295,11 +289,6 @@ def rewritten(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     file.write_text(json.dumps({**content, "sha256": digest_of_entries(content)}), encoding="utf-8")
 
 
-@fault(
-    "records",
-    "a point of a record's curves is damaged, or of another network",
-    "it is left out of the report with a line that says so; the others are shown",
-)
 def test_a_damaged_point_is_left_out_with_a_line(copy: tuple[Path, Record]) -> None:
     out, record = copy
     every, _ = read(out, record)

@@ -12,7 +12,6 @@ import pytest
 from robustmetric.evaluation import Plan, Record
 from robustmetric.report.curves import FOLDER, load_curves
 from robustmetric.report.entries import gather
-from tests.helpers.faults import fault
 from tests.helpers.pages import Element
 from tests.helpers.pictured import pictured
 from tests.helpers.records import a_record, altered, written
@@ -102,7 +101,6 @@ def test_a_run_of_another_network_is_not_taken_for_the_record_s(tmp_path: Path, 
     assert page.by_id("cite").one("pre").text.startswith("robustmetric evaluate RUN --data digits ")
 
 
-@fault("records", "report: the recipe or metrics.csv of the run is damaged or gone", "the page is made without the course of training")  # fmt: skip  # noqa: E501
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b"loss\n1\n", b"step,loss\nx,y\n"])
 def test_a_log_that_cannot_be_read(content: bytes | None, tmp_path: Path, show: Show) -> None:
     run = make_run(tmp_path / "run", "last", defense="N/A[S]")
@@ -179,7 +177,6 @@ def test_curves_of_other_attacks_show_these(tmp_path: Path, show: Show) -> None:
     ]
 
 
-@fault("records", "report: a point of the curves is missing, damaged or of another network", "the page is made without it; of a damaged one it says so")  # fmt: skip  # noqa: E501
 def test_points_that_are_missing_or_damaged(tmp_path: Path, show: Show) -> None:
     folder = with_curves(planned(), tmp_path / "a")
     shutil.rmtree(folder / FOLDER / "steps-4")

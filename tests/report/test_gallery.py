@@ -17,7 +17,6 @@ from robustmetric.evaluation import Data, Evaluation, Plan, Record, Subject, loa
 from robustmetric.report import page as pages
 from robustmetric.report.page import MOST_BYTES, write_report
 from robustmetric.report.pictures import FOLDER, LIST, encoded, make_pictures
-from tests.helpers.faults import fault
 from tests.helpers.pages import Element, parsed
 from tests.helpers.pictured import noise, pictured, seal
 from tests.helpers.records import a_record, altered, written
@@ -235,7 +234,6 @@ def test_without_pictures(show: Show) -> None:
     assert not page.has("map")
 
 
-@fault("records", "report: image files of pictures are missing, cut, empty or no images", "the queries that show them are left out, and the page says how many, which file, and what to do")  # fmt: skip  # noqa: E501
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
@@ -280,7 +278,6 @@ def changed(content: str) -> str:
     return content.replace('"place": [1, 2]', '"place": [1, 1]')
 
 
-@fault("records", "report: the list of pictures is damaged, of another record or of another version", "the page is made without pictures, and says why and what to do")  # fmt: skip  # noqa: E501
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
@@ -313,7 +310,6 @@ def test_pictures_of_another_record(folder: Path, show: Show) -> None:
     ]
 
 
-@fault("records", "report: a list of pictures names files of other folders", "they are not read; the page is made without them")  # fmt: skip  # noqa: E501
 @pytest.mark.parametrize("name", ["../secret.png", "/secret/pictures/secret.png", "a/../secret.png"])
 def test_files_of_other_folders_are_not_read(name: str, folder: Path, show: Show) -> None:
     secret = folder / "secret.png"

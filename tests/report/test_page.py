@@ -20,7 +20,6 @@ from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.report.page import write_report
 from robustmetric.text import spreadsheet_text
 from tests.conftest import GOLDEN
-from tests.helpers.faults import fault
 from tests.helpers.pages import Element, parsed
 from tests.helpers.pictured import pictured
 from tests.helpers.records import a_record, altered, golden, written
@@ -418,7 +417,6 @@ def test_nothing_is_refused() -> None:
         write_report([], "report.html")
 
 
-@fault("records", "report: a record is damaged, of another version, empty or no JSON", "refused with the file; no page is written")  # fmt: skip  # noqa: E501
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -457,7 +455,6 @@ def test_a_folder_without_a_record(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-@fault("records", "report: the file of the page is there", "refused without --force, before anything is read; it stays as it is")  # fmt: skip  # noqa: E501
 def test_a_page_is_overwritten_only_by_force(tmp_path: Path) -> None:
     folder, out = written(a_record(), tmp_path / "a"), tmp_path / "report.html"
     out.write_text("mine")
@@ -471,7 +468,6 @@ def test_a_page_is_overwritten_only_by_force(tmp_path: Path) -> None:
     assert out.read_text().startswith("<!doctype html>")
 
 
-@fault("records", "report: the page would be a folder, or in one that cannot be made, or the record itself", "refused; the message says which, and nothing is written")  # fmt: skip  # noqa: E501
 def test_places_where_no_page_can_be(tmp_path: Path) -> None:
     folder = written(a_record(), tmp_path / "a")
     with pytest.raises(UserError, match=rf"is a folder: give a file, such as {tmp_path}/a/report\.html"):
@@ -488,7 +484,6 @@ def test_places_where_no_page_can_be(tmp_path: Path) -> None:
     assert not list(folder.glob(".*"))
 
 
-@fault("records", "report: the disk is full while the page is written", "one sentence names the file; a page that was there stays")  # fmt: skip  # noqa: E501
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = written(a_record(), tmp_path / "a"), tmp_path / "report.html"
     out.write_text("mine")

@@ -47,7 +47,6 @@ from robustmetric.report.shots import Shot, take_shots
 from robustmetric.text import printable
 from tests.evaluation.conftest import make_network
 from tests.helpers import runs
-from tests.helpers.faults import fault
 from tests.helpers.networks import Counted
 from tests.helpers.processes import at_call
 from tests.helpers.records import a_record
@@ -394,11 +393,6 @@ STRANGE = [
 ]
 
 
-@fault(
-    "records",
-    "names of images and classes hold control characters, bytes that are no text, or paths",
-    "pictures are written under names of their own, and the list shows what is strange",
-)
 def test_strange_names(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
     files = [STRANGE[k % len(STRANGE)] + ("" if k < len(STRANGE) else str(k)) for k in range(40)]
     classes = STRANGE[:5]
@@ -569,11 +563,6 @@ def copy(whole: Made, tmp_path: Path) -> tuple[Path, Record]:
         (b'{"schema": "robustmetric/pictures/1"}', "is not a whole list of pictures: record: Field required"),
     ],
 )
-@fault(
-    "records",
-    "a list of pictures is cut, no JSON, of another version, or changed by hand",
-    "the file is named with what is wrong; evaluate --report makes the pictures anew",
-)
 def test_a_list_that_is_none(content: bytes, message: str, copy: tuple[Path, Record]) -> None:
     folder, record = copy
     file = folder / FOLDER / LIST
@@ -646,11 +635,6 @@ def remade(made: Made) -> Pictures:
     return make_pictures(made.evaluation, made.record, made.arrays, made.out)
 
 
-@fault(
-    "records",
-    "making pictures is interrupted, by Ctrl-C or a kill, in the middle",
-    "there is no list, so that none are shown; the same command makes all of them anew",
-)
 @pytest.mark.parametrize("call", [1, 5, 9])
 def test_an_interruption_leaves_no_list(call: int, again: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = again.out / FOLDER
@@ -670,11 +654,6 @@ def test_an_interruption_leaves_no_list(call: int, again: Made, monkeypatch: pyt
     assert contents(folder) == before
 
 
-@fault(
-    "records",
-    "the disk is full while pictures are written",
-    "an error names the file and what to do; there is no list of half of them",
-)
 def test_a_full_disk(again: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -725,11 +704,6 @@ def test_the_list_goes_first_when_pictures_are_replaced(again: Made, monkeypatch
     assert gone[0] == LIST
 
 
-@fault(
-    "records",
-    "the folder of pictures is a file, cannot be written to, or another program makes pictures there",
-    "an error says so, and the record stays as it is",
-)
 def test_a_folder_that_is_none(again: Made, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
     out.mkdir()

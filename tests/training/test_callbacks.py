@@ -24,7 +24,6 @@ from robustmetric.training import (
     train,
 )
 from robustmetric.training.module import SCORES
-from tests.helpers.faults import fault
 
 SMALL = {"epochs": 3, "steps": 4, "save_every": 1000}
 
@@ -159,7 +158,6 @@ def test_without_a_spread_nan_is_still_caught(tmp_path: Path) -> None:
     assert all(bool(p.isfinite().all()) for p in good.parameters())
 
 
-@fault("training", "a loss of NaN in the first step", "stops, with the reason; no weights are called good")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_nan_in_the_first_step_leaves_no_good_weights(tmp_path: Path) -> None:
     with pytest.raises(
@@ -170,7 +168,6 @@ def test_nan_in_the_first_step_leaves_no_good_weights(tmp_path: Path) -> None:
     assert not (tmp_path / "good.safetensors").exists()
 
 
-@fault("training", "a network that is collapsed from the start", "stops, with the reason and what helps")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("spread", [0.0, -1e-9, 1e-8])
 def test_a_spread_of_nothing_from_the_start_is_a_collapse(tmp_path: Path, spread: float) -> None:

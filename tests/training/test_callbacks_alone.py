@@ -18,7 +18,6 @@ from robustmetric.training import CollapsedError, CollapseGuard, Keeper, MetricM
 from robustmetric.training.callbacks import MetricsFile
 from robustmetric.training.robust import ROBUST
 from tests.helpers.command import Clock
-from tests.helpers.faults import fault
 
 
 def module() -> MetricModule:
@@ -151,11 +150,6 @@ def test_workers_whose_clocks_differ_save_together(tmp_path: Path) -> None:
     assert asked[0] == asked[1]
 
 
-@fault(
-    "training",
-    "a defense of the user's own logs a figure whose name begins with =",
-    "metrics.csv holds the name as text, in one column, also after the run was resumed",
-)
 def test_names_of_figures_are_no_formulas(tmp_path: Path) -> None:
     for step in (10, 20):
         table, now = MetricsFile(tmp_path / "metrics.csv"), trainer(step, **{"=1+1": -0.5})

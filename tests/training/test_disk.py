@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import refused, works
-from tests.helpers.faults import fault
 from tests.helpers.processes import needs_proc
 from tests.training.conftest import QUICK, resume
 
@@ -37,11 +36,6 @@ def full_after(monkeypatch: pytest.MonkeyPatch, name: str, number: int, calls: i
 
 
 @pytest.mark.slow
-@fault(
-    "training",
-    "a disk that is full, over its quota or read-only while a run is saved",
-    "one sentence names the file and the reason; --resume goes on when there is room",
-)
 @needs_proc
 @pytest.mark.parametrize(
     ("name", "number", "calls", "told"),
@@ -65,9 +59,6 @@ def test_a_disk_that_takes_no_more(
 
 
 @needs_proc
-@fault(
-    "training", "a full disk when a run begins", "one sentence names the file and the reason; nothing is left"
-)
 @pytest.mark.parametrize("name", ["recipe.yaml", "run.json", "metrics.csv"])
 def test_a_disk_that_is_full_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -79,11 +70,6 @@ def test_a_disk_that_is_full_from_the_start(
     assert not (tmp_path / "run").exists()
 
 
-@fault(
-    "training",
-    "a disk that fills up within a checkpoint",
-    "one sentence names the file and the reason; nothing partial is left",
-)
 def test_torch_hides_what_the_disk_said(tmp_path: Path) -> None:
     # Python ignores SIGXFSZ: a file that grows beyond the limit is an error, as on a full disk.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -124,7 +110,6 @@ SAVED: dict[str, Callable[[str], bytes]] = {
 
 
 @pytest.mark.slow
-@fault("training", "metrics.csv saved by a spreadsheet before --resume", "its rows are kept")
 @pytest.mark.parametrize("save", SAVED.values(), ids=SAVED.keys())
 def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(run: Path, save: Callable[[str], bytes]) -> None:
     before = rows(run)
@@ -137,11 +122,6 @@ def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(run: Path, save: Calla
 
 
 @pytest.mark.slow
-@fault(
-    "training",
-    "metrics.csv without steps, or with other bytes than text, before --resume",
-    "put aside; the message names the new file",
-)
 @pytest.mark.parametrize(
     "content",
     [
@@ -170,7 +150,6 @@ def test_the_table_of_a_logger_is_put_aside_too(run: Path) -> None:
     assert "R@1" in table.read_text()
 
 
-@fault("training", "rows of metrics.csv without a step", "left out; the message says how many")
 def test_rows_without_a_step_are_left_out(run: Path) -> None:
     text = (run / "metrics.csv").read_bytes().decode()
     (run / "metrics.csv").write_bytes(text.replace("0,4,", "0,nan,").encode())

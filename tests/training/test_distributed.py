@@ -22,7 +22,6 @@ from robustmetric.training import MetricModule, load_recipe
 from robustmetric.training.sets import set_apart
 from robustmetric.training.workers import is_first, number_worker
 from tests.helpers.command import refused
-from tests.helpers.faults import fault
 from tests.helpers.processes import alive, needs_proc, until
 
 CHANGES = {"epochs": 1, "steps": 2, "batch": 128, "save_every": 4}
@@ -113,14 +112,12 @@ def test_two_workers_train_as_one(tmp_path: Path) -> None:
             10**6,
             "worker 2 of 2 was ended by SIGKILL; there is no checkpoint yet",
             "start the same command again",
-            marks=fault("training", "a worker that is killed", "the first one says which, and how to go on"),
         ),
         pytest.param(
             "first",
             1,
             "the first worker has ended; the checkpoint of step ",
             "go on with: robustmetric train --out OUT --resume --accelerator cpu --devices 2",
-            marks=fault("training", "the first worker is killed", "the others say so and end"),
         ),
     ],
 )
@@ -170,11 +167,6 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-@fault(
-    "training",
-    "one of several machines is gone",
-    "the others say so and end; the same command with --resume on all of them goes on, to the same weights",
-)
 @pytest.mark.slow
 def test_two_machines_train_as_two_workers_of_one_also_if_one_is_killed(tmp_path: Path) -> None:
     out, alone = tmp_path / "run", tmp_path / "alone"
@@ -249,11 +241,6 @@ def test_a_worker_knows_its_number_before_it_connects(
         ({"NODE_RANK": "-1"}, "NODE_RANK must be 0 to 1, not '-1'"),
         ({"NODE_RANK": "x"}, "NODE_RANK must be 0 to 1, not 'x'"),
     ],
-)
-@fault(
-    "training",
-    "several machines without NODE_RANK, MASTER_ADDR or MASTER_PORT, or with a number that is none of theirs",
-    "refused; the message names what is missing",
 )
 def test_machines_that_cannot_find_each_other_are_refused(
     environment: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

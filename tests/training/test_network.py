@@ -13,7 +13,6 @@ import robustmetric as rm
 from robustmetric.training.network import make_network
 from robustmetric.training.recipe import make_recipe
 from tests.helpers.command import refused, works
-from tests.helpers.faults import fault
 
 NETS = """
 import torch
@@ -70,7 +69,6 @@ class Nan(nn.Module):
 """
 
 
-@fault("training", "a network that is collapsed from the start", "stops, with the reason and what helps")
 def test_a_network_that_is_collapsed_from_the_start_is_caught(nets: Path) -> None:
     said = refused(*with_network(nets, "Narrow"), "--epochs", 3, "--batch", 128)
     assert "the network collapsed at about step 1" in said
@@ -90,16 +88,6 @@ def with_network(nets: Path, name: str) -> tuple[object, ...]:
     return ("train", *own, "--model", f"{nets}:{name}", "--out", out)
 
 
-@fault(
-    "training",
-    "a network without parameters, or that ignores the image, or looks at the rest of its batch",
-    "refused before images are decoded",
-)
-@fault(
-    "training",
-    "embeddings of NaN in the first step",
-    "stops, with the reason; no weights are called good, nothing is left",
-)
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -27,7 +27,6 @@ from robustmetric.training.recipe import Recipe
 from robustmetric.training.run import train
 from robustmetric.training.sets import load_sets
 from tests.helpers.command import command, refused, works
-from tests.helpers.faults import fault
 from tests.helpers.runs import make_pictures
 from tests.training.conftest import QUICK, contents, resume
 
@@ -78,11 +77,6 @@ def move(data: Path) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "training",
-    "images added, removed, changed or moved between classes before --resume",
-    "refused; the message says what differs and what to restore",
-)
 @pytest.mark.parametrize(
     ("do", "told"),
     [
@@ -109,11 +103,6 @@ def test_other_images_are_noticed(own: Path, tmp_path: Path, do: Callable[[Path]
     works(*again)
 
 
-@fault(
-    "training",
-    "a changed copy of the user's file before --resume",
-    "refused; the message names the file to restore",
-)
 @pytest.mark.parametrize(
     ("do", "told"),
     [
@@ -132,7 +121,6 @@ def test_a_changed_copy_is_another_run_also_if_it_is_trusted(
 
 
 @pytest.mark.slow
-@fault("training", "another number of workers at --resume", "refused; the message names the number to give")
 def test_another_number_of_workers_is_refused(run: Path) -> None:
     before = contents(run)
     said = refused(*resume(run, 3, "--devices", 2, "--accelerator", "cpu"))
@@ -151,9 +139,6 @@ def test_a_run_of_before_is_resumed_and_gets_its_digests(run: Path) -> None:
     assert json.loads((run / "run.json").read_text())["origin"] == origin
 
 
-@fault(
-    "training", "the user's network file changed before --resume", "a line says that the run's copy counts"
-)
 @pytest.mark.parametrize("named", [False, True])
 def test_a_changed_file_of_the_user_is_told(own: Path, tmp_path: Path, named: bool) -> None:
     (tmp_path / "nets.py").write_text(NET.replace("= 8", "= 9"))
@@ -197,11 +182,6 @@ def edit(run: Path, entry: str, value: object) -> None:
     (run / "recipe.yaml").write_text(edited)
 
 
-@fault(
-    "training",
-    "an entry of recipe.yaml was edited before --resume, evaluate, load or publish",
-    "refused; the message names the entry, both values and what to do",
-)
 @pytest.mark.parametrize("entry", sorted(Recipe.model_fields.keys() - {"root"}))
 def test_an_edited_recipe_is_noticed(run: Path, tmp_path: Path, entry: str) -> None:
     was = rm.load_run(run).recipe.model_dump(mode="json")[entry]
@@ -243,7 +223,6 @@ def test_images_that_lie_elsewhere_are_the_same_images(own: Path, tmp_path: Path
 # Epochs
 
 
-@fault("training", "--resume with fewer epochs than were done", "refused before anything is written")
 def test_fewer_epochs_than_were_done_are_refused(run: Path) -> None:
     before = contents(run)
     said = refused(*resume(run, 1))
@@ -253,11 +232,6 @@ def test_fewer_epochs_than_were_done_are_refused(run: Path) -> None:
     assert "goes on from step 8" in works(*resume(run, 3))
 
 
-@fault(
-    "training",
-    "a recipe.yaml with fewer epochs than were done",
-    "refused; the message says which --epochs goes on",
-)
 def test_a_run_that_blocked_itself_goes_on(run: Path) -> None:
     recipe = run / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("epochs: 2 ", "epochs: 1 "))
@@ -280,11 +254,6 @@ def test_an_epoch_that_was_begun_counts(tmp_path: Path, monkeypatch: pytest.Monk
 # Two programs
 
 
-@fault(
-    "training",
-    "a second training, or --resume, in a folder where one is running",
-    "refused; the message says who holds the folder",
-)
 def test_a_folder_in_which_another_program_trains_is_refused(run: Path, tmp_path: Path) -> None:
     before = contents(run)
     for out, arguments in (
@@ -298,11 +267,6 @@ def test_a_folder_in_which_another_program_trains_is_refused(run: Path, tmp_path
     assert contents(run) == before
 
 
-@fault(
-    "training",
-    "a second training, or --resume, in a folder where one is running",
-    "refused; the message says who holds the folder",
-)
 def test_a_training_holds_its_folder_until_its_end(tmp_path: Path) -> None:
     out, said = tmp_path / "run", []
 
@@ -317,7 +281,6 @@ def test_a_training_holds_its_folder_until_its_end(tmp_path: Path) -> None:
     assert not (out / LOCK).exists()
 
 
-@fault("training", "a training that was killed", "--resume says which process left it, and goes on")
 def test_a_run_left_by_a_killed_program_is_told_and_resumed(run: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -334,7 +297,6 @@ def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-@fault("training", "a damaged run.json before --resume or evaluate", "refused with the file and what to do")
 @pytest.mark.parametrize("damage", ["flip", "", "{", "[]"])
 def test_a_damaged_run_json(run: Path, damage: str) -> None:
     about = run / "run.json"
@@ -348,19 +310,16 @@ def test_a_damaged_run_json(run: Path, damage: str) -> None:
     assert contents(run) == before
 
 
-@fault("training", "run.json is gone before --resume", "refused with the file and what to do")
 def test_a_run_json_that_is_gone(run: Path) -> None:
     (run / "run.json").unlink()
     assert f"{run / 'run.json'} is gone" in refused(*resume(run))
 
 
-@fault("training", "an entry given by an option and by --set", "refused; one of them is to be left out")
 def test_an_entry_is_given_once(tmp_path: Path) -> None:
     said = refused("train", "--data", "digits", "--epochs", 1, "--set", "epochs=3", "--out", tmp_path / "run")
     assert "epochs: given by an option and by --set" in said
 
 
-@fault("training", "an unknown entry in the recipe of a run", "refused; the message names the file")
 def test_an_unknown_entry_names_its_file(run: Path) -> None:
     file = run / "recipe.yaml"
     file.write_text(file.read_text().replace("schedule:", "schedude:"))

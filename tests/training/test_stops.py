@@ -17,7 +17,6 @@ import pytest
 from robustmetric.training import stops
 from robustmetric.training.callbacks import Keeper
 from tests.helpers.command import Said, command, works
-from tests.helpers.faults import fault
 from tests.helpers.processes import until
 from tests.training.conftest import QUICK
 
@@ -58,11 +57,6 @@ def stopped(out: Path, *numbers: signal.Signals) -> Said:
     return said
 
 
-@fault(
-    "training",
-    "Ctrl-C or SIGTERM during an endless perturbation",
-    "the step is left after a few seconds; the message says how to go on",
-)
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -82,7 +76,6 @@ def test_one_signal_leaves_a_step_without_end(
 
 
 @pytest.mark.slow
-@fault("training", "a second Ctrl-C", "stops at once, and says how to go on")
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     said = stopped(tmp_path / "run", signal.SIGINT, signal.SIGINT)
     assert said.code == 130
@@ -162,7 +155,6 @@ def test_another_thread_trains_without_signals() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@fault("training", "Ctrl-C while images are decoded", "says that the same command starts again")
 def test_a_stop_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -30,7 +30,6 @@ from robustmetric.models.c2f2 import C2F2
 from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError
 from robustmetric.training import Run
 from robustmetric.vectors import blocks, embed_folder
-from tests.helpers.faults import fault
 from tests.helpers.networks import Counted
 from tests.helpers.processes import at_call, die, forked, needs_fork, run_program
 from tests.helpers.runs import make_pictures, make_run
@@ -116,9 +115,6 @@ def test_a_table_of_files(run: Run, pictures: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npy", ".parquet"])
-@fault(
-    "vectors", "embed is interrupted", "finished blocks are kept; the same command goes on, to the same bytes"
-)
 def test_an_interrupted_embedding_goes_on(suffix: str, counted: Run, pictures: Path, tmp_path: Path) -> None:
     embed_folder(counted, pictures, tmp_path / f"whole{suffix}", batch=4)
     out, before = tmp_path / f"v{suffix}", passed(counted)
@@ -148,11 +144,6 @@ def test_another_batch_may_go_on(counted: Run, pictures: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("change", ["cut", "flip", "other", "gone"])
-@fault(
-    "vectors",
-    "a finished block is damaged or gone before embed goes on",
-    "it is made anew, to the same bytes",
-)
 def test_a_damaged_block_is_made_anew(change: str, counted: Run, pictures: Path, tmp_path: Path) -> None:
     embed_folder(counted, pictures, tmp_path / "whole.npy", batch=4)
     with pytest.raises(Stop):
@@ -171,7 +162,6 @@ def test_a_damaged_block_is_made_anew(change: str, counted: Run, pictures: Path,
     assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
-@fault("vectors", "images change, come or go before embed goes on", "their blocks are made anew")
 def test_blocks_of_changed_images_are_made_anew(counted: Run, pictures: Path, tmp_path: Path) -> None:
     out, files = tmp_path / "v.npy", sorted(pictures.rglob("*.png"))
     for file in (files[5], files[9]):
@@ -206,7 +196,6 @@ def test_a_block_is_of_the_files_as_they_were_read(run: Run, pictures: Path, tmp
     assert torch.equal(z[0], z[20])
 
 
-@fault("vectors", "embed goes on with another network or folder", "refused; with --force it begins anew")
 def test_blocks_of_something_else_are_refused(run: Run, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "v.npy"
     with pytest.raises(Stop):
@@ -244,7 +233,6 @@ def test_a_folder_of_somebody_else_is_left_alone(run: Run, pictures: Path, tmp_p
         embed_folder(run, pictures, tmp_path / "v.npy")
 
 
-@fault("vectors", "a second embed into the same file", "refused; the message says who holds the folder")
 def test_one_at_a_time(run: Run, pictures: Path, tmp_path: Path) -> None:
     with (
         locked(tmp_path / "v.npy.unfinished", "an embedding"),
@@ -295,9 +283,6 @@ def program(order: dict[str, Any]) -> list[tuple[int, str]]:
 @pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("suffix", [".safetensors", ".npy"])
-@fault(
-    "vectors", "embed is killed at any moment", "the same command goes on, to the same bytes; nothing is left"
-)
 def test_killed_at_any_moment_the_same_call_goes_on(suffix: str, tmp_path: Path) -> None:
     folder = make_pictures(tmp_path / "pictures", 10)
     run = make_run(tmp_path / "run", "last")
@@ -349,11 +334,6 @@ def broken_ones(pictures: Path) -> list[str]:
     return ["class00/0.png", "class03/9.jpg", "class05/0.png", "gone.png"]
 
 
-@fault(
-    "vectors",
-    "images that cannot be read, below a folder to embed",
-    "all are listed, the others are kept; or left out with --skip-broken",
-)
 def test_broken_images_are_listed_and_the_others_kept(counted: Run, pictures: Path, tmp_path: Path) -> None:
     names, out = broken_ones(pictures), tmp_path / "v.npy"
     with pytest.raises(UserError) as caught:
@@ -404,11 +384,6 @@ def test_many_broken_images_are_counted(run: Run, tmp_path: Path) -> None:
     assert list(rm.load_vectors(tmp_path / "v.npy").files) == ["30.png"]
 
 
-@fault(
-    "vectors",
-    "an image that the network is dead for",
-    "told as one that cannot be read; all of them are told as the network's fault",
-)
 def test_images_that_the_network_is_dead_for(run: Run, tmp_path: Path) -> None:
     dead = Run(nn.Flatten(), Inputs(resize=8, channels=1), run.recipe, None)
     for number in range(6):
@@ -426,11 +401,6 @@ def test_images_that_the_network_is_dead_for(run: Run, tmp_path: Path) -> None:
 # What is refused before anything is done
 
 
-@fault(
-    "vectors",
-    "a file of vectors that is there already",
-    "refused before an image is decoded; replaced with --force",
-)
 def test_a_file_that_is_there_is_replaced_only_by_force(counted: Run, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "v.npy"
     embed_folder(counted, pictures / "class00", out)
@@ -468,7 +438,6 @@ def test_names_that_parquet_cannot_have_are_refused_at_once(counted: Run, tmp_pa
     assert passed(counted) == 0
 
 
-@fault("vectors", "a full disk while embed writes", "one sentence names the file; what is finished is kept")
 def test_a_full_disk_is_told(
     run: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from robustmetric.errors import UserError
 from robustmetric.files import DamagedError
 from robustmetric.vectors import About, Names, Vectors, formats, parquet, save_vectors
 from robustmetric.vectors.content import PIECE, Hashed, looked_at
-from tests.helpers.faults import fault
 from tests.vectors.conftest import ABOUT, stored, unit
 
 SUFFIXES = [".safetensors", ".npy", ".parquet"]
@@ -66,11 +65,6 @@ def test_bytes_that_are_no_text_come_back(suffix: str, tmp_path: Path) -> None:
     assert list(stored(tmp_path / f"v{suffix}", unit(2, 3), names).files) == names
 
 
-@fault(
-    "vectors",
-    "a file's name that is not UTF-8, for Parquet",
-    "refused with the name, before anything is embedded",
-)
 def test_parquet_takes_texts_alone() -> None:
     parquet.check(Names.of(NAMES))
     with pytest.raises(
@@ -141,11 +135,6 @@ def test_the_digest_of_vectors_does_not_depend_on_how_they_come(count: int) -> N
 # Damage
 
 
-@fault(
-    "vectors",
-    "a flipped bit anywhere in a .safetensors file of vectors",
-    "refused; the message names the file",
-)
 def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     file = tmp_path / "v.safetensors"
     stored(file, unit(4, 3))
@@ -159,11 +148,6 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
 
 
 @every
-@fault(
-    "vectors",
-    "a file of vectors that is cut off, empty or longer than it was",
-    "refused; the message names the file",
-)
 def test_a_file_that_is_cut_is_refused(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"v{suffix}"
     stored(file, unit(6, 4))
@@ -178,7 +162,6 @@ def test_a_file_that_is_cut_is_refused(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
-@fault("vectors", "changed vectors in a .npy or .parquet file", "refused: the digest does not match")
 def test_changed_numbers_are_found(suffix: str, tmp_path: Path) -> None:
     file, z = tmp_path / f"v{suffix}", unit(6, 4)
     stored(file, z)
@@ -193,11 +176,6 @@ def test_changed_numbers_are_found(suffix: str, tmp_path: Path) -> None:
         rm.load_vectors(file)
 
 
-@fault(
-    "vectors",
-    "the .json beside a .npy file is gone, changed or of another file",
-    "refused with the file and what to do",
-)
 def test_names_beside_an_array_that_do_not_fit(tmp_path: Path) -> None:
     stored(tmp_path / "v.npy", unit(3, 4))
     stored(tmp_path / "w.npy", unit(2, 4))
@@ -243,7 +221,6 @@ def test_arrays_of_another_kind_are_refused(array: np.ndarray, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.5])
-@fault("vectors", "vectors that are NaN, or not of length 1", "refused")
 def test_vectors_that_are_not_on_the_sphere_are_refused(value: float, tmp_path: Path) -> None:
     z = unit(3, 4)
     z[1, 2] = value
@@ -290,7 +267,6 @@ def test_a_json_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
         save_vectors(Vectors(unit(2, 4), ["a", "b"], ABOUT), tmp_path / "v.npy")
 
 
-@fault("vectors", "Parquet without pyarrow", "refused with the extra to install")
 def test_parquet_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(tmp_path / "v.parquet", unit(2, 4))
     monkeypatch.setitem(sys.modules, "pyarrow", None)

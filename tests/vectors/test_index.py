@@ -14,7 +14,6 @@ import torch
 from robustmetric.errors import UserError
 from robustmetric.squares import distances
 from robustmetric.vectors import Index, Vectors, index, open_index
-from tests.helpers.faults import fault
 from tests.vectors.conftest import stored, unit
 
 faiss = index._faiss()
@@ -112,7 +111,6 @@ def test_an_index_is_built_once(kind: str, vectors: Vectors, monkeypatch: pytest
 
 @every
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "empty"])
-@fault("vectors", "an index of faiss is damaged", "faiss does not read it; it is told, and built anew")
 def test_a_damaged_index_is_not_read(
     kind: str, damage: str, vectors: Vectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,11 +132,6 @@ def test_a_damaged_index_is_not_read(
     open_index(vectors, kind)
 
 
-@fault(
-    "vectors",
-    "an index of other vectors, or what is known of an index is damaged",
-    "it is told, and built anew",
-)
 def test_an_index_of_other_vectors_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "v.npy"
     open_index(stored(file, unit(60, 4)))
@@ -229,7 +222,6 @@ def test_vectors_without_a_file_have_no_index() -> None:
         open_index(Vectors(unit(3, 4), ["a", "b", "c"]))
 
 
-@fault("vectors", "an index without faiss", "refused with the extra to install")
 def test_faiss_is_an_extra(vectors: Vectors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(
@@ -238,9 +230,6 @@ def test_faiss_is_an_extra(vectors: Vectors, monkeypatch: pytest.MonkeyPatch) ->
         open_index(vectors)
 
 
-@fault(
-    "vectors", "a full disk while an index is written", "one sentence names the file; nothing partial is left"
-)
 def test_a_full_disk_is_told(vectors: Vectors, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def __init__(self, write: object, *_: object) -> None:

@@ -14,7 +14,6 @@ from robustmetric.data.inputs import Inputs
 from robustmetric.errors import UserError
 from robustmetric.training import Run
 from robustmetric.vectors import About, Vectors
-from tests.helpers.faults import fault
 from tests.helpers.runs import make_run
 from tests.vectors.conftest import ABOUT, stored, unit
 
@@ -80,11 +79,6 @@ def test_vectors_that_are_not_on_the_sphere_are_not_searched() -> None:
         Vectors(torch.ones(2, 4), ["a", "b"]).search(unit(1, 4))
 
 
-@fault(
-    "vectors",
-    "vectors of another network, or of images that were prepared otherwise",
-    "refused; both are named",
-)
 def test_vectors_of_another_run_are_refused(run: Run, tmp_path: Path) -> None:
     z, names = unit(2, 16), ["a", "b"]
     mine = About(run.name, run.digest, run.inputs)

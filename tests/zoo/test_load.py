@@ -10,7 +10,6 @@ import torch
 
 import robustmetric as rm
 from robustmetric.zoo import load
-from tests.helpers.faults import fault
 from tests.helpers.records import written
 from tests.helpers.runs import make_run
 from tests.zoo.conftest import about, record_of
@@ -97,14 +96,12 @@ def test_a_loaded_network_is_shown_in_short(zoo: Path) -> None:
     )
 
 
-@fault("zoo", "a published network has no card", "a warning says so, and it is loaded")
 def test_a_missing_card_is_told(zoo: Path) -> None:
     (zoo / "any" / "c" / "README.md").unlink()
     with pytest.warns(UserWarning, match=r"any/c has no model card, README\.md: publish the folder again"):
         assert rm.load_zoo("digits/N/A[S]", zoo).card == ""
 
 
-@fault("zoo", "a published network has no run.json", "a warning says what cannot be told, and it is loaded")
 def test_a_missing_run_json_is_told(zoo: Path) -> None:
     """Its recipe may have been changed: the digest of it is gone, too."""
     before = rm.load_zoo("digits/N/A[S]", zoo)
@@ -169,7 +166,6 @@ def test_a_record_of_other_weights_does_not_count(zoo: Path) -> None:
     assert loaded.records == {}
 
 
-@fault("zoo", "an entry of a zoo is damaged", "a warning names it, and the others are listed and loaded")
 @pytest.mark.parametrize("text", ["defense: [", "defence: N/A[S]\n", "\x00", "steps: much\n"])
 def test_a_damaged_entry_does_not_break_the_others(text: str, zoo: Path) -> None:
     (zoo / "any" / "a" / "recipe.yaml").write_text(text)
@@ -179,7 +175,6 @@ def test_a_damaged_entry_does_not_break_the_others(text: str, zoo: Path) -> None
         assert rm.load_zoo("digits/N/A[S]", zoo).folder.name == "c"
 
 
-@fault("zoo", "the weights of an entry are damaged", "it is refused by name, and the others are loaded")
 def test_damaged_weights(zoo: Path) -> None:
     file = zoo / "any" / "c" / "last.safetensors"
     content = bytearray(file.read_bytes())
@@ -215,7 +210,6 @@ def test_folders_without_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         rm.load_zoo("digits/N/A[S]", tmp_path / "nowhere")
 
 
-@fault("zoo", "the link to the package's networks is a file, as on Windows", "the error asks for folder=")
 def test_a_link_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "networks").write_text("../../../results/zoo")
     monkeypatch.setattr(load, "NETWORKS", tmp_path / "networks")

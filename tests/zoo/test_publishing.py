@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 import robustmetric as rm
 from robustmetric.files import digest_of_entries
 from robustmetric.training.runs import RunFolder
-from tests.helpers.faults import fault
 from tests.helpers.records import altered, written
 from tests.helpers.runs import make_run
 from tests.zoo.conftest import ABOUT, about, record_of, texts, with_record
@@ -195,7 +194,6 @@ def test_a_record_of_other_weights_that_was_asked_for(run: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-@fault("zoo", "a record of the run is damaged", "it is left out, and named with what is wrong")
 def test_a_damaged_record_is_left_out(run: Path, tmp_path: Path) -> None:
     with_record(run)
     with_record(run, "evaluation-strict")
@@ -206,7 +204,6 @@ def test_a_damaged_record_is_left_out(run: Path, tmp_path: Path) -> None:
     assert "record.json is damaged, or was changed by hand" in done.left_out["evaluation-strict"]
 
 
-@fault("zoo", "the weights of the run are damaged", "they are refused, and not published under a new digest")
 def test_damaged_weights_are_not_published(run: Path, tmp_path: Path) -> None:
     content = bytearray((run / "best.safetensors").read_bytes())
     content[-1] ^= 1
@@ -258,7 +255,6 @@ def test_a_published_folder_is_brought_up_to_date(run: Path, tmp_path: Path) -> 
         rm.publish(run, run)
 
 
-@fault("zoo", "a published card was changed by hand", "it is not overwritten unless force says so")
 def test_words_of_a_persons_own_are_not_lost(run: Path, tmp_path: Path) -> None:
     done = rm.publish(run, tmp_path / "out")
     card = done.folder / "README.md"
@@ -311,7 +307,6 @@ def test_a_card_that_was_written_before_run_json_is_no_change(
     assert rm.publish(done.folder).records == ()
 
 
-@fault("zoo", "the recipe of a published network was changed", "it is neither loaded nor published")
 def test_a_recipe_that_was_changed_is_refused(run: Path, tmp_path: Path) -> None:
     done = rm.publish(run, tmp_path / "zoo" / "any" / "out")
     file = done.folder / "recipe.yaml"
@@ -407,7 +402,6 @@ def test_what_is_no_run_or_has_no_weights(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@fault("zoo", "the disk is full while a network is published", "said, and nothing is left of the new folder")
 def test_a_full_disk(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rm.publish(run, tmp_path / "out", weights="last")
     kept = texts(before.folder)
@@ -422,7 +416,6 @@ def test_a_full_disk(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
-@fault("zoo", "the folder cannot be put in its place", "the one that was there stays as it was")
 def test_a_folder_that_cannot_be_put_in_its_place(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

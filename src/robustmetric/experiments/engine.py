@@ -20,7 +20,6 @@ from robustmetric.cluster import Cluster
 from robustmetric.errors import UserError
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.work import Report, make
-from robustmetric.locks import handed_on, handed_out
 from robustmetric.training.stops import Stopped
 from robustmetric.trust import Known, known
 from robustmetric.workers import end_with_parent
@@ -121,9 +120,7 @@ def _task(job: Job, threads: int) -> None:
     """Make a cell on a machine of a cluster."""
     torch.set_num_threads(threads)
     try:
-        # The name of the cell, not of the task: another command goes on with it where this one was killed.
-        with handed_out(f"reproduce {job.name}"):
-            perform(job)
+        perform(job)
     except (Stopped, KilledError):
         os._exit(1)  # its machine is to go, or something killed it: Ray runs the task again elsewhere
 
@@ -141,7 +138,7 @@ def perform(job: Job, report: Report | None = None) -> None:
     process = subprocess.Popen(  # noqa: S603
         program,
         stdout=None if report is not None else subprocess.DEVNULL,
-        env={"OMP_NUM_THREADS": threads, **os.environ, **handed_on()},
+        env={"OMP_NUM_THREADS": threads, **os.environ},
         start_new_session=True,  # a terminal's Ctrl-C comes from here
     )
     try:
