@@ -9,6 +9,7 @@ import ast
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -233,6 +234,24 @@ def parse_spec(kind: str, text: str) -> tuple[str, dict[str, Any]]:
                 "quoted text; write NAME(option=value, ...)"
             ) from None
     return name.strip(), options
+
+
+def changed_options(part: Any, *but: str) -> dict[str, Any]:
+    """Return the options of a dataclass, `part`, that differ from their defaults, without `but`."""
+    options = {f.name: f.default for f in fields(part) if f.name not in but}
+    return {name: value for name, usual in options.items() if (value := getattr(part, name)) != usual}
+
+
+def with_options(name: str, options: dict[str, Any], comma: str = ",") -> str:
+    """Return a `name` with `options`, as it is read back: in the bracket at its end if it has one.
+
+    >>> with_options("SP-QA+", {"m": 2, "xi": 0.5}), with_options("gB(M)", {"u": 1.0})
+    ('SP-QA+(m=2,xi=0.5)', 'gB(M,u=1.0)')
+    """
+    given = comma.join(f"{key}={value!r}" for key, value in options.items())
+    if not given:
+        return name
+    return f"{name[:-1]}{comma}{given})" if name.endswith(")") else f"{name}({given})"
 
 
 def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> Any:

@@ -66,7 +66,7 @@ class EmbeddingShift(_Untargeted):
     )
 
     @property
-    def read_early(self) -> tuple[str, ...]:
+    def read_early(self) -> tuple[str, ...]:  # type: ignore[override]
         """The reference reads the distance one step before the last."""
         return () if self.strict else ("ES:D",)
 
