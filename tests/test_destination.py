@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import robustmetric as rm
-from robustmetric.defenses.notation import name_of
 from robustmetric.destination import (
     Benign,
     Boosted,
@@ -120,7 +119,7 @@ LOSSES = [0.0, 0.05, 0.13, 0.2, 0.7, 2.2, 3.1]
             ),
         ),
     ],
-    ids=lambda part: name_of(part) if isinstance(part, Destination) else "",
+    ids=lambda part: str(part) if isinstance(part, Destination) else "",
 )
 def test_follows_the_loss(destination: Destination, formula: Callable[[float], float]) -> None:
     destination = copy.deepcopy(destination)
@@ -175,7 +174,7 @@ def test_constants(number: float) -> None:
 def test_multiples_of_the_margin(factor: float, margin: float, number: float, name: str) -> None:
     destination = OfMargin(factor, margin=margin)
     assert value(destination) == everywhere(number)
-    assert name_of(destination) == name
+    assert str(destination) == name
     assert OfMargin(factor).value == pytest.approx(factor * GAMMA)
 
 
@@ -231,14 +230,14 @@ def test_base_class() -> None:
 
     with pytest.raises(rm.UserError, match="Silent must implement hardness"):
         value(Silent())
-    assert name_of(Silent()) == "Silent"
+    assert str(Silent()) == "Silent"
     assert Silent().update(torch.tensor(0.1)) is None  # type: ignore[func-returns-value]
 
 
 # --- The hardness of benign triplets.
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=name_of)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_own_sampler_gives_the_sources_hardness(sampler: Sampler) -> None:
     g = torch.Generator().manual_seed(3)
     mined = Mined.of(BATCH, sampler, g)
@@ -250,7 +249,7 @@ def test_own_sampler_gives_the_sources_hardness(sampler: Sampler) -> None:
     assert torch.equal(g.get_state(), before)
 
 
-@pytest.mark.parametrize("other", SAMPLERS, ids=name_of)
+@pytest.mark.parametrize("other", SAMPLERS, ids=str)
 @pytest.mark.parametrize("labels", [LABELS, torch.tensor([0, 1, 0, 2, 1, 0, 3, 3, 2, 1, 1, 0])])
 def test_another_sampler_keeps_the_anchors(other: Sampler, labels: Tensor) -> None:
     batch = Batch(DIST, labels, 8)
@@ -301,7 +300,7 @@ def test_global_generator_is_left_alone() -> None:
     ],
 )
 def test_names(destination: Destination, name: str) -> None:
-    assert name_of(destination) == name
+    assert str(destination) == name
 
 
 @pytest.mark.parametrize(
@@ -375,7 +374,7 @@ def test_equal_samplers_are_one(source: Sampler, other: Sampler, same: bool) -> 
 
 
 def test_a_samplers_name_is_its_own_or_its_classs() -> None:
-    assert [name_of(s) for s in (Softhard(), Named(), Plain())] == ["S", "mine", "Plain"]
+    assert [str(s) for s in (Softhard(), Named(), Plain())] == ["S", "mine", "Plain"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robustmetric.defenses import HardnessManipulation
-from robustmetric.defenses.notation import name_of
 from robustmetric.errors import UserError
 from robustmetric.losses import ROLES as TABLE
 from robustmetric.losses import TERMS, SextupletTerm, Term, triplet_loss
@@ -266,7 +265,7 @@ def test_an_active_hinge_at_zero_distance_still_moves_the_positive() -> None:
     ],
 )
 def test_the_name_is_the_papers(term: SextupletTerm, name: str) -> None:
-    assert name_of(term) == name
+    assert str(term) == name
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,16 @@ KINDS = (
 """Every kind of part that can be registered."""
 
 
+class Part:
+    """A part of a defense. As text it is what it was made from, else its `name`, else that of its class."""
+
+    name: str = ""
+    written: str = ""
+
+    def __str__(self) -> str:
+        return self.written or self.name or type(self).__name__
+
+
 class Registry(dict[str, Callable[..., T]], Generic[T]):
     """The parts of one `kind`: what makes each, by name.
 
@@ -252,6 +262,15 @@ def with_options(name: str, options: dict[str, Any], comma: str = ",") -> str:
     if not given:
         return name
     return f"{name[:-1]}{comma}{given})" if name.endswith(")") else f"{name}({given})"
+
+
+def with_symbols(name: str, **given: float | None) -> str:
+    """Return a `name` with the numbers that are `given`.
+
+    >>> with_symbols("ICS", λ=0.5, γ=None)
+    'ICS(λ=0.5)'
+    """
+    return with_options(name, {symbol: float(v) for symbol, v in given.items() if v is not None})
 
 
 def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> Any:

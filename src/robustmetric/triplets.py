@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from robustmetric.errors import UserError, check_signature, describe, instance, number
 from robustmetric.labels import check_classes, check_labels
-from robustmetric.registry import Registry, registry
+from robustmetric.registry import Part, Registry, registry
 from robustmetric.sphere import cross_distance, wide_dtype
 
 
@@ -123,7 +123,7 @@ def draw_columns(weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(edges, u * edges[:, -1:], right=True).squeeze(1)
 
 
-class Sampler:
+class Sampler(Part):
     """Draws triplets from a batch; a subclass implements `draw`.
 
     ``robustmetric.register("sampler", name)`` names a sampler of your own. HM[X,X] perturbs nothing if both
@@ -137,8 +137,6 @@ class Sampler:
     tensor([0])
     """
 
-    name: ClassVar[str] = ""
-    """Its name in a defense's name; that of the class unless given."""
     itself: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -118,14 +118,14 @@ class Defense(nn.Module):
         self.margin = check_margin(margin)
         self.seed = whole("seed", seed)
         self.generator = torch.Generator().manual_seed(self.seed)
-        self.written: str | None = None
+        self.written = ""
         self._warned = False
 
     @property
     def name(self) -> str:
         """The defense in the paper's notation: as it was `written`, else from the names of its parts."""
         parts = {kind: getattr(self, kind) for kind in self.takes}
-        return self.written or write_name(self.family or type(self).__name__, parts)
+        return self.written or write_name(self.family or type(self).__name__, **parts)
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
         """Return the loss of a `model` on `images` (N, C, H, W) in [0, 1] with `labels` (N,), and its logs.
