@@ -149,7 +149,7 @@ class Sampler(Part):
 
     def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return what `draw` draws from the `batch` with the `generator`; reject all but valid triplets."""
-        who = f"{type(self).__name__}.draw"
+        who, last = f"{type(self).__name__}.draw", len(batch.labels) - 1
         wanted = "write Triplets(anchor, positive, negative)"
         drawn = instance(f"what {who} returns", self.draw(batch, generator=generator), Triplets, why=wanted)
         fit = all(isinstance(part, Tensor) and part.dtype == torch.int64 and part.ndim == 1 for part in drawn)
@@ -157,11 +157,8 @@ class Sampler(Part):
             found = ", ".join(f"{role}: {describe(part)}" for role, part in drawn._asdict().items())
             raise UserError(f"{who} returned {found}; each must be int64 of one shape (T,), T at least 1")
         low, high = (int(end) for end in drawn.stack().aminmax())
-        if low < 0 or high >= len(batch.labels):
-            raise UserError(
-                f"{who} returned positions from {low} to {high}; they must be from 0 to "
-                f"{len(batch.labels) - 1}, in a batch of {len(batch.labels)} images"
-            )
+        if low < 0 or high > last:
+            raise UserError(f"{who} returned positions from {low} to {high}; they must be from 0 to {last}")
         a, p, n = (batch.labels[positions] for positions in drawn)
         alone = (drawn.anchor == drawn.positive) & (self.itself is not True)
         for wrong, rule in (

@@ -81,12 +81,12 @@ class Attack(ABC):
     same_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of other attacks that say the same of a query, by the definitions."""
 
-    @abstractmethod
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Return what each of B `queries` aims at: (B, W) positions in the `gallery`; W may be 0.
+        """Return what each of B `queries` aims at: (B, W) positions in the `gallery`; by default none, W = 0.
 
         Random numbers come from `draws`, which has a stream for each query.
         """
+        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
         """Return what the objective needs in each step, prepared once for B `queries`.
@@ -190,23 +190,13 @@ class Attack(ABC):
         self._require("select", not outside, f"positions {shorten(outside)}", wanted)
         return index
 
-    def checked_aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Call `aim`."""
-        target = self.aim(index, queries, gallery)
-        self._require("aim", isinstance(target, Target), target, "return a Target, such as Target(index)")
-        return target
-
     def checked_objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Call `objective`."""
         return self._checked_value("objective", self.objective(z, target, queries, gallery), z)
 
     def checked_appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Appraisal:
         """Call `appraise`."""
-        found = self.appraise(z, target, queries, gallery)
-        value, won = found if isinstance(found, tuple) and len(found) == 2 else (found, found)
-        bools = isinstance(won, Tensor) and won.dtype == torch.bool and won.shape == (len(z),)
-        wanted = f"return the values, and None or, with a success_value of a column, ({len(z)},) bools"
-        self._require("appraise", won is None or (bools and self.can_win), won, wanted)
+        value, won = self.appraise(z, target, queries, gallery)
         return self._checked_value("appraise", value, z), won
 
     def checked_measure(

@@ -82,22 +82,21 @@ class SignedAttack(Attack):
         found = []
         for t in index.T:
             place = gallery.z[t]
-            asks = place if self.perturbs == "candidate" else z
-            found.append(self.rank(asks, square_distance(z, place), queries, t, gallery))
+            asks, level = place if self.perturbs == "candidate" else z, square_distance(z, place)
+            found.append(self.rank(asks, level, queries, t, gallery))
         return torch.stack(found).double().mean(0)
 
-    def rank(self, z: Tensor, level: Tensor, queries: Queries, other: Tensor, gallery: Gallery) -> Tensor:
+    def rank(self, z: Tensor, level: Tensor, queries: Queries, target: Tensor, gallery: Gallery) -> Tensor:
         """Return the rank (B,), in % from first to last, of what is at a square `level` (B,) from `z` (B, D).
 
-        Strictly, tied images share the middle rank, and neither the `queries` nor the `other` (B,) are
+        Strictly, tied images share the middle rank, and neither the `queries` nor the `target` (B,) are
         ranked. The reference counts images that are nearer.
         """
         if not self.strict:
             return (100 * count_nearer(z, level, gallery)[0]).float() / len(gallery)
-        nearer, tied = count_nearer(z, level, gallery, queries.any_camera, other)
-        own = queries.own
-        left = len(gallery) - (own >= 0).long() - (other != own).long()
-        return 100 * (nearer + tied.float() / 2) / left
+        nearer, tied = count_nearer(z, level, gallery, queries.any_camera, target)
+        ranked = len(gallery) - (queries.own >= 0).long() - (target != queries.own).long()
+        return 100 * (nearer + tied.float() / 2) / ranked
 
 
 @ATTACKS.register("CA+", sign="+")

@@ -329,19 +329,15 @@ def bind(search: Search, surrogate: nn.Module | None) -> Search:
     >>> bind(make_search("transfer"), nn.Flatten()).network
     Flatten(start_dim=1, end_dim=-1)
     """
-    if isinstance(search, Transfer) and search.surrogate is None:
-        if surrogate is None:
-            raise UserError(
-                f"search {search.name!r} needs a surrogate, the network that is searched on: give one",
-                parameter="surrogate",
-            )
-        return replace(search, surrogate=surrogate)
-    if surrogate is not None and search.network is not surrogate:
-        other = f"write transfer({search.name}), or " if search.network is None else "it has its own: "
-        raise UserError(
-            f"search {search.name!r} takes no surrogate: {other}leave the surrogate out",
-            parameter="surrogate",
-        )
+    waits = isinstance(search, Transfer) and search.surrogate is None
+    if waits and surrogate is not None:
+        return replace(search, surrogate=surrogate)  # type: ignore[call-arg]
+    if waits or (surrogate is not None and search.network is not surrogate):
+        told = "needs a surrogate, the network that is searched on: give one"
+        if not waits:
+            other = f"write transfer({search.name}), or " if search.network is None else "it has its own: "
+            told = f"takes no surrogate: {other}leave the surrogate out"
+        raise UserError(f"search {search.name!r} {told}", parameter="surrogate")
     return search
 
 

@@ -185,15 +185,12 @@ class Defense(nn.Module):
         if step.triplets is not None:
             instance(f"triplets that {who} returns", step.triplets, Triplets)
         logs: dict[str, float] = {}
-        instance(f"logs that {who} returns", step.logs, Mapping)  # type: ignore[type-abstract]
-        given: Mapping[str, Any] = step.logs
-        for name, value in given.items():
+        for name, value in instance(f"logs that {who} returns", step.logs, dict).items():
             try:
-                logs[str(name)] = float(value.detach() if isinstance(value, Tensor) else value)
+                logs[name] = float(value.detach() if isinstance(value, Tensor) else value)
             except (TypeError, ValueError, RuntimeError):
-                raise UserError(
-                    f"{who} logged {name!r} as {describe(value)}; a log must be a number"
-                ) from None
+                told = f"{who} logged {name!r} as {describe(value)}; a log must be a number"
+                raise UserError(told) from None
         return logs
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
