@@ -196,9 +196,8 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("pair", "the network returned a tuple; it must return one (N, D) tensor of embeddings: wrap it"),
-        ("maps", "the network returned a tensor of shape (1, 4, 6, 6) for 1 images; it must return "
-                 "(1, D): flatten or pool its features"),
+        ("pair", "the network returned a tuple for 1 images; it must return floats of shape (1, D)"),
+        ("maps", "the network returned float32 of shape (1, 4, 6, 6) for 1 images; it must return floats"),
         ("needy", "mine.py:needy' missing a required argument: 'k'; its options: k"),
         ("narrow", "the network failed on images of shape (1, 3, 8, 8) and type float32 (RuntimeError: mat1"),
         ("number", "mine.py:number' made a int; it must make a Module"),
