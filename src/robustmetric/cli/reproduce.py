@@ -182,7 +182,7 @@ def _make_all(
     import torch
 
     from robustmetric.cluster import connect
-    from robustmetric.data.stored import cores
+    from robustmetric.data.cache import cores
     from robustmetric.experiments.engine import Room, run_here, run_local, run_ray
     from robustmetric.experiments.estimate import estimate
     from robustmetric.experiments.sets import check_data
