@@ -34,12 +34,11 @@ COMMANDS = {
     "report": ("report", "Write one page of HTML with the scores of records and pictures of attacks."),
     "embed": ("embed", "Write the vectors of all images below a folder to a file."),
     "search": ("search", "Find the images whose vectors are nearest to those of some images."),
-    "export": ("export", "Write a run's network as one file, and try that file."),
+    "export": ("export", "Write a run's network as one file that is tried, or as a folder for the Hub."),
     "reproduce": ("reproduce", "Make the paper's tables and figures next to the published ones."),
     "app": ("app_page", "Try an attack by hand on a page in the browser."),
     "compare": ("compare", "Put records side by side."),
     "plot": ("plot", "Plot trainings, and records beside each other, as files for a paper."),
-    "publish": ("publish", "Write what a run trained to a folder that can be given away."),
     "data": ("train", "Look at data sets."),
 }
 """The module and the first line of each command: the help imports no module, which would take seconds."""
