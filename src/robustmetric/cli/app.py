@@ -37,9 +37,6 @@ COMMANDS = {
     "export": ("export", "Write a run's network as one file that is tried, or as a folder for the Hub."),
     "reproduce": ("reproduce", "Make the paper's tables and figures next to the published ones."),
     "app": ("app_page", "Try an attack by hand on a page in the browser."),
-    "compare": ("compare", "Put records side by side."),
-    "plot": ("plot", "Plot trainings, and records beside each other, as files for a paper."),
-    "data": ("train", "Look at data sets."),
 }
 """The module and the first line of each command: the help imports no module, which would take seconds."""
 
