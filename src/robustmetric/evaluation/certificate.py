@@ -15,8 +15,8 @@ from robustmetric.evaluation.bounds import largest_radius
 from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.intervals import Interval, intervals
-from robustmetric.evaluation.record import DataEntry, NetworkEntry, QueryCounts, Score
+from robustmetric.evaluation.intervals import Score, intervals
+from robustmetric.evaluation.record import DataEntry, NetworkEntry, QueryCounts
 
 SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"
 
@@ -96,21 +96,12 @@ def _text(score: Score, digits: int = 1) -> str:
     return "-" if score.value is None else f"{score.value:.{digits}f}"
 
 
-FORMAT = Format(
-    Certificate, "certificate", SCHEMA, "certificate.json", "certificate",
-    work="certification", command="certify", done="certified",
-)  # fmt: skip
+FORMAT = Format(Certificate, "certificate", inside="certificate", work="certification", command="certify")
 """How certificates are written and read."""
 
 
 def load_certificate(path: str | Path) -> Certificate:
-    """Read a certificate from `path`: its JSON file or the folder that it is in; a damaged one is refused.
-
-    >>> load_certificate("nowhere")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no certificate nowhere; give a certificate.json, or a folder that holds one
-    """
+    """Read a certificate from `path`: its JSON file or the folder that it is in; a damaged one is refused."""
     return FORMAT.read(path)
 
 
@@ -119,33 +110,28 @@ def entries_of(arrays: dict[str, Tensor], plan: CertifyPlan, images: int, others
 
     Every query has at least `others` images of another class to be told from.
     """
-    values = per_query(arrays, plan)
-    if not bool((~arrays["hit"].isnan()).any()):
+    values, hit = per_query(arrays, plan), arrays["hit"]
+    if hit.isnan().all():
         raise UserError(
-            f"none of the {len(arrays['hit'])} queries has an image of its class to find: give more queries",
+            f"none of the {len(hit)} queries has an image of its class to find: give more queries",
             parameter="queries",
         )
     found = intervals(values, seed=plan.seed, percent=values.keys() - {"radius"})[0]
+
+    def score(name: str, better: str = "higher", unit: str = "%") -> dict[str, Any] | None:
+        return {**found[name]._asdict(), "better": better, "unit": unit} if name in found else None
+
     return {
         "settings": plan,
-        "queries": {
-            "count": len(arrays["hit"]),
-            "of": images,
-            "left_out": int(arrays["hit"].isnan().sum()),
-        },
-        "recall": _score(found["recall"], "higher"),
-        "abstained": _score(found["abstained"], "lower"),
-        "wrong": _score(found["wrong"], "lower"),
-        "radius": _score(found["radius"], "higher", "L2"),
+        "queries": {"count": len(hit), "of": images, "left_out": int(hit.isnan().sum())},
+        "recall": score("recall"),
+        "abstained": score("abstained", "lower"),
+        "wrong": score("wrong", "lower"),
+        "radius": score("radius", unit="L2"),
         "median": float(np.nanmedian(values["radius"])),
         "limit": largest_radius(plan.sigma, plan.samples, plan.alpha, others),
         "bounds": [
-            {
-                "radius": radius,
-                "certified": _score(found[f"certified/{k}"], "higher"),
-                "attacked": _score(found[f"attacked/{k}"], "higher") if plan.attack else None,
-                "upper": _score(found[f"upper/{k}"], "higher") if plan.attack else None,
-            }
+            {"radius": radius, **{name: score(f"{name}/{k}") for name in ("certified", "attacked", "upper")}}
             for k, radius in enumerate(plan.radii)
         ],
     }
@@ -172,7 +158,3 @@ def per_query(arrays: dict[str, Tensor], plan: CertifyPlan) -> dict[str, Values]
             values[f"attacked/{k}"] = share(arrays["attacked"][:, k] > 0)
             values[f"upper/{k}"] = share(~(arrays["broken"][:, k] > 0))
     return values
-
-
-def _score(interval: Interval, better: str, unit: str = "%") -> dict[str, Any]:
-    return {**interval._asdict(), "better": better, "unit": unit}

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
-from robustmetric.attacks import Search, Transfer, make_search
 from robustmetric.errors import UserError, brief, fraction, is_number
 from robustmetric.evaluation.bounds import largest_radius, least_samples
-from robustmetric.evaluation.document import FrozenModel, validated
-from robustmetric.evaluation.identity import options_of
-from robustmetric.evaluation.plan import draw_queries, written
+from robustmetric.evaluation.plan import SearchPlan
 from robustmetric.evaluation.smoothing import MOST_SIGMA
 from robustmetric.evaluation.threat import Threat
-from robustmetric.perturb import Budget
+from robustmetric.perturb import Budget, Norm
 
 
-class CertifyPlan(FrozenModel):
+class CertifyPlan(SearchPlan):
     """How a certification is done: all that it depends on besides the network and the data.
 
     Make one with `CertifyPlan.make`, which checks all of it once.
@@ -29,6 +24,8 @@ class CertifyPlan(FrozenModel):
     >>> plan.radii, plan.samples
     ((0.0625, 0.125, 0.25), 1000)
     """
+
+    norm: ClassVar[Norm] = "l2"
 
     sigma: float = Field(gt=0, le=MOST_SIGMA, description="σ, the deviation of the noise on pixels in [0, 1]")
     radii: tuple[float, ...] = Field(
@@ -64,32 +61,14 @@ class CertifyPlan(FrozenModel):
             settings["radii"] = _radii(radii)
         elif is_number(sigma):
             settings["radii"] = (sigma / 4, sigma / 2, sigma)
-        plan = validated(cls, "setting", settings)
+        plan = super().make(**settings)
         if plan.samples < (least := least_samples(plan.alpha)):
             raise UserError(
                 f"samples is {plan.samples}, and nothing can be certified with fewer than {least} where "
                 f"alpha is {plan.alpha:g}: give at least {least}, better 1,000",
                 parameter="samples",
             )
-        if not plan.attack:
-            return plan
-        if isinstance(plan.searching, Transfer):
-            raise UserError(
-                f"search {plan.search!r} perturbs another network: give one that does not, such as apgd",
-                parameter="search",
-            )
-        if "l2" not in plan.searching.norms:
-            raise UserError(
-                f"search {plan.search!r} keeps to the budget of each pixel, and a radius is an L2 length: "
-                "take apgd",
-                parameter="search",
-            )
-        return plan.model_copy(update={"search": written(plan.search, plan.searching)})
-
-    @cached_property
-    def searching(self) -> Search:
-        """The search."""
-        return make_search(self.search)
+        return plan
 
     @property
     def limit(self) -> float:
@@ -100,17 +79,6 @@ class CertifyPlan(FrozenModel):
         """Return the threat of perturbations of less than this `radius` (L2), whatever is rounded."""
         budget = Budget(eps=radius * (1 - 1e-5), alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
         return Threat(budget, self.searching, self.seed, self.batch)
-
-    def draw(self, count: int) -> Tensor:
-        """Return the numbers (Q,) of the queries, ascending: drawn from the seed, or all `count` of them."""
-        return draw_queries(count, self.queries, self.seed)
-
-    def describe(self) -> dict[str, Any]:
-        """Return all that decides the certificate, in JSON's types."""
-        return {
-            "settings": self.model_dump(mode="json"),
-            "options": options_of(self.searching) if self.attack else None,
-        }
 
 
 def _radii(given: object) -> tuple[float, ...]:

@@ -261,6 +261,29 @@ class Subject:
             "classes": [digest_of_names(self.data.classes), digest_of_names(self.train_classes)],
         }
 
+    def describe(self) -> dict[str, Any]:
+        """Return the entries of a document on the network and the data."""
+        data, surrogate = self.data, self.surrogate
+        return {
+            "network": {
+                "name": self.title,
+                "parameters": sum(p.numel() for p in self.model.parameters()),
+                "sha256": digest_of(self.model),
+                "surrogate": None if surrogate is None else digest_of(surrogate),
+                "weights": self.weights,
+            },
+            "data": {
+                "name": data.name,
+                "images": len(data.images),
+                "gallery": None if data.gallery is None else len(data.ranked.images),
+                "classes": len(data.labels.unique()),
+                "shape": data.fingerprint.shape,
+                "sha256": data.fingerprint.sha256,
+                "cameras": data.cameras is not None,
+                "skipped": list(data.skipped),
+            },
+        }
+
     def frozen(self) -> ExitStack:
         """Hold all networks in evaluation mode, frozen, until the stack is closed."""
         stack = ExitStack()
@@ -303,14 +326,7 @@ def data_by_marks(images: Pixels, crop: int | None = None, files: Sequence[str] 
 
     `files` names the images.
     """
-    every = torch.ones(len(images), dtype=torch.bool)
-    asks = every if images.is_query is None else images.is_query
-    ranked = every if images.is_gallery is None else images.is_gallery
-    if not asks.any() or not ranked.any():
-        raise UserError(
-            f"of {len(images)} images {int(asks.sum())} are queries and {int(ranked.sum())} are in the "
-            "gallery; mark some as each (is_query, is_gallery), or leave the marks out"
-        )
+    asks, ranked = _marks(images, images.is_query), _marks(images, images.is_gallery)
     queries = _marked(images, asks, crop, files)
     if asks.all() and ranked.all():
         return queries
@@ -335,23 +351,33 @@ def data_of_two(
         raise UserError(
             f"the cameras of the {known} are known and those of the {missing} are not: give both, or neither"
         )
-    classes = tuple(sorted({*queries.classes, *gallery.classes}))
+    classes = sorted({*queries.classes, *gallery.classes})
     # A table numbers its cameras by their names, each table by itself.
     cameras = sorted({*queries.columns.get("camera", ()), *gallery.columns.get("camera", ())})
-    place, number = ({name: k for k, name in enumerate(names)} for names in (classes, cameras))
+    label, camera = ({name: k for k, name in enumerate(names)} for names in (classes, cameras))
 
-    def side(images: Pixels, marked: Tensor | None, files: Sequence[str] | None) -> Data:
+    def renumbered(images: Pixels) -> Pixels:
+        labels = torch.tensor([label[name] for name in images.classes])[images.labels]
         numbers = images.cameras
         if numbers is not None and (texts := images.columns.get("camera")):
-            numbers = torch.tensor([number[text] for text in texts])
-        labels = torch.tensor([place[name] for name in images.classes])[images.labels]
-        marked = torch.ones(len(images), dtype=torch.bool) if marked is None else marked
-        if not marked.any():
-            raise UserError(f"none of {len(images)} images is marked (is_query, is_gallery): mark some")
-        return _marked(replace(images, labels=labels, cameras=numbers, classes=classes), marked, crop, files)
+            numbers = torch.tensor([camera[text] for text in texts])
+        return replace(images, labels=labels, cameras=numbers, classes=tuple(classes))
 
-    asks, ranked = side(queries, queries.is_query, files), side(gallery, gallery.is_gallery, gallery_files)
-    return replace(asks, gallery=ranked)
+    ranked = _marked(renumbered(gallery), _marks(gallery, gallery.is_gallery), crop, gallery_files)
+    return replace(
+        _marked(renumbered(queries), _marks(queries, queries.is_query), crop, files), gallery=ranked
+    )
+
+
+def _marks(images: Pixels, marked: Tensor | None) -> Tensor:
+    """Return which images (N,) are `marked`: all of them where nothing is; reject marks of none."""
+    marked = torch.ones(len(images), dtype=torch.bool) if marked is None else marked
+    if not marked.any():
+        raise UserError(
+            f"none of {len(images)} images is marked as a query, or as one of the gallery: mark some as each "
+            "(is_query, is_gallery), or leave the marks out"
+        )
+    return marked
 
 
 def _marked(images: Pixels, marked: Tensor, crop: int | None, files: Sequence[str] | None) -> Data:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.intervals import Interval, bootstrap_interval, exact_interval, resampled
-from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
+from robustmetric.evaluation.intervals import Interval, Score, bootstrap_interval, exact_interval, resampled
+from robustmetric.evaluation.record import DataEntry, NetworkEntry
 from robustmetric.evaluation.verify_pairs import Split
 from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.verification import FARS, Roc, pairs_for, roc, weighted_roc
@@ -139,27 +139,12 @@ def _text(score: Score) -> str:
     return f"{score.value:.1f} % [{score.low:.1f}, {score.high:.1f}]"
 
 
-FORMAT = Format(
-    Verification,
-    "verification",
-    SCHEMA,
-    "verification.json",
-    "verification",
-    work="verification",
-    command="verify",
-    done="verified",
-)
+FORMAT = Format(Verification, "verification", inside="verification", work="verification", command="verify")
 """How verifications are written and read."""
 
 
 def load_verification(path: str | Path) -> Verification:
-    """Read a verification from `path`: its JSON file or the folder that it is in; a damaged one is refused.
-
-    >>> load_verification("nowhere")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no verification nowhere; give a verification.json, or a folder that holds one
-    """
+    """Read a verification from `path`: its JSON file or the folder it is in; a damaged one is refused."""
     return FORMAT.read(path)
 
 
@@ -202,7 +187,7 @@ def entries_of(
             drawn[name].append(_resampled(curve(often), name))
     tables = {name: np.array(rows).T for name, rows in drawn.items()}
     rates = _rates(whole, threshold["value"], tables)
-    used = torch.from_numpy(np.union1d(judged.first, judged.second))
+    used = torch.from_numpy(judged.places)
     entries: dict[str, Any] = {
         "settings": plan,
         "pairs": {
@@ -316,7 +301,7 @@ def _notes(
                 f"the FAR is above its target of {100 * plan.far:g} %: the pairs that chose the threshold "
                 "are easier than those judged; choose it on more classes, or on more like these"
             )
-    used = len(np.union1d(split.judged.first, split.judged.second))
+    used = len(split.judged.places)
     if used < 2 * (same + different):
         yield (
             f"{same + different:,} pairs share {used:,} images: intervals take pairs as independent, and "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation.attack import embed_all
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
-from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
+from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick, blocks
 from robustmetric.evaluation.plan import plan_of
-from robustmetric.evaluation.record import described
 from robustmetric.evaluation.verified import FORMAT, Verification, entries_of
 from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, split_pairs
 from robustmetric.evaluation.verify_plan import VerifyPlan
@@ -85,7 +82,7 @@ def verify(
     return Verifying(subject, plan, pairs, validation, out, progress, report).run()
 
 
-class Verifying(Job[Verification]):
+class Verifying(Job[VerifyPlan, Verification]):
     """A verification in pieces: pairs of the data of `subject`, verified as `plan` says.
 
     `pairs` (P, 2) are judged, or some that are drawn, and those of the `validation` images choose the
@@ -109,93 +106,66 @@ class Verifying(Job[Verification]):
         progress: Progress | None = None,
         report: Callable[[str], None] = print,
     ) -> None:
-        super().__init__(out, progress, report)
-        subject.data.check()
-        self.subject, self.plan, self.data = subject, plan, subject.data
-        self.split = split_pairs(
-            subject.data,
-            pairs=pairs,
-            validation=validation,
-            chosen=plan.threshold is None,
-            count=plan.count,
-            seed=plan.seed,
-        )
+        self.given = pairs, validation
+        super().__init__(subject, plan, out, progress, report)
+
+    def prepare(self) -> None:
+        """Refuse data without a ranking, and draw the pairs."""
+        self.data.check()
+        self.split = split_pairs(self.data, self.plan, *self.given)
 
     def describe(self) -> dict[str, Any]:
         """Return all that the document depends on, in JSON's types."""
+        choose = self.split.choose
         return {
-            **self.plan.describe(),
-            **self.subject.identity(),
+            **super().describe(),
             "pairs": self.split.judged.digest,
-            "choosing": None if self.split.choose is None else self.split.choose.sha256,
-            "versions": versions(),
+            "choosing": None if choose is None else choose.sha256,
         }
 
     def probe(self) -> None:
         """Try the network on a batch, so that one that fails leaves no trace."""
-        plan = self.plan
-        self.subject.probe(
-            plan.batch, gradient=plan.attack and plan.threat.search.differentiates(self.subject.model)
-        )
-
-    def frozen(self) -> AbstractContextManager[object]:
-        """Hold the network in evaluation mode, frozen."""
-        return self.subject.frozen()
+        gradient = self.plan.attack and self.plan.searching.differentiates(self.subject.model)
+        self.subject.probe(self.plan.batch, gradient=gradient)
 
     @cached_property
     def sources(self) -> tuple[tuple[Images, Numbers], ...]:
         """The images of the pairs that are judged and of those that choose, with the places that are used."""
-        judged, choose = self.split.judged, self.split.choose
-        used = [judged.first, judged.second]
+        judged, choose = self.split.judged.places, self.split.choose
         if choose is None:
-            return ((self.data.every, np.unique(np.concatenate(used))),)
-        theirs = [choose.pairs.first, choose.pairs.second]
+            return ((self.data.every, judged),)
         if choose.source == "other classes":  # of the same images
-            return ((self.data.every, np.unique(np.concatenate(used + theirs))),)
-        return (
-            (self.data.every, np.unique(np.concatenate(used))),
-            (choose.images, np.unique(np.concatenate(theirs))),
-        )
+            return ((self.data.every, np.union1d(judged, choose.pairs.places)),)
+        return ((self.data.every, judged), (choose.images, choose.pairs.places))
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces: parts of the images in pairs, and blocks of attacked pairs."""
-        threat, found = self.plan.threat, []
+        threat, found = self.plan.threat, list[Piece]()
         for source, (images, used) in enumerate(self.sources):
-            for k, part in enumerate(torch.from_numpy(used).split(_TOGETHER)):
-                file, make = f"embed-{source}-{k:05d}.safetensors", partial(self._embed, images, part)
-                found.append(Piece("embed", 0, file, make, len(part), len(part)))
-        each, evaluations = search_cost(threat) + 1, threat.search.num_evaluations(threat.budget)
-        for k, numbers in enumerate(torch.arange(len(self.split.judged)).split(threat.batch)):
-            file, make = f"attack-{k:05d}.safetensors", partial(self._attack, numbers.numpy())
-            found += (
-                [Piece("attack", 1, file, make, len(numbers) * each, evaluations)] if self.plan.attack else []
+            embed_part = partial(self._embed, images)
+            found += blocks("embed", 0, torch.from_numpy(used), _TOGETHER, embed_part, file=f"embed-{source}")
+        if self.plan.attack:
+            rows, cost = torch.arange(len(self.split.judged)), search_cost(threat) + 1
+            found += blocks(
+                "attack", 1, rows, threat.batch, self._attack, cost=cost, parts=threat.evaluations
             )
         return tuple(found)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
-        """Return the entries of the document and the distances."""
+        """Return what the document says of the scores, and the distances."""
         split, labels = self.split, self.data.labels.cpu()
         if self.data.gallery is not None:
             labels = torch.cat([labels, self.data.ranked.labels.cpu()])
-        choose, last = split.choose, len(self.sources) - 1
-        choosing = None if choose is None else self.distances(choose.pairs, last)
+        choosing = None if split.choose is None else self.distances(split.choose.pairs, -1)
         attacked = self.attacked if self.plan.attack else None
-        entries, arrays = entries_of(self.plan, split, labels, self.clean, attacked, choosing)
-        return {**described(self.subject), **entries, "versions": versions()}, arrays
+        return entries_of(self.plan, split, labels, self.clean, attacked, choosing)
 
     @cached_property
     def embedded(self) -> tuple[Tensor, ...]:
         """The embeddings (U, D) of the images that are used, of each source."""
-        kept = [
-            [
-                self.get(piece)["z"]
-                for piece in self.stages["embed"]
-                if piece.file.startswith(f"embed-{source}-")
-            ]
-            for source in range(len(self.sources))
-        ]
-        return tuple(map(torch.cat, kept))
+        whole = self.joined("embed")["z"].split([len(used) for _, used in self.sources])
+        return tuple(whole)
 
     def rows(self, source: int, places: Numbers) -> Tensor:
         """Return the embeddings (P, D) of images at these `places` of a `source`."""
@@ -222,10 +192,10 @@ class Verifying(Job[Verification]):
     def _embed(self, images: Images, part: Tensor, tick: Tick) -> Tensors:
         return {"z": embed_all(self.subject.model, images, part, self.plan.batch, tick).cpu()}
 
-    def _attack(self, numbers: Numbers, tick: Tick) -> Tensors:
+    def _attack(self, numbers: Tensor, tick: Tick) -> Tensors:
         """Drive same pairs apart and different ones together: distance (B,) to the second image."""
         plan, model = self.plan, self.subject.model
-        pairs, device = self.split.judged.take(numbers), device_of(model)
+        pairs, device = self.split.judged.take(numbers.numpy()), device_of(model)
         images = self.data.every[torch.from_numpy(pairs.first)].detach().to(device)
         aim = self.rows(0, pairs.second).to(device)
         same = torch.from_numpy(pairs.same).to(device)

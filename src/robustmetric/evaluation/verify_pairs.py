@@ -14,6 +14,7 @@ from torch import Tensor
 from robustmetric.errors import UserError, describe
 from robustmetric.evaluation.data import Data, Fingerprint
 from robustmetric.evaluation.images import Images
+from robustmetric.evaluation.verify_plan import VerifyPlan
 from robustmetric.labels import WHOLE
 from robustmetric.verification import check_kinds
 
@@ -44,6 +45,11 @@ class Pairs:
         """The SHA-256 of all positions and flags."""
         whole = np.stack([self.first, self.second, self.same.astype(np.int64)])
         return hashlib.sha256(whole.astype("<i8").tobytes()).hexdigest()
+
+    @property
+    def places(self) -> Numbers:
+        """The positions (U,) of all images in them, ascending."""
+        return np.union1d(self.first, self.second)
 
     def take(self, rows: NDArray[np.bool_] | Numbers) -> Pairs:
         """Return the pairs of these `rows`."""
@@ -166,26 +172,20 @@ Validation = Data | tuple[Images, Tensor]
 
 
 def split_pairs(
-    data: Data,
-    *,
-    pairs: Tensor | None,
-    validation: Validation | None,
-    chosen: bool,
-    count: int,
-    seed: int,
+    data: Data, plan: VerifyPlan, pairs: Tensor | None = None, validation: Validation | None = None
 ) -> Split:
-    """Make the pairs of the `data` that are judged and, if the threshold is `chosen`, those that choose it.
+    """Make the pairs of the `data` that are judged and, unless the `plan` has a threshold, those that choose.
 
-    `pairs` (P, 2) are positions of images and of those that are ranked; without them `count` are drawn. The
-    `validation` images choose if there are some. Else half of the classes do, drawn from the `seed`, and the
+    `pairs` (P, 2) are positions of images and of those that are ranked; without them some are drawn. The
+    `validation` images choose if there are some. Else half of the classes do, drawn from the seed, and the
     other half is judged: no class is in both.
     """
-    pool = Pool.of_data(data)
+    pool, count, seed = Pool.of_data(data), plan.count, plan.seed
     given = None if pairs is None else _given(pairs, pool)
     advice, choosing, left_out = "give images, or pairs, of which some are", None, 0
-    if not chosen or validation is not None:
+    if plan.threshold is not None or validation is not None:
         judged = draw(pool, count, seed, JUDGED) if given is None else given
-        if chosen and validation is not None:
+        if plan.threshold is None and validation is not None:
             choosing = _by_validation(validation, data, count, seed)
     else:
         classes = _draw_classes(pool, seed)
@@ -198,8 +198,7 @@ def split_pairs(
             judged, choose = given.take(~first & ~second), given.take(first & second)
             left_out = len(given) - len(judged) - len(choose)
         advice += "; or validation images or the threshold, so that no classes are set apart to choose it"
-        mark = data.fingerprint
-        choosing = _choosing(data.every, choose, "other classes", len(classes), mark)
+        choosing = _choosing(data.every, choose, "other classes", len(classes), data.fingerprint)
     check_kinds(judged.same, "judged pairs", advice, "pairs")
     return Split(judged, choosing, given is not None, left_out)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from robustmetric.errors import UserError
-from robustmetric.evaluation.document import FrozenModel, validated
-from robustmetric.evaluation.identity import options_of
-from robustmetric.evaluation.plan import DEFAULTS, Plan
+from robustmetric.evaluation.plan import SearchPlan
 from robustmetric.evaluation.threat import Threat
+from robustmetric.perturb import Budget
 from robustmetric.verification import check_far
 
 FAR = 0.01
@@ -20,7 +19,7 @@ SHARED = ("eps", "alpha", "steps", "search", "seed", "batch")
 """Settings that are those of an evaluation."""
 
 
-class VerifyPlan(FrozenModel):
+class VerifyPlan(SearchPlan):
     """How a verification is done: all that it depends on besides the network, the data and given pairs.
 
     Make one with `VerifyPlan.make`, which checks all of it once.
@@ -47,8 +46,6 @@ class VerifyPlan(FrozenModel):
     seed: int = Field(0, ge=0, lt=2**32, description="random seed")
     batch: int = Field(128, ge=1, description="number of pairs that are attacked together")
 
-    _threat: Threat | None = PrivateAttr(None)  # has the search if it is the user's own
-
     @classmethod
     def make(cls, **settings: Any) -> VerifyPlan:
         """Make a plan of `settings`, some of its fields, and refuse what cannot be.
@@ -58,36 +55,18 @@ class VerifyPlan(FrozenModel):
         ...
         robustmetric.UserError: count is 1: input should be greater than or equal to 2 (number of pairs to ...
         """
-        shared = Plan.make(**{n: settings.get(n, DEFAULTS[n]) for n in SHARED}, attacks=["ES"], checks="none")
-        if shared.transfers:
-            raise UserError(
-                f"search {shared.settings.search!r} perturbs another network: give one of pgd, apgd, nes, "
-                "spsa and square",
-                parameter="search",
-            )
-        plan = validated(cls, "setting", settings | {name: getattr(shared.settings, name) for name in SHARED})
+        plan = super().make(**settings)
         if plan.threshold is None:
-            plan = plan.model_copy(update={"far": check_far(FAR if plan.far is None else plan.far)})
-        elif plan.far is not None:
+            return plan.model_copy(update={"far": check_far(FAR if plan.far is None else plan.far)})
+        if plan.far is not None:
             raise UserError(
                 "a threshold that is given is not chosen for a FAR: give one of threshold and far",
                 parameter="far",
             )
-        plan._threat = shared.threat
         return plan
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, VerifyPlan) and self.model_dump() == other.model_dump()
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.model_dump().values()))
 
     @property
     def threat(self) -> Threat:
         """The budget of a perturbation, and how it is searched for."""
-        return self._threat or VerifyPlan.make(**self.model_dump()).threat
-
-    def describe(self) -> dict[str, Any]:
-        """Return all that decides the scores, in JSON's types."""
-        options = options_of(self.threat.search) if self.attack else None
-        return {"settings": self.model_dump(mode="json"), "options": options}
+        budget = Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
+        return Threat(budget, self.searching, self.seed, self.batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,17 +12,13 @@ from torch import Tensor
 from robustmetric.attacks import PERCENT, Attack, Column
 from robustmetric.evaluation.document import FrozenModel, Number
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.intervals import Interval, intervals
+from robustmetric.evaluation.intervals import Interval, Score, intervals
 from robustmetric.evaluation.suite import BEFORE, Attempt, WorstCase
 from robustmetric.perturb import Budget
 
 
 class AttackShare(FrozenModel):
-    """An attack of the suite, or one beside it, and the share of queries that it broke first.
-
-    >>> AttackShare(attack="LTM", broke=1.5).search is None
-    True
-    """
+    """An attack of the suite, or one beside it, and the share of queries that it broke first."""
 
     attack: str = Field(description="the attack with its objective; before for what was lost without one")
     search: str | None = Field(
@@ -37,22 +32,13 @@ class AttackShare(FrozenModel):
     backward: int = Field(default=0, description="images that it sent back through it, for gradients")
 
 
-class GoalScore(FrozenModel):
+class GoalScore(Score):
     """The worst case of a goal: the mean over queries of the worst that any attack left, with its interval.
 
     `value`, `low` and `high` count the attacks beside the suite too, `alone` those of the suite only.
-
-    >>> [*GoalScore.model_fields][:4]
-    ['value', 'low', 'high', 'before']
     """
 
-    value: Number
-    low: Number
-    high: Number
-    before: Number = Field(description="the same of the images as they were")
     alone: Number = Field(description="the value by the attacks of the suite alone")
-    better: Literal["higher", "lower"] = Field(description="which way is more robust")
-    unit: str = Field(description="what it is measured in: %, or a distance")
     queries: int = Field(description="queries that the goal concerns")
     attacks: list[AttackShare] = Field(description="who broke which share, in the order of the attempts")
     forward: int = Field(description="images that all attacks sent through the network")
@@ -61,11 +47,7 @@ class GoalScore(FrozenModel):
 
 
 class Suite(FrozenModel):
-    """The worst-case suite: its goals by name.
-
-    >>> Suite(goals={}).goals
-    {}
-    """
+    """The worst-case suite: its goals by name."""
 
     goals: dict[str, GoalScore]
 
@@ -145,7 +127,7 @@ def _score(
         **_mean(worst, column, seed)._asdict(),
         before=_mean(found["before"].numpy()[counted], column, seed, resamples=1).value,
         alone=_mean(alone, column, seed, resamples=1).value,
-        better=column.better or "higher",
+        better=column.better,
         unit=column.unit.name,
         queries=count,
         attacks=attacks,

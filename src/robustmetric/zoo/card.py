@@ -12,7 +12,7 @@ from safetensors import safe_open
 from robustmetric import __version__
 from robustmetric.attacks import Column
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.record import Score
+from robustmetric.evaluation.intervals import Score
 from robustmetric.exports.product import describe
 from robustmetric.report.layout import markdown_row, marked_down
 from robustmetric.report.records import data_of
