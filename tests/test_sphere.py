@@ -192,17 +192,13 @@ def test_embed_of_a_half_precision_network() -> None:
 @pytest.mark.parametrize(
     ("answer", "parts"),
     [
-        ((torch.ones(3, 2), torch.ones(3)), ["a tuple", "(N, D) tensor", "wrap it in a module"]),
-        ({"z": torch.ones(3, 2)}, ["a dict", "(N, D) tensor", "wrap it in a module"]),
-        (None, ["a NoneType", "wrap it in a module"]),
-        (torch.ones(3, 2, 4, 4), ["(3, 2, 4, 4)", "3 images", "(3, D)", "flatten or pool"]),
-        (torch.ones(3), ["(3,)", "3 images", "(3, D)"]),
-        (torch.ones(2, 5), ["(2, 5)", "3 images", "(3, D)"]),
-        (
-            torch.ones(3, 2).long(),
-            ["embeddings of torch.int64; they must be floats: call .float() at its end"],
-        ),
-        (torch.ones(3, 2).bool(), ["embeddings of torch.bool; they must be floats"]),
+        ((torch.ones(3, 2), torch.ones(3)), ["a tuple", "3 images", "(3, D)", "wrap it in a module"]),
+        (None, ["None"]),
+        (torch.ones(3, 2, 4, 4), ["(3, 2, 4, 4)", "3 images", "(3, D)"]),
+        (torch.ones(3), ["(3,)"]),
+        (torch.ones(2, 5), ["(2, 5)"]),
+        (torch.ones(3, 2).long(), ["int64", "floats"]),
+        (torch.ones(3, 2).bool(), ["bool", "floats"]),
         (
             torch.tensor([[1.0, 2.0], [torch.nan, 1.0], [torch.nan, torch.nan]]),
             ["2 of 3 embeddings", "NaN or infinity", "last good weights", "lower the learning rate"],

@@ -194,7 +194,7 @@ YES_NO = torch.tensor([True, False])
     [
         ([0.1, 0.2], YES_NO, r"distances must be a tensor \(P,\) of floats, not a list"),
         (torch.rand(2, 1), YES_NO, r"not float32 of shape \(2, 1\)"),
-        (torch.rand(2), torch.tensor([1, 0]), r"same must be a tensor \(2,\) of True and False.*int64"),
+        (torch.rand(2), torch.tensor([1, 0]), r"same must be a tensor \(2,\) of bools.*int64"),
         (torch.rand(3), YES_NO, r"same must be a tensor \(3,\) .*shape \(2,\): compare labels"),
         (torch.tensor([0.1, torch.nan]), YES_NO, "1 of 2 distances are NaN or infinite: the network"),
         (torch.rand(0), torch.zeros(0, dtype=torch.bool), "none of the 0 pairs is same: give some"),

@@ -70,7 +70,7 @@ def test_a_gallery_is_cut_into_blocks_that_cover_it() -> None:
 
 
 def test_a_gallery_refuses_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"labels have shape \(5,\) for 6 images"):
+    with pytest.raises(ValueError, match=r"labels must be integers of shape \(6,\)"):
         Gallery(torch.eye(6), torch.arange(5))
     with pytest.raises(ValueError, match="chunk must be a whole number of at least 1, not 0"):
         Gallery(torch.eye(6), torch.arange(6), chunk=0)

@@ -118,7 +118,7 @@ def test_the_weight_of_sp_qa_is_that_of_the_earlier_work_unless_given(
         ("SP-QA+(xi=-1)", {}, "xi must be a number of at least 0, not -1"),
         ("ES", {"protocol": "strikt"}, r"unknown protocol 'strikt' \(did you mean 'strict'\?\); known: ref"),
         ("CA+(sign='-')", {}, r"is given already; leave it out"),
-        ("CA+(w=2, w=3)", {}, r"is given already; leave it out"),
+        ("CA+(w=2, w=3)", {}, "options must be option=value, each once"),
     ],
 )
 def test_what_cannot_be_is_rejected(name: str, options: dict[str, object], message: str) -> None:

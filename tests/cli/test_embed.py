@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -12,11 +10,9 @@ import pytest
 from PIL import Image
 
 import robustmetric as rm
-from robustmetric.cli.progress import Counting
-from robustmetric.cli.terminal import Terminal
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.vectors import blocks
-from tests.helpers.command import Clock, command, refused, works
+from tests.helpers.command import command, refused, works
 from tests.helpers.processes import at_call, stop_by
 from tests.helpers.runs import make_pictures, make_run
 
@@ -34,7 +30,7 @@ def pictures(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("suffix", ["safetensors", "npy", "parquet"])
 def test_a_folder_becomes_a_file(suffix: str, run: Path, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / f"v.{suffix}"
-    assert works("embed", run, pictures, "-o", out) == f"12 vectors are in {out}\n"
+    assert works("embed", run, pictures, "-o", out).endswith(f"12 vectors are in {out}\n")
     vectors = rm.load_vectors(out)
     vectors.check(rm.load_run(run))
     assert len(vectors) == 12
@@ -63,7 +59,7 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(
     assert said.code == code
     assert said.out == "stopped; what is finished is kept: the same command resumes\n"
     told = works(*arguments, tmp_path / "v.safetensors")
-    assert told.startswith("4 of 12 images are embedded already: going on from there\n12 vectors are in ")
+    assert told.startswith("4 of 12 images are embedded already: going on from there\n")
     whole, found = (tmp_path / f"{name}.safetensors" for name in ("whole", "v"))
     assert whole.read_bytes() == found.read_bytes()
 
@@ -141,34 +137,3 @@ def test_code_of_a_run_is_run_only_if_it_is_trusted(tmp_path: Path, pictures: Pa
     assert "nets.py" in said
     assert "--trust" in said
     works("embed", run, pictures, "-o", tmp_path / "v.npy", "--trust")
-
-
-# Progress
-
-
-def test_without_a_terminal_a_line_a_minute_says_how_long_it_takes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    clock = Clock(1000.0)
-    with Counting(Terminal(width=160), "embed images", clock) as progress:
-        progress(1000, 5000)  # which were done before, and say nothing of the pace
-        for minute in range(1, 5):
-            clock.now += 60
-            progress(1000 + 1000 * minute, 5000)
-            progress(1000 + 1000 * minute, 5000)
-    assert capsys.readouterr().out.splitlines() == [
-        "embed images: 2,000 of 5,000, about 3 min left",
-        "embed images: 3,000 of 5,000, about 2 min left",
-        "embed images: 4,000 of 5,000, about 60 s left",
-        "embed images: 5,000 of 5,000",
-    ]
-
-
-def test_on_a_terminal_a_bar_says_how_long_it_takes() -> None:
-    clock, console = Clock(), Terminal(force_terminal=True, width=120, file=io.StringIO())
-    with Counting(console, "embed images", clock) as progress:
-        progress(0, 500)
-        clock.now = 30
-        progress(100, 500)
-    assert "embed images" in (shown := console.file.getvalue())  # type: ignore[attr-defined]
-    assert "100/500 about 2 min left" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)

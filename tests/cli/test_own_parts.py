@@ -406,7 +406,7 @@ def test_a_network_of_ones_own_that_breaks_its_contract(home: Path) -> None:
     for what in ("train", "evaluate"):
         how = TRAIN if what == "train" else ("--data", "digits", "--out", "out")
         said = refused(what, *how, "--model", "nets.py:maps")
-        assert "the network returned a tensor of shape (1, 4, 6, 6) for 1 images" in said
+        assert "the network returned float32 of shape (1, 4, 6, 6) for 1 images" in said
         assert "it must return (1, D)" in said
 
 

@@ -104,14 +104,16 @@ def test_a_training_says_what_it_does(tmp_path: Path) -> None:
     lines = works("train", *QUICK, "--out", out).splitlines()
     assert lines[0].startswith("recipe digits: c2f2, N/A[R], ε = 51/255")
     assert lines[3] == "4 steps: 2 epochs of 2"
-    assert re.fullmatch(r"step 2 of 4, loss [\d.]+, 0 % perturbed, R@1 \d+\.\d, \d+ s left", lines[4])
-    assert re.fullmatch(r"step 4 of 4, loss [\d.]+, 0 % perturbed, R@1 \d+\.\d", lines[5])
+    for step in (2, 4):
+        told = next(line for line in lines if line.startswith(f"train: {step} of 4"))
+        assert re.search(r"loss [\d.]+, 0 % perturbed, R@1 \d+\.\d", told)
+    lines = [line for line in lines if not line.startswith("train: ")]
     # Two epochs differ by less than 100 images tell.
-    assert "the last ones count" in lines[6]
+    assert "the last ones count" in lines[4]
     assert re.fullmatch(
-        r"R@1 of the 100 validation images: best \d+\.\d at step \d, last \d+\.\d at step 4", lines[7]
+        r"R@1 of the 100 validation images: best \d+\.\d at step \d, last \d+\.\d at step 4", lines[5]
     )
-    assert lines[8:] == [
+    assert lines[6:] == [
         f"weights: best in {out / 'best.safetensors'} and last in {out / 'last.safetensors'}",
         f"next: robustmetric evaluate {out}",
     ]

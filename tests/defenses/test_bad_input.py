@@ -111,7 +111,7 @@ def with_pixel(value: float) -> Tensor:
     ("images", "says"),
     [
         (batch()[0][:, 0], "images have shape (8, 4, 4)"),
-        ((batch()[0] * 255).byte(), "images must be a floating-point tensor, not torch.uint8"),
+        ((batch()[0] * 255).byte(), "images must be a floating-point tensor, not uint8"),
         (with_pixel(1.0) * 4.5 - 2, "pixels are in [-2, 2.5]"),
     ],
 )
@@ -125,7 +125,7 @@ def test_an_empty_batch_is_refused() -> None:
     images, labels = batch()
     message = refused("N/A[R]", Net(), images[:0], labels[:0])
     assert "images have shape (0, 1, 4, 4)" in message
-    assert "give at least one image" in message
+    assert "at least one image" in message
 
 
 # --- labels -----------------------------------------------------------------------------------------------
@@ -134,10 +134,13 @@ def test_an_empty_batch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        (LABELS[:7], "labels have shape (7,) for 8 images"),
-        (LABELS.tolist(), "labels must be a tensor of integers, not list"),
-        (torch.full((8,), 4), "all 8 images are of class 4"),
-        (torch.arange(8), "no two of the 8 images share a class"),
+        (
+            LABELS[:7],
+            "labels must be integers of shape (8,), the class of each image, not int64 of",
+        ),
+        (LABELS.tolist(), "labels must be integers of shape (8,), the class of each image, not a list"),
+        (torch.full((8,), 4), "8 images of one class give no triplet"),
+        (torch.arange(8), "8 images of as many classes give no triplet"),
     ],
 )
 def test_wrong_labels_never_reach_the_network(labels: Any, says: str) -> None:
@@ -157,7 +160,7 @@ def poison(z: Tensor, value: float) -> Tensor:
 
 
 NETWORKS: dict[str, tuple[Callable[[Net, Tensor], object], str]] = {
-    "a row too few": (lambda net, z: z[1:], "the network returned a tensor of shape ("),
+    "a row too few": (lambda net, z: z[1:], "the network returned float32 of shape ("),
     "NaN": (lambda net, z: poison(z, math.nan), "embeddings hold NaN or infinity"),
 }
 

@@ -24,7 +24,7 @@ from robustmetric.evaluation import Certification, CertifyPlan, Data, Evaluation
 from robustmetric.evaluation.job import PARTS, PLAN, Job, Piece, Ticks, check_folder
 from robustmetric.evaluation.record import RECORD
 from robustmetric.evaluation.verify import Verifying
-from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.evaluation.verify_pairs import VerifyPlan
 from robustmetric.files import DamagedError, save_entries
 from robustmetric.locks import InUseError, locked
 from tests.evaluation.conftest import Tiny, make_network

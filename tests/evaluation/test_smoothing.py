@@ -130,10 +130,7 @@ def test_its_digest_tells_the_noise(network: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        *(
-            ({"sigma": v}, rr"sigma must be in \(0, 10\]")
-            for v in (0, 10.5, math.nan, "much", None)
-        ),
+        *(({"sigma": v}, r"sigma must be in \(0, 10\]") for v in (0, 10.5, math.nan, "much", None)),
         ({"samples": 0}, "samples must be a whole number of at least 1, not 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
         ({"model": embed}, "the network must be a torch.nn.Module, not a function"),

@@ -117,7 +117,7 @@ def test_without_gradients_of_the_network(search: str, evaluated: Evaluated) -> 
     [
         (make_other(pixels=64), "(?s)surrogate.*(36|64)"),
         (Numpy(), "surrogate.*gradient|surrogate"),
-        ("net", "the surrogate must be a torch.nn.Module, not a str"),
+        ("net", "the surrogate must be a Module, not 'net'"),
     ],
 )
 def test_a_surrogate_that_does_not_fit_is_refused_before_any_work(

@@ -50,7 +50,6 @@ from robustmetric.training.run import checkpoint_step
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import kept_rows
 from robustmetric.vectors import About, Vectors, open_index, save_vectors
-from robustmetric.zoo.entries import read_label
 from tests.helpers.records import altered, golden, written
 
 Read = Callable[[Path, bytes], object]
@@ -154,14 +153,6 @@ def _set(folder: Path, content: bytes) -> object:
 
 
 # What a run and an evaluation leave
-
-
-def _zoo(folder: Path, content: bytes) -> object:
-    """Read the name of a network that somebody published."""
-    place = folder / "data" / "name"
-    place.mkdir(parents=True)
-    (place / "recipe.yaml").write_bytes(content)
-    return str(read_label(place))
 
 
 def _run(folder: Path, content: bytes) -> object:
@@ -462,7 +453,6 @@ def readers() -> dict[str, Reader]:
         ),
         Reader("metrics", _metrics, (b"epoch,step,loss\n0,1,0.5\n0,2,0.25\n1,20,0.1\n",), "csv"),
         Reader("recipe", _recipe, (recipe, b"data: digits\nsteps: 2\n"), "yaml"),
-        Reader("zoo", _zoo, (recipe, b"data: digits\ndefense: HM[S,-gamma/2]&ICS\n"), "yaml"),
         Reader("set", _set, (b"dim=64", b"eps=8/255", b"defense=HM[S,LGA]&ICS"), "yaml"),
         Reader("run", _run, (json.dumps(about).encode(),), "json"),
         Reader("record", _record, (record,), "json"),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import re
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
-from rich.console import Console
-from rich.text import Text
 
 import robustmetric as rm
-from robustmetric.cli.progress import Decoding, Training
 from robustmetric.training.progress import Status, Teller
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
@@ -122,77 +117,3 @@ def test_weights_and_crop_are_said(tmp_path: Path) -> None:
     _, said = follow(tmp_path / "run", **changes)
     assert "1,000 images of 10 classes, 8×8 pixels; validated on 797 images of 10 classes (test im" in said[1]
     assert said[2].endswith(f"starts with {tmp_path / 'w.safetensors'}")
-
-
-# Without a terminal
-
-
-def printed(console: Console) -> list[str]:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
-
-
-def test_a_line_for_each_validation_and_each_minute() -> None:
-    clock, console = Clock(1000), Console(file=io.StringIO(), width=80)
-    shown = Training(console, clock)
-    for step in range(1, 100):
-        clock.now += 7
-        shown(Status(step, 1200, 0.183, 0.61, 45.93 if step > 50 else None, 720.0, validated=step == 50))
-    steps = [int(re.match(r"step (\d+) of 1,200, loss", line)[1]) for line in printed(console)]  # type: ignore[index]
-    assert steps == [9, 18, 27, 36, 45, 50, 59, 68, 77, 86, 95]
-    assert printed(console)[-1] == "step 95 of 1,200, loss 0.183, 61 % perturbed, R@1 45.9, 12 min left"
-
-
-def test_what_is_not_known_is_not_said() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    Training(console, Clock(1000))(Status(4, 4, validated=True, left=0.0))
-    assert printed(console) == ["step 4 of 4"]
-
-
-def test_decoding_is_told_each_minute() -> None:
-    clock, console = Clock(1000), Console(file=io.StringIO(), width=80)
-    decoding = Decoding(console, clock)
-    for done in range(0, 3201, 100):
-        decoding("train", done, 3200)
-        clock.now += 11
-    assert printed(console) == [
-        "decode 3,200 train images",
-        *(f"decode train images: {done:,} of 3,200" for done in (600, 1200, 1800, 2400, 3000, 3200)),
-    ]
-
-
-# On a terminal
-
-
-@pytest.fixture(params=[60, 80, 200])
-def terminal(request: pytest.FixtureRequest) -> Console:
-    return Console(
-        width=request.param, height=20, force_terminal=True, file=io.StringIO(), color_system=None,
-        legacy_windows=False,
-    )  # fmt: skip
-
-
-def test_one_bar_that_never_wraps(terminal: Console) -> None:
-    shown = Training(terminal, Clock(1000))
-    for step in (1, 99_999, 120_000):
-        shown(Status(step, 120_000, 0.1834, 0.613, 45.93, 130_000.0 - step))
-        paper = Console(width=terminal.width, force_terminal=True, file=io.StringIO(), color_system=None)
-        paper.print(shown.bar.get_renderable())
-        lines = printed(paper)
-        assert len(lines) == 1
-        assert len(lines[0].rstrip()) <= terminal.width
-        assert f"step {step:,}/120,000" in lines[0]
-        assert "h left" in lines[0]
-        assert "R@1 45.9" in lines[0]
-        assert "…" not in lines[0]
-        assert ("61 % perturbed" in lines[0]) == (terminal.width >= 80)
-        assert step == 1 or "━" in lines[0]
-    shown.stop()
-    # Nor where it was really drawn, one time over the other.
-    assert all(len(Text.from_ansi(line).plain.rstrip()) <= terminal.width for line in printed(terminal))
-
-
-def test_a_bar_that_is_never_begun_leaves_nothing(terminal: Console) -> None:
-    Training(terminal, Clock(1000)).stop()
-    assert isinstance(terminal.file, io.StringIO)
-    assert terminal.file.getvalue() == ""

@@ -119,7 +119,7 @@ def test_a_run_knows_its_name_and_the_digest_of_its_network(tmp_path: Path) -> N
         (torch.rand(2, 3, 8, 8), "images have 3 channels, and the network takes 1: give (N, 1, H, W), or"),
         (torch.full((1, 1, 8, 8), 255.0), "pixels are in [255, 255]; they must be in [0, 1]: divide 8-bit"),
         (torch.full((1, 1, 8, 8), -0.5), "pixels are in [-0.5, -0.5]; they must be in [0, 1]"),
-        (torch.full((1, 1, 8, 8), torch.nan), "pixels hold NaN"),
+        (torch.full((1, 1, 8, 8), torch.nan), "pixels are in [nan, nan]"),
         (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "must be a floating-point tensor, not torch.uint8"),
         (torch.rand(1, 8, 8), "images have shape (1, 8, 8); they must have shape (N, C, H, W)"),
         (torch.rand(0, 1, 8, 8), "there is nothing in them"),

@@ -21,12 +21,12 @@ from safetensors.torch import save
 from robustmetric.attacks import ATTACKS, Attack, Column
 from robustmetric.cli.app import OWN, app, stoppable
 from robustmetric.cli.options import Tested, takes
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Settings, run_attack
-from robustmetric.evaluation.job import Progress, Ticks
+from robustmetric.evaluation.job import Ticks
 from robustmetric.files import check_writable, is_draft, write_atomically, writing
 from robustmetric.locks import LOCK, locked
 from robustmetric.registry import split_names
@@ -73,11 +73,9 @@ def attack(
     ):
         _check_free(out)  # now that nobody else can use it
         networks = request.networks()
-        data = request.images(console)
-        with Watch(console) as watch:
+        with Progress(console) as watch:
+            data = request.images(watch)
             evaluation = request.evaluation(networks, data, progress=watch)
-            costs = evaluation.costs
-            watch.expect({name: costs[name] for name in ("embed", evaluation.plan.attacks[0].name)})
             evaluation.probe()
             with evaluation.subject.frozen():
                 evaluation.embed()

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from robustmetric.cli.app import app, stoppable
 from robustmetric.cli.options import Tested, takes
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.errors import UserError, fraction
 from robustmetric.evaluation import Certificate, Certification, CertifyPlan
@@ -84,16 +84,12 @@ def certify(
             raise UserError("say where the certificate goes: give a folder", parameter="out")
         out = RunFolder(tested.run).path / "certificate"
     finished = open_folder(FORMAT, out, plan)
-    with stoppable(console, "what is finished is kept: the same command resumes"):
+    with stoppable(console, "what is finished is kept: the same command resumes"), Progress(console) as watch:
         networks = request.networks(tried=finished, gradient=attack)
-        images = request.images(console)
+        images = request.images(watch)
         if request.source.weights is None:
-            console.print("no weights were given: the network is as it is made", highlight=False)
-        with Watch(console) as watch:
-            subject = request.subject(networks, images)
-            certification = Certification(subject, plan, out, watch, watch.say)
-            watch.expect(certification.costs)
-            certificate = certification.run()
+            watch.say("no weights were given: the network is as it is made")
+        certificate = Certification(request.subject(networks, images), plan, out, watch, watch.say).run()
     show_certificate(console, certificate)
     console.print(f"the certificate is in {out}")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
 
 from robustmetric.cli.app import TRUST, app, stoppable
 from robustmetric.cli.options import DEVICE, RUN, WEIGHTS
-from robustmetric.cli.progress import Counting
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.request import loaded_run
 from robustmetric.cli.terminal import Terminal
 from robustmetric.training.trained import BATCH
@@ -36,7 +37,7 @@ def embed(
     console = Terminal()
     with stoppable(console, "what is finished is kept: the same command resumes"):
         loaded = loaded_run(run, weights, device, trust)
-        with Counting(console, "embed images") as progress:
+        with Progress(console) as progress:
             done = embed_folder(
                 loaded,
                 folder,
@@ -44,7 +45,7 @@ def embed(
                 batch=batch,
                 skip_broken=skip_broken,
                 force=force,
-                progress=progress,
+                progress=partial(progress.update, "embed images"),
                 report=lambda text: console.print(text, highlight=False, soft_wrap=True),
             )
     for name, reason in done.listed.items():

@@ -11,8 +11,9 @@ import typer
 
 from robustmetric.cli.app import app, stoppable
 from robustmetric.cli.options import ADDRESS, ON, Tested, check_engine, takes
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch, show_checks, show_scores
+from robustmetric.cli.show import show_checks, show_scores
 from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
@@ -20,10 +21,10 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Record, Settings, load_arrays
 from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import FORMAT
-from robustmetric.report.curves import curve_costs, make_curves
+from robustmetric.report.curves import make_curves
 from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
-from robustmetric.report.pictures import load_pictures, make_pictures, picture_costs
+from robustmetric.report.pictures import load_pictures, make_pictures
 from robustmetric.training.runs import RunFolder
 from robustmetric.workers import run_workers
 
@@ -73,16 +74,11 @@ def evaluate(
             cluster.check_room(devices, 1, gpus)
             cluster.check_folder(out)
         networks = request.networks(tried=finished)
-        images = request.images(console)
-        if request.source.weights is None:
-            console.print("no weights were given: the network is as it is made", highlight=False)
-        with Watch(console) as watch:
+        with Progress(console) as watch:
+            images = request.images(watch)
+            if request.source.weights is None:
+                watch.say("no weights were given: the network is as it is made")
             evaluation = request.evaluation(networks, images, out, watch, watch.say)
-            watch.expect(evaluation.costs)
-            if report is not None:
-                watch.expect({"pictures": picture_costs(evaluation)})
-            if curves:
-                watch.expect({"curves": curve_costs(evaluation.subject, evaluation.plan, out)})
 
             def help_out() -> None:
                 if cluster is None:
@@ -110,12 +106,11 @@ def evaluate(
         console.print(f"the report is {report}")
 
 
-def picture(evaluation: Evaluation, record: Record, out: Path, watch: Watch) -> None:
+def picture(evaluation: Evaluation, record: Record, out: Path, watch: Progress) -> None:
     """Make the pictures of a record in a folder, unless all of them are there."""
     try:
         for one in load_pictures(out, record).pictures:
             images_of(one, out)
-        watch.expect({"pictures": ()})
     except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
         make_pictures(evaluation, record, load_arrays(out), out, watch, watch.say)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from robustmetric.cli.app import app, exit_code, read_changes, stoppable
 from robustmetric.cli.options import ADDRESS, ON, check_engine
-from robustmetric.cli.progress import Decoding, Making, duration
+from robustmetric.cli.progress import Progress, duration
 from robustmetric.cli.terminal import Terminal, wide
 from robustmetric.errors import UserError
 from robustmetric.files import check_writable
@@ -185,7 +185,6 @@ def _make_all(
     from robustmetric.data.stored import cores
     from robustmetric.experiments.engine import Room, run_here, run_local, run_ray
     from robustmetric.experiments.estimate import estimate
-    from robustmetric.experiments.progress import Pace
     from robustmetric.experiments.sets import check_data
     from robustmetric.training.stops import Stopped
 
@@ -213,14 +212,13 @@ def _make_all(
             ended = run_local(missing, count, each)
         leaving.enter_context(closing(ended))
         torch.set_num_threads(each)
-        decoding = leaving.enter_context(Decoding(console))
-        costs = estimate([job.task for job in missing], scale, watch=decoding, report=say)
+        progress = leaving.enter_context(Progress(console))
+        costs = estimate([job.task for job in missing], scale, watch=progress.decoding, report=say)
         _show_plan(console, work, costs, count)
-        pace = Pace({job: costs[job.task] for job in missing}, count)
-        leaving.enter_context(Making(console, pace))
+        progress.update("cells", 0, len(missing))
         failed: dict[str, str] = {}
         for number, (job, error) in enumerate(ended, 1):
-            pace.ended(job)
+            progress.update("cells", number, len(missing))
             if isinstance(error, Stopped):
                 raise error
             if error is None:

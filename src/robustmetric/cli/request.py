@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from robustmetric.cli.app import OWN
 from robustmetric.cli.options import Tested
-from robustmetric.cli.progress import Decoding
+from robustmetric.cli.progress import Progress as Bars
 from robustmetric.data import DATA, load
 from robustmetric.data.base import Split
 from robustmetric.data.cache import Pixels
@@ -104,32 +102,26 @@ class Request:
         """Make the plan."""
         return Plan.make(**self.settings)
 
-    def images(self, console: Console | None = None) -> Data:
-        """Load the images; say on a console which files cannot be read."""
-        decoding = None if console is None else Decoding(console)
+    def images(self, progress: Bars | None = None) -> Data:
+        """Load the images; tell the progress how far that is, and which files cannot be read."""
         named = [self.queries] if self.gallery is None else [self.queries, self.gallery]
         found = []
-        try:
-            for images in named:
-                found += load_pixels(
-                    images.data,
-                    images.root,
-                    self.inputs,
-                    [images.split],
-                    self.cache,
-                    skip_broken=self.skip_broken,
-                    watch=decoding,
-                    report=partial(console.print, markup=False, soft_wrap=True)
-                    if console
-                    else lambda _: None,
-                )
-        finally:
-            if decoding is not None:
-                decoding.bar.stop()
+        for images in named:
+            found += load_pixels(
+                images.data,
+                images.root,
+                self.inputs,
+                [images.split],
+                self.cache,
+                skip_broken=self.skip_broken,
+                watch=None if progress is None else progress.decoding,
+                report=(lambda _: None) if progress is None else progress.say,
+            )
         files = [relative_files(pixels, images.root) for images, pixels in zip(named, found, strict=True)]
         skipped = [str(file) for pixels in found for file in pixels.skipped]
-        for file in skipped if console is not None else ():
-            console.print(f"left out, not readable: {file}")  # type: ignore[union-attr]
+        if progress is not None:
+            for file in skipped:
+                progress.say(f"left out, not readable: {file}")
         if len(found) == 1:
             data = data_by_marks(found[0], self.inputs.crop, files[0])
         else:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from robustmetric.cli.app import TRUST, app, stoppable
 from robustmetric.cli.options import DEVICE, RUN, WEIGHTS
-from robustmetric.cli.progress import Counting
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.request import loaded_run
 from robustmetric.cli.terminal import Terminal, wide
 from robustmetric.errors import UserError
@@ -75,8 +75,8 @@ def search(
 def _indexed(stored: Vectors, kind: str, k: int, aside: Terminal) -> Index:
     """Open the index, and say how much of the truth it finds."""
     say = partial(aside.print, highlight=False, soft_wrap=True)
-    with Counting(aside, f"build the index of {len(stored):,} vectors") as progress:
-        index = open_index(stored, kind, k, progress=progress, report=say)
+    with Progress(aside) as progress:
+        index = open_index(stored, kind, k, progress=partial(progress.update, "build the index"), report=say)
     say(
         f"{index.kind} finds {100 * index.recalls[k]:.1f} % of what exact search does (recall@{k} of "
         f"{min(SAMPLE, len(stored))} stored vectors)"

@@ -1,22 +1,16 @@
-"""Scores, checks and progress on a terminal."""
+"""Scores and checks on a terminal."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from robustmetric.cli.progress import SILENCE, duration
 from robustmetric.cli.terminal import styled
 from robustmetric.evaluation import COLUMNS, Record
-from robustmetric.evaluation.plan import STAGES
 from robustmetric.report.records import data_of, eps_of
-from robustmetric.text import printable
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _BESIDE = 120  # columns of a terminal on which what was found and what is allowed have room side by side
@@ -66,95 +60,6 @@ def show_checks(console: Console, record: Record) -> None:
             cells.append(styled(check.says, (f"\nallowed: {check.limit}", "dim")))
         table.add_row(*cells)
     console.print(table)
-
-
-class Watch:
-    """Progress of long work: a bar for each stage on a terminal, else a line at least every minute.
-
-    Tell it what all pieces of all stages cost before they begin: then it says how long all that is left will
-    take, at the pace of the embedding and then of all behind it. What was done when a stage was first told
-    does not count.
-    """
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console, self.clock = console, clock
-        self.bar = Progress(
-            TextColumn("{task.description:<10}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.tasks: dict[str, TaskID] = {}
-        self.costs: dict[str, Sequence[float]] = {}
-        self.counts: dict[str, tuple[float, float, int]] = {}  # done at first, done now, total
-        # When the embedding began, and when what follows it (True), with what was made by then.
-        self.begun: dict[bool, tuple[float, float]] = {}
-        self.spoke = clock()
-
-    def __enter__(self) -> Watch:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
-    def expect(self, costs: Mapping[str, Sequence[float]]) -> None:
-        """Expect stages with pieces of these `costs`, in any unit; where it is not told, a piece costs 1."""
-        self.costs |= costs
-
-    def __call__(self, stage: str, done: float, total: int) -> None:
-        """Show how far a stage is; one without pieces is none, and a piece counts by its share."""
-        if total == 0:
-            return
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bar.add_task(printable(stage), total=total, left="")
-        first, before, _ = self.counts.get(stage, (done, -1, total))
-        self.counts[stage] = (first, done, total)
-        left = self._left()
-        self.bar.update(self.tasks[stage], completed=done)
-        current = next((s for s, (_, done, total) in self.counts.items() if done < total), stage)
-        for name, task in self.tasks.items():
-            self.bar.update(task, left=left if name == current else "")
-        if self.console.is_terminal:
-            return
-        told = ""
-        if done == total != before:
-            told = f"{stage}: done"
-        elif self.clock() - self.spoke >= SILENCE and done < total:
-            told = f"{stage}: {done:.1f} of {total}"
-        if told:
-            self.spoke = self.clock()
-            self.console.print(", ".join(filter(None, (told, left))), highlight=False)
-
-    def say(self, text: str) -> None:
-        """Print a line above the bars."""
-        self.console.print(text, highlight=False, soft_wrap=True)
-
-    def _left(self) -> str:
-        """Say how long all stages together will take from here, as soon as that is known."""
-        made = missing = 0.0
-        for stage in {**self.costs, **self.counts}:
-            costs = self.costs.get(stage)
-            first, done, total = self.counts.get(stage, (0, 0, len(costs or ())))
-            first, done, whole = (_cost(costs or [1.0] * total, count) for count in (first, done, total))
-            made, missing = made + done - first, missing + whole - done
-        embedded = all(self.counts[s][1] == self.counts[s][2] for s in STAGES[:-1] if s in self.counts)
-        if embedded not in self.begun:
-            self.begun[embedded] = (self.clock(), made)
-        when, before = self.begun[embedded]
-        if made <= before or missing <= 0:
-            return ""
-        return f"about {duration((self.clock() - when) / (made - before) * missing)} left in all"
-
-
-def _cost(costs: Sequence[float], done: float) -> float:
-    """Return what so many pieces cost, the first ones; one in the making counts by its share."""
-    whole = int(done)
-    return sum(costs[:whole]) + (done - whole) * sum(costs[whole : whole + 1])
 
 
 def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:

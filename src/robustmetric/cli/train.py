@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from robustmetric.cli.app import FIT, OWN, TRUST, app, exit_code, read_changes, stoppable
-from robustmetric.cli.progress import Decoding, Training
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.terminal import Terminal
 from robustmetric.errors import UserError
 from robustmetric.files import write_atomically, writing
@@ -134,7 +134,7 @@ def train(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    decoding, shown = Decoding(console), Training(console)
+    shown = Progress(console)
     step = checkpoint_step(out) if resume and logger else 0
     again = {
         "--cache": cache, "--skip-broken": skip_broken, "--logger": logger,
@@ -143,7 +143,7 @@ def train(
         "--devices": devices if devices != 1 else None, "--nodes": nodes if nodes != 1 else None,
     }  # fmt: skip
     try:
-        with stoppable(console, "the training had not begun: the same command starts it again"):
+        with stoppable(console, "the training had not begun: the same command starts it again"), shown:
             run_training(
                 made,
                 out,
@@ -151,15 +151,14 @@ def train(
                 machines=machines,
                 cache=cache,
                 skip_broken=skip_broken,
-                callbacks=[Teller(shown, say, title)],
+                callbacks=[Teller(shown.training, say, title)],
                 loggers=[make_logger(name, out, step) for name in logger],
                 progress=False,
                 go_on_after_collapse=after_collapse == "continue",
-                watch=decoding,
+                watch=shown.decoding,
                 report=say,
             )
     except Stopped as stopped:
-        shown.stop()
         left = f" ({stopped.left})" if stopped.left else ""
         say(f"stopped by {stopped}{left}; go on with: {_command(out, again)}")
         raise typer.Exit(exit_code(str(stopped))) from None
@@ -168,9 +167,6 @@ def train(
             f"go on with: {_command(out, again)}" if RunFolder(out).exists else "start the same command again"
         )
         raise CutShortError(f"{error}; {how}") from error
-    finally:
-        decoding.bar.stop()
-        shown.stop()
     for line in _end_lines(RunFolder(out), cache, skip_broken):
         say(line)
 

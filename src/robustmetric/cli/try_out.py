@@ -15,8 +15,8 @@ from robustmetric.app.trial import MOST_STEPS, SECONDS, Trial
 from robustmetric.attacks import ATTACKS
 from robustmetric.cli.app import app, stoppable
 from robustmetric.cli.options import Tested, takes
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch
 from robustmetric.cli.terminal import wide
 from robustmetric.data import load
 from robustmetric.errors import UserError
@@ -52,10 +52,11 @@ def try_out(
         raise UserError(f"steps must be at most {MOST_STEPS} here, not {budget.steps}", parameter="steps")
     with stoppable(console, "the same command starts it again"), ExitStack() as stack:
         networks = [request.networks() for request in requests]
-        images = first.images(console)
+        with Progress(console) as watch:
+            images = first.images(watch)
         evaluations = []
         for request, made in zip(requests, networks, strict=True):
-            with Watch(console) as watch:
+            with Progress(console) as watch:
                 evaluation = request.evaluation(made, images, progress=watch)
                 evaluation.probe()
                 stack.enter_context(evaluation.subject.frozen())

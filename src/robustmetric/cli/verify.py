@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,9 @@ from torch import Tensor
 
 from robustmetric.cli.app import app, stoppable
 from robustmetric.cli.options import Tested, takes
-from robustmetric.cli.progress import Decoding
+from robustmetric.cli.progress import Progress
 from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch
-from robustmetric.cli.terminal import Terminal, styled, wide
+from robustmetric.cli.terminal import styled, wide
 from robustmetric.data.inputs import Inputs, relative_files
 from robustmetric.data.pair_lists import PairList, read_pairs
 from robustmetric.data.pairs import ImageArray
@@ -29,7 +25,7 @@ from robustmetric.evaluation.data import Data, data_by_marks
 from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.verified import FEW, FORMAT
-from robustmetric.evaluation.verify_plan import FAR, SHARED
+from robustmetric.evaluation.verify_pairs import FAR, SHARED
 from robustmetric.report.records import data_of
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.sets import load_sets
@@ -79,41 +75,33 @@ def verify(
     listed = None if pairs is None else read_pairs(pairs, tested.root)
     if listed is not None and pairs is not None:
         request = replace(request, data=pairs.name, inputs=_inputs(tested, request))
-    with stoppable(console, "what is finished is kept: the same command resumes"):
+    with stoppable(console, "what is finished is kept: the same command resumes"), Progress(console) as watch:
         gradient = attack and plan.threat.search.follows_gradient
         first = None if listed is None else request.inputs.first(listed.images)
         networks = request.networks(tried=finished, gradient=gradient, first=first)
         if listed is None:
-            given, images = None, request.images(console)
+            given, images = None, request.images(watch)
         else:
-            given, images = _listed(request, listed, console)
+            given, images = _listed(request, listed, watch)
         validation = None
         if plan.threshold is None:
-            validation = _validation(tested, request, images, console)
+            validation = _validation(tested, request, images, watch)
         if request.source.weights is None:
-            console.print("no weights were given: the network is as it is made", highlight=False)
-        with Watch(console) as watch:
-            subject = request.subject(networks, images)
-            verifying = Verifying(subject, plan, given, validation, out, watch, watch.say)
-            watch.expect(verifying.costs)
-            found = verifying.run()
+            watch.say("no weights were given: the network is as it is made")
+        subject = request.subject(networks, images)
+        found = Verifying(subject, plan, given, validation, out, watch, watch.say).run()
     show_verification(console, found)
     console.print(f"the verification is in {out}")
 
 
-@contextmanager
-def _decoding(request: Request, console: Terminal) -> Iterator[dict[str, Any]]:
-    """Show how far decoding is; return what a reader of images is told."""
-    bar = Decoding(console)
-    try:
-        yield {
-            "cache": request.cache,
-            "skip_broken": request.skip_broken,
-            "watch": bar,
-            "report": partial(console.print, markup=False, soft_wrap=True),
-        }
-    finally:
-        bar.bar.stop()
+def _reading(request: Request, progress: Progress) -> dict[str, Any]:
+    """Return what a reader of images is told."""
+    return {
+        "cache": request.cache,
+        "skip_broken": request.skip_broken,
+        "watch": progress.decoding,
+        "report": progress.say,
+    }
 
 
 def _inputs(tested: Tested, request: Request) -> Inputs:
@@ -124,19 +112,18 @@ def _inputs(tested: Tested, request: Request) -> Inputs:
     return replace(inputs, resize=RunFolder(tested.run, trust=tested.trust).shape()[1])
 
 
-def _listed(request: Request, listed: PairList, console: Terminal) -> tuple[Tensor, Data]:
+def _listed(request: Request, listed: PairList, progress: Progress) -> tuple[Tensor, Data]:
     """Decode the images of a list of pairs; return the pairs with those that could be read."""
-    with _decoding(request, console) as how:
-        pixels = request.inputs.pixels(listed.images, **how)
+    pixels = request.inputs.pixels(listed.images, **_reading(request, progress))
     skipped = [str(file) for file in pixels.skipped]
     for file in skipped:
-        console.print(f"left out, not readable: {file}")
+        progress.say(f"left out, not readable: {file}")
     files = relative_files(pixels, listed.images.root)
     data = data_by_marks(pixels, request.inputs.crop, files)
     return listed.among(pixels.files or ()), request.named(data, skipped)
 
 
-def _validation(tested: Tested, request: Request, judged: Data, console: Terminal) -> Data | None:
+def _validation(tested: Tested, request: Request, judged: Data, progress: Progress) -> Data | None:
     """Return the validation images of a run where its own test images are judged, unless they are too few."""
     if tested.run is None or tested.split != "test":
         return None
@@ -148,8 +135,7 @@ def _validation(tested: Tested, request: Request, judged: Data, console: Termina
     inputs = request.inputs
     sizes = {"resize": inputs.resize, "crop": inputs.crop, "fit": inputs.fit}
     try:
-        with _decoding(request, console) as how:
-            sets = load_sets(recipe.model_copy(update=sizes), **how)
+        sets = load_sets(recipe.model_copy(update=sizes), **_reading(request, progress))
     except (UserError, OSError) as error:
         raise UserError(
             f"the threshold is chosen on the validation images of the run, which cannot be read ({error}): "

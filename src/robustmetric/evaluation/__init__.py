@@ -1,9 +1,8 @@
 """Evaluation: a plan, attacks, their scores, the ERS, checks and the record; certification by noise."""
 
 from robustmetric.evaluation.attack import AttackResult, NetworkView, run_attack
-from robustmetric.evaluation.certificate import Bound, Certificate, load_certificate
+from robustmetric.evaluation.certificate import Bound, Certificate, CertifyPlan, load_certificate
 from robustmetric.evaluation.certify import Certification, certify
-from robustmetric.evaluation.certify_plan import CertifyPlan
 from robustmetric.evaluation.checks import CHECKS, Verdict
 from robustmetric.evaluation.data import Data, Subject
 from robustmetric.evaluation.ers import COLUMNS, ERS_ATTACKS, ers, terms
@@ -16,7 +15,7 @@ from robustmetric.evaluation.smoothing import Smoothed
 from robustmetric.evaluation.threat import Threat
 from robustmetric.evaluation.verified import Verification, load_verification
 from robustmetric.evaluation.verify import Verifying, verify
-from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.evaluation.verify_pairs import VerifyPlan
 
 __all__ = [
     "CHECKS",

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from robustmetric.attacks import Draws, Misrank
 from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
-from robustmetric.evaluation.certificate import FORMAT, Certificate, entries_of
-from robustmetric.evaluation.certify_plan import CertifyPlan
+from robustmetric.evaluation.certificate import FORMAT, Certificate, CertifyPlan, entries_of
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.images import Images

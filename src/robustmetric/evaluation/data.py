@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from robustmetric.attacks import Gallery, Queries
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, describe, instance
 from robustmetric.evaluation.attack import NetworkView
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Images, Joined
@@ -68,12 +68,10 @@ class Data:
     skipped: Sequence[str] = ()
     name: str = "images"
 
-    @property
+    @cached_property
     def ranked(self) -> Data:
         """The images that are ranked."""
-        if self.gallery is None:
-            return self
-        return self.gallery if isinstance(self.gallery, Data) else Data(*self.gallery)
+        return self if self.gallery is None else data_from("gallery", self.gallery)
 
     @property
     def every(self) -> Images:
@@ -144,66 +142,49 @@ class Data:
     def check(self, queries: int | None = None) -> None:
         """Refuse data for which no ranking can be scored, and more `queries` than there are images."""
         self.check_sides()
-        if len(self.ranked.images) < 5:
+        labels, count = self.ranked.labels, len(self.images)
+        if len(labels) < 5:
+            raise UserError(f"the gallery has {len(labels)} images; give at least 5, for a top 4 of a query")
+        if len(labels.unique()) < 2:
+            told = f"all {len(labels)} images are of class {int(labels[0])}; no ranking can be wrong"
+            raise UserError(f"{told}: give at least two classes")
+        rules = (labels, self.labels, self.places, self.ranked.cameras, self.cameras)
+        if not count_relevant(*(None if part is None else part.cpu() for part in rules)).any():  # type: ignore[arg-type]
+            by, advice = ("", "") if self.cameras is None else (" by another camera", ", or leave them out")
             raise UserError(
-                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the "
-                "query"
+                f"none of the {count} queries has another image of its class{by} in the gallery of "
+                f"{len(labels)}: look at the labels of both{advice and f' and at the cameras{advice}'}"
             )
-        self._check_answers()
-        if queries is not None and queries > len(self.images):
-            raise UserError(
-                f"queries must be from 1 to the number of images, {len(self.images)}, not {queries!r}",
-                parameter="queries",
-            )
+        if queries is not None and queries > count:
+            told = f"queries must be from 1 to the number of images, {count}, not {queries!r}"
+            raise UserError(told, parameter="queries")
 
     def check_sides(self) -> None:
         """Reject images that are none or of several sizes, and labels or cameras that are not of them."""
         if self.gallery is None and self.own is not None:
             raise UserError("own describes a gallery, and none is given: pass gallery too")
-        given = self.gallery
-        if given is not None and not (
-            isinstance(given, Data) or (isinstance(given, tuple | list) and len(given) == 2)
-        ):
-            raise UserError(
-                f"the gallery is a {type(given).__name__}; give a Data, or a pair of its images and labels"
-            )
         if self.ranked.gallery is not None and self.gallery is not None:
             raise UserError("the gallery has a gallery of its own: give its images without one")
         shapes = []
         for side in (self, self.ranked):
             images = side.images
             if isinstance(images, list | tuple):
-                raise UserError(
-                    f"the images are a {type(images).__name__}; give one tensor (N, C, H, W), for example by "
-                    "torch.stack(images)"
-                )
+                raise UserError(f"the images are {describe(images)}; give one tensor: torch.stack(images)")
             one = images[torch.arange(min(1, len(images)))]
             check_images(images if isinstance(images, Tensor) and images.ndim != 4 else one)
             shapes.append(tuple(one.shape[1:]))
             check_labels(side.labels, len(images))
         if shapes[0] != shapes[1]:
-            raise UserError(
-                f"queries have shape {shapes[0]} and the images of the gallery {shapes[1]}: resize them to "
-                "one size"
-            )
+            told = f"queries have shape {shapes[0]}, images of the gallery {shapes[1]}"
+            raise UserError(f"{told}: resize them to one size")
         check_cameras(self.ranked.cameras, self.cameras, len(self.ranked.images), len(self.images))
 
-    def _check_answers(self) -> None:
-        """Reject labels for which every ranking is right, or none can be."""
-        labels, ranked = self.ranked.labels, self.ranked.cameras
-        if len(labels.unique()) < 2:
-            raise UserError(
-                f"all {len(labels)} images are of class {int(labels[0])}; no ranking can be wrong: give at "
-                "least two classes"
-            )
-        rules = (labels, self.labels, self.places, ranked, self.cameras)
-        if not count_relevant(*(None if part is None else part.cpu() for part in rules)).any():  # type: ignore[arg-type]
-            rule = "" if self.cameras is None else " by another camera"
-            raise UserError(
-                f"none of the {len(self.images)} queries has another image of its class{rule} in the gallery "
-                f"of {len(labels)}, so none has an answer to find: look at the labels of both"
-                + (", or leave the cameras out" if rule else "")
-            )
+
+def data_from(name: str, given: Data | tuple[Images, Tensor]) -> Data:
+    """Return a `Data` that is given, or that of a pair of images and labels, called `name` in errors."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return Data(*given)
+    return instance(name, given, Data, why="give one, or a pair of images and their labels")
 
 
 def data_of(images: Images | Data, labels: Tensor | None) -> Data:
@@ -214,9 +195,9 @@ def data_of(images: Images | Data, labels: Tensor | None) -> Data:
     ...
     robustmetric.UserError: labels are missing: give a class for each of the images, or a Data
     """
+    if isinstance(images, Data) and labels is not None:
+        raise UserError("labels were given with a Data that has labels: leave them out")
     if isinstance(images, Data):
-        if labels is not None:
-            raise UserError("labels were given with a Data that has labels: leave them out")
         return images
     if labels is None:
         raise UserError("labels are missing: give a class for each of the images, or a Data")
@@ -241,9 +222,9 @@ class Subject:
     train_classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for what, model in (("network", self.model), ("surrogate", self.surrogate)):
-            if not isinstance(model, nn.Module) and (model is not None or what == "network"):
-                raise UserError(f"the {what} must be a torch.nn.Module, not a {type(model).__name__}")
+        instance("the network", self.model, nn.Module, why="give a torch.nn.Module")
+        if self.surrogate is not None:
+            instance("the surrogate", self.surrogate, nn.Module, why="give a torch.nn.Module")
 
     @property
     def title(self) -> str:
@@ -348,9 +329,8 @@ def data_of_two(
     """
     if (queries.cameras is None) != (gallery.cameras is None):
         known, missing = ("queries", "gallery") if gallery.cameras is None else ("gallery", "queries")
-        raise UserError(
-            f"the cameras of the {known} are known and those of the {missing} are not: give both, or neither"
-        )
+        told = f"the cameras of the {known} are known and those of the {missing} are not"
+        raise UserError(f"{told}: give both, or neither")
     classes = sorted({*queries.classes, *gallery.classes})
     # A table numbers its cameras by their names, each table by itself.
     cameras = sorted({*queries.columns.get("camera", ()), *gallery.columns.get("camera", ())})
@@ -373,10 +353,8 @@ def _marks(images: Pixels, marked: Tensor | None) -> Tensor:
     """Return which images (N,) are `marked`: all of them where nothing is; reject marks of none."""
     marked = torch.ones(len(images), dtype=torch.bool) if marked is None else marked
     if not marked.any():
-        raise UserError(
-            f"none of {len(images)} images is marked as a query, or as one of the gallery: mark some as each "
-            "(is_query, is_gallery), or leave the marks out"
-        )
+        told = f"none of {len(images)} images is marked to query, or to be ranked"
+        raise UserError(f"{told}: mark some as each (is_query, is_gallery), or leave the marks out")
     return marked
 
 

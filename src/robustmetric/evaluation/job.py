@@ -239,10 +239,8 @@ class Job(ABC, Generic[P, D]):
         try:
             document: D = self.form.read_whole(self.folder)
         except UserError as error:
-            raise UserError(
-                f"{error}; remove {self.folder / self.form.file} and run the same command again: it is made "
-                "anew"
-            ) from None
+            again = f"remove {self.folder / self.form.file} and run the same command again"
+            raise UserError(f"{error}; {again}") from None
         self._tidy()
         return document
 
@@ -336,40 +334,32 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
     False
     """
     what, file = identity["kind"], folder / PLAN
+
+    def refused(told: str, advice: str = ": give another folder") -> UserError:
+        return UserError(f"{told}{advice}", parameter="out")
+
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: give a folder for the {what}", parameter="out")
+        raise refused(f"{folder} is a file")
     if (folder / PARTS).is_symlink():
-        raise UserError(
-            f"{folder / PARTS} is a link, and pieces are kept in a folder: look at it, and remove it",
-            parameter="out",
-        )
+        raise refused(f"{folder / PARTS} is a link, and pieces are kept in a folder")
     if not file.exists():
         others = folder.exists() and any(
             not is_draft(path) and path.name != LOCK for path in folder.iterdir()
         )
         if others and not file.exists():  # now: another worker may have begun
-            raise UserError(
-                f"{folder} is not empty and holds no {what}: give another folder", parameter="out"
-            )
+            raise refused(f"{folder} is not empty and holds no {what}")
         return False
     try:
         before = load_entries(file)
     except DamagedError as error:
-        raise UserError(
-            f"{error}; remove {folder} and run the same command again, or give another folder",
-            parameter="out",
-        ) from None
+        raise refused(str(error), f"; remove {folder} and run the same command again") from None
     if (kind := before.get("kind")) != what:
-        raise UserError(
-            f"{folder} holds another kind of work, {brief(kind)}: give another folder", parameter="out"
-        )
+        raise refused(f"{folder} holds another kind of work, {brief(kind)}")
     now = json.loads(json.dumps(identity))
     before = {key: before.get(key) for key in now}
     # Options that no name tells matter only if the names are the same.
     options = [whole.pop("options", None) for whole in (before, now)]
     if differing := differences(before, now) or differences(*options):
-        raise UserError(
-            f"{folder} holds another {what}: {'; '.join(differing)}; give another folder, or remove this one",
-            parameter="out",
-        )
+        told = f"{folder} holds another {what}: {'; '.join(differing)}"
+        raise refused(told, "; give another folder, or remove this one")
     return True

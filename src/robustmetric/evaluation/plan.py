@@ -135,11 +135,8 @@ class Plan:
         robustmetric.UserError: unknown setting 'step' (did you mean 'steps'?); known: alpha, attacks, ...
         """
         if settings.get("norm") == "l2" and "eps" not in settings:
-            raise UserError(
-                "eps is not given, and with the norm l2 there is no usual one: give the length that a "
-                "perturbation may have, such as 1.5",
-                parameter="eps",
-            )
+            told = "eps is not given, and the norm l2 has no usual one: give the length, such as 1.5"
+            raise UserError(told, parameter="eps")
         parts = {name: settings.get(name, DEFAULTS[name]) for name in ("attacks", "search", "suite")}
         plain = validated(Settings, "setting", {n: v for n, v in settings.items() if n not in parts})
         attacks, checks = make_attacks(parts["attacks"], plain.protocol), parse_checks(plain.checks)
@@ -276,19 +273,16 @@ def _chosen(checks: Sequence[str], suite: WorstCase | None) -> list[str]:
 def make_attacks(given: object, protocol: Protocol) -> tuple[Attack, ...]:
     """Make the attacks of a plan, and refuse a list that cannot be."""
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(
-            f"attacks is {given!r}; give a list of attacks, such as ['ES', 'GTM']", parameter="attacks"
-        )
+        told = f"attacks is {given!r}; give a list of attacks, such as ['ES', 'GTM']"
+        raise UserError(told, parameter="attacks")
     goals = tuple(attack(a, protocol=protocol) if isinstance(a, str) else a for a in given)
     if not goals:
         raise UserError(f"no attacks were given; the ERS takes {', '.join(ERS_ATTACKS)}", parameter="attacks")
     for goal in goals:
         instance("an attack", goal, Attack, why="give its name, or an Attack instance").check()  # type: ignore[type-abstract]
         if goal.protocol != protocol:
-            raise UserError(
-                f"{goal.name} follows another protocol than {protocol}; the two are never mixed",
-                parameter="protocol",
-            )
+            told = f"{goal.name} follows another protocol than {protocol}; the two are never mixed"
+            raise UserError(told, parameter="protocol")
     names = [goal.name for goal in goals]
     if taken := {*STAGES} & {*names}:
         raise UserError(f"an attack cannot be called {', '.join(taken)}: give it another name")
@@ -305,10 +299,8 @@ def search_of(given: object, norm: Norm) -> Search:
     search = instance("search", search, Search, why="give its name, or an instance")  # type: ignore[type-abstract]
     search.check()
     if norm not in search.norms:
-        raise UserError(
-            f"the search {search.name!r} has no budget of the norm {norm}; give one that has: apgd, square",
-            parameter="search",
-        )
+        told = f"the search {search.name!r} has no budget of the norm {norm}; give one that has: apgd, square"
+        raise UserError(told, parameter="search")
     return search
 
 
@@ -326,10 +318,8 @@ class SearchPlan(FrozenModel):
         given = settings.get("search", cls.model_fields["search"].default)
         search = search_of(given, cls.norm)
         if isinstance(search, Transfer):
-            raise UserError(
-                f"search {search.name!r} perturbs another network: give one that does not, such as apgd",
-                parameter="search",
-            )
+            told = f"search {search.name!r} perturbs another network: give one that does not, such as apgd"
+            raise UserError(told, parameter="search")
         plan = validated(cls, "setting", {**settings, "search": written(given, search)})
         vars(plan)["searching"] = search  # whose name tells neither the folder of a file nor all options
         return plan

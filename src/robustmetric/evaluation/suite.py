@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import APGD, Attack, Draws, Search, Square, Transfer, attack
-from robustmetric.attacks.base import changed_options, with_options
 from robustmetric.errors import UserError, describe, instance, whole
 from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.identity import repeated, written
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
-from robustmetric.registry import Registry, split_names
+from robustmetric.registry import Registry, changed_options, split_names, with_options
 
 GOALS = (
     "misrank", "translocate", "promote", "demote", "shift", "misrank(side='candidate')",

@@ -20,8 +20,7 @@ from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick, blocks
 from robustmetric.evaluation.plan import plan_of
 from robustmetric.evaluation.verified import FORMAT, Verification, entries_of
-from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, split_pairs
-from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, VerifyPlan, split_pairs
 from robustmetric.perturb import device_of, sizes
 from robustmetric.sphere import embed, pair_distance, reference_shift
 

@@ -1,22 +1,82 @@
-"""Pairs of images to verify: given, or drawn from a seed so that each is equally likely; and which choose."""
+"""The plan of a verification and its pairs: those that are judged, and those that choose a threshold."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from robustmetric.errors import UserError, describe
-from robustmetric.evaluation.data import Data, Fingerprint
+from robustmetric.evaluation.data import Data, Fingerprint, data_from
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.evaluation.plan import SearchPlan
+from robustmetric.evaluation.threat import Threat
 from robustmetric.labels import WHOLE
-from robustmetric.verification import check_kinds
+from robustmetric.perturb import Budget
+from robustmetric.verification import check_far, check_kinds
+
+FAR = 0.01
+"""The FAR that a threshold is chosen for by default."""
+
+SHARED = ("eps", "alpha", "steps", "search", "seed", "batch")
+"""Settings that are those of an evaluation."""
+
+
+class VerifyPlan(SearchPlan):
+    """How a verification is done: all that it depends on besides the network, the data and given pairs.
+
+    Make one with `VerifyPlan.make`, which checks all of it once.
+
+    >>> VerifyPlan.make(far=1e-3).far, VerifyPlan.make().far, VerifyPlan.make(threshold=0.9).far
+    (0.001, 0.01, None)
+    """
+
+    count: int = Field(2000, ge=2, description="number of pairs to judge, half of them same")
+    threshold: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="distance up to which a pair is same, √(2 − 2c) for a cosine c; null to choose it",
+    )
+    far: float | None = Field(
+        None, description="FAR that the threshold is chosen for; null if the threshold is given"
+    )
+    attack: bool = Field(True, description="whether the first image of each pair is attacked")
+    eps: float = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel in [0, 1]")
+    alpha: float = Field(3 / 255, gt=0, le=1, description="α, the size of a step")
+    steps: int = Field(32, ge=1, description="η, the number of steps")
+    search: str = Field("pgd", description="how perturbations are searched for: pgd, apgd, square")
+    seed: int = Field(0, ge=0, lt=2**32, description="random seed")
+    batch: int = Field(128, ge=1, description="number of pairs that are attacked together")
+
+    @classmethod
+    def make(cls, **settings: Any) -> VerifyPlan:
+        """Make a plan of `settings`, some of its fields, and refuse what cannot be.
+
+        >>> VerifyPlan.make(count=1)
+        Traceback (most recent call last):
+        ...
+        robustmetric.UserError: count is 1: input should be greater than or equal to 2 (number of pairs to ...
+        """
+        plan = super().make(**settings)
+        if plan.threshold is None:
+            return plan.model_copy(update={"far": check_far(FAR if plan.far is None else plan.far)})
+        if plan.far is not None:
+            raise UserError("a given threshold is not chosen for a FAR: give one of both", parameter="far")
+        return plan
+
+    @property
+    def threat(self) -> Threat:
+        """The budget of a perturbation, and how it is searched for."""
+        budget = Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
+        return Threat(budget, self.searching, self.seed, self.batch)
+
 
 Numbers = NDArray[np.int64]
 Source = Literal["validation images", "other classes"]
@@ -206,27 +266,18 @@ def split_pairs(
 def _given(pairs: Tensor, pool: Pool) -> Pairs:
     """Take pairs that were given."""
     if not isinstance(pairs, Tensor) or pairs.dtype not in WHOLE or pairs.ndim != 2 or pairs.shape[1] != 2:
-        raise UserError(
-            "pairs must be a tensor (P, 2) of positions, of an image and of another one, not "
-            f"{describe(pairs)}",
-            parameter="pairs",
-        )
+        told = f"pairs must be a tensor (P, 2) of positions of two images, not {describe(pairs)}"
+        raise UserError(told, parameter="pairs")
     sides = []
     for numbers, side in zip(_numbers(pairs).T, (pool.first, pool.second), strict=True):
         wrong = (numbers < 0) | (numbers >= len(side))
         if wrong.any():
-            raise UserError(
-                f"pairs hold the position {numbers[wrong][0]}, and there are {len(side)} images, counted "
-                "from 0",
-                parameter="pairs",
-            )
+            told = f"pairs hold the position {numbers[wrong][0]}, and there are {len(side)} images, from 0"
+            raise UserError(told, parameter="pairs")
         sides.append(side[numbers])
     first, second = sides
-    if (first == second).any():
-        place = int(np.flatnonzero(first == second)[0])
-        raise UserError(
-            f"pair {place} is an image with itself, which tells nothing: give two images", parameter="pairs"
-        )
+    for place in np.flatnonzero(first == second):
+        raise UserError(f"pair {place} is an image with itself: give two images", parameter="pairs")
     return pool.pairs(first, second)
 
 
@@ -252,21 +303,12 @@ def _choosing(images: Images, pairs: Pairs, source: Source, classes: int, mark: 
 
 def _by_validation(validation: Validation, data: Data, count: int, seed: int) -> Choosing:
     """Draw the pairs that choose of validation images."""
-    if not isinstance(validation, Data) and not (
-        isinstance(validation, tuple | list) and len(validation) == 2
-    ):
-        raise UserError(
-            "validation must be a pair of images and labels, or a Data for cameras, not "
-            f"{describe(validation)}",
-            parameter="validation",
-        )
-    chosen = validation if isinstance(validation, Data) else Data(*validation)
+    chosen = data_from("validation", validation)
     chosen.check_sides()
-    mark = chosen.fingerprint
-    if mark.shape != data.fingerprint.shape:
+    mark, shape = chosen.fingerprint, data.fingerprint.shape
+    if mark.shape != shape:
         raise UserError(
-            f"validation images have shape {tuple(mark.shape)} and those that are judged "
-            f"{tuple(data.fingerprint.shape)}: bring them to one size"
+            f"validation images have shape {mark.shape}, those to judge {shape}: bring them to one size"
         )
     pairs = draw(Pool.of_data(chosen), count, seed, CHOOSE)
     classes = len(torch.cat([chosen.labels.cpu(), chosen.ranked.labels.cpu()]).unique())
