@@ -180,7 +180,7 @@ def test_a_plan_that_does_not_fit_the_data(
 
 @pytest.mark.parametrize("model", [torch.flatten, "c2f2", None, nn.Flatten])
 def test_what_is_no_network(model: Any) -> None:
-    with pytest.raises(UserError, match="network must be a Module, not .*: give a torch.nn.Module"):
+    with pytest.raises(UserError, match="network must be a Module, not"):
         Subject(model, Data(X, Y))
 
 

@@ -133,7 +133,7 @@ def test_its_digest_tells_the_noise(network: nn.Module) -> None:
         *(({"sigma": v}, r"sigma must be in \(0, 10\]") for v in (0, 10.5, math.nan, "much", None)),
         ({"samples": 0}, "samples must be a whole number of at least 1, not 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
-        ({"model": embed}, "the network must be a torch.nn.Module, not a function"),
+        ({"model": embed}, "the network must be a Module, not a"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:

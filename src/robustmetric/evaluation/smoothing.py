@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from robustmetric.attacks.draws import Draws
-from robustmetric.errors import UserError, number, whole
+from robustmetric.errors import UserError, instance, number, whole
 from robustmetric.perturb import device_of
 from robustmetric.sphere import embed
 
@@ -60,9 +60,8 @@ class Smoothed(nn.Module):
         self, model: nn.Module, sigma: float, samples: int = 32, seed: int = 0, *, chunk: int = _CHUNK
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise UserError(f"the network must be a torch.nn.Module, not a {type(model).__name__}")
-        self.model, self.sigma = model, check_sigma(sigma)
+        self.model = instance("the network", model, nn.Module, why="give a torch.nn.Module")
+        self.sigma = check_sigma(sigma)
         self.samples, self.chunk = whole("samples", samples, 1), whole("chunk", chunk, 1)
         self.seed = whole("seed", seed)
         self._noise: Tensor | None = None

@@ -307,9 +307,7 @@ def _by_validation(validation: Validation, data: Data, count: int, seed: int) ->
     chosen.check_sides()
     mark, shape = chosen.fingerprint, data.fingerprint.shape
     if mark.shape != shape:
-        raise UserError(
-            f"validation images have shape {mark.shape}, those to judge {shape}: bring them to one size"
-        )
+        raise UserError(f"validation images have shape {mark.shape}, those to judge {shape}: resize them")
     pairs = draw(Pool.of_data(chosen), count, seed, CHOOSE)
     classes = len(torch.cat([chosen.labels.cpu(), chosen.ranked.labels.cpu()]).unique())
     return _choosing(chosen.every, pairs, "validation images", classes, mark)
