@@ -379,7 +379,7 @@ class Broken(Circle):
         ({"count": 1}, "count is 1: .*greater than or equal to 2"),
         ({"threshold": 2.5}, "threshold is 2.5: .*less than or equal to 2"),
         ({"threshold": "far"}, "threshold is 'far'"),
-        ({"far": 0.01}, "a given threshold is not chosen for a FAR"),
+        ({"far": 0.01}, "give one of threshold and far"),
         ({"far": 10, "threshold": None}, r"far must be in \(0, 1\), not 10.* 0\.01 for 1 %"),
         ({"eps": 8}, "eps is 8: .*less than or equal to 1"),
         ({"labels": torch.arange(10)}, "none of the 10 queries has another image of its class"),

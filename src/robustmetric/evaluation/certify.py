@@ -25,7 +25,7 @@ from robustmetric.evaluation.evaluate import search_cost
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick, blocks
 from robustmetric.evaluation.plan import draw_queries, plan_of
-from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
+from robustmetric.evaluation.smoothing import Smoothed, check_memory, check_noise, noisy_embeddings
 from robustmetric.gallery import excluded
 from robustmetric.perturb import device_of
 from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError, embed
@@ -122,7 +122,9 @@ class Certification(Job[CertifyPlan, Certificate]):
         if plan.attack:
             check_noise(plan.attack_samples, shape, "attack_samples")
         check_noise(min(plan.batch, max(plan.samples, plan.choose, plan.gallery_samples)), shape, "batch")
-        check_samples(plan.samples, self.subject.probe(plan.batch, gradient=plan.attack))
+        dim = self.subject.probe(plan.batch, gradient=plan.attack)
+        # Single precision, and products with a direction in double.
+        check_memory("samples", plan.samples, 4 * dim + 16, f"the embeddings of length {dim:,} of one query")
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PERCENT, Attack
+from robustmetric.attacks import PERCENT, Attack, Column
 from robustmetric.evaluation.attack import attack_block, embed_all
 from robustmetric.evaluation.checks import CHECKS, run_check
 from robustmetric.evaluation.data import Data, Subject, data_of
-from robustmetric.evaluation.ers import COLUMNS
+from robustmetric.evaluation.ers import COLUMNS, Values
 from robustmetric.evaluation.findings import Findings
 from robustmetric.evaluation.identity import code_of
 from robustmetric.evaluation.images import Images
 from robustmetric.evaluation.intervals import Interval, Score, intervals
 from robustmetric.evaluation.job import Piece, Progress, Tensors, Tick, blocks
 from robustmetric.evaluation.plan import Plan, check_title, plan_of
-from robustmetric.evaluation.record import Check, Record, failures
-from robustmetric.evaluation.suite import run_ensemble
+from robustmetric.evaluation.record import AttackShare, Check, GoalScore, Record, Suite, failures
+from robustmetric.evaluation.suite import BEFORE, Attempt, WorstCase, run_ensemble
 from robustmetric.evaluation.threat import Threat
-from robustmetric.evaluation.worst import Suite, build_suite
+from robustmetric.perturb import Budget
 from robustmetric.retrieval import nmi, rank
 
 EMBEDDED = 1024  # images whose embeddings are kept together
@@ -196,7 +197,7 @@ class Evaluation(Findings):
         suite: Suite | None = None
         if plan.suite is not None:
             beside = plan.attacks if settings.protocol == "strict" else ()
-            suite, worst = build_suite(
+            suite, worst = _build_suite(
                 plan.suite, self.worst, self.attempts, self.suite_threat.budget, after, beside, settings.seed
             )
             arrays |= worst
@@ -252,3 +253,86 @@ def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check], pl
     if names := [c.name for goal in foreign for c in goal.columns if c.name in COLUMNS]:
         why += f"{'; ' if why else ''}{', '.join(names)} is of an attack of the user's own"
     return {**overall._asdict(), "terms": terms, "valid": not why, "why": why}
+
+
+def _build_suite(
+    suite: WorstCase,
+    worst: Mapping[str, Mapping[str, Tensor]],
+    attempts: Mapping[str, Sequence[Attempt]],
+    budget: Budget,
+    after: Mapping[str, Values],
+    attacks: Sequence[Attack],
+    seed: int,
+) -> tuple[Suite, dict[str, Tensor]]:
+    """Return the scores of a `suite`, and its values (Q,) of each query by name.
+
+    `worst` and `attempts` are its results and attacks by goal, within a `budget`. `after` has the values (Q,)
+    of the columns of other `attacks`, which count where they say the same of a query as a goal. The intervals
+    are drawn from a `seed`.
+    """
+    goals: dict[str, GoalScore] = {}
+    arrays: dict[str, Tensor] = {}
+    for goal in suite.wanted:
+        found = worst[goal.name]
+        beside = {
+            column.name: after[column.name]
+            for attack in attacks
+            for column in attack.columns
+            if attack.drawn_as == goal.drawn_as or column.name in goal.same_columns
+        }
+        goals[goal.name] = _goal_score(goal, found, attempts[goal.name], budget, beside, seed)
+        kept = {name: found[name] for name in ("before", "worst", "by", "change", "outside")}
+        arrays |= {f"suite/{goal.name}/{name}": value for name, value in kept.items()}
+    return Suite(goals=goals), arrays
+
+
+def _goal_score(
+    goal: Attack,
+    found: Mapping[str, Tensor],
+    attempts: Sequence[Attempt],
+    budget: Budget,
+    beside: Mapping[str, Values],
+    seed: int,
+) -> GoalScore:
+    column = goal.columns[0]
+    counted = ~found["before"].isnan().numpy()
+    alone, by = found["worst"].numpy()[counted], found["by"].numpy()[counted]
+    worst, who = alone.copy(), by.copy()
+    for k, values in enumerate(beside.values(), len(attempts)):
+        gain = values[counted] - worst
+        ahead = gain < 0 if column.better == "higher" else gain > 0
+        worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
+    forward, backward = found["forward"].sum(0).tolist(), found["backward"].sum(0).tolist()
+    count = int(counted.sum())
+    done = np.full(count, True) if column.success_value is None else worst == column.success_value
+
+    def share(number: int) -> float:
+        return 100 * float(((who == number) & done).mean()) if count else math.nan
+
+    attacks = [
+        AttackShare(attack=a.attack.name, search=a.search.name, broke=share(k), forward=f, backward=b)
+        for k, (a, f, b) in enumerate(zip(attempts, forward, backward, strict=True))
+    ]
+    attacks += [AttackShare(attack=name, broke=share(k)) for k, name in enumerate(beside, len(attempts))]
+    if column.success_value is not None:
+        attacks.insert(0, AttackShare(attack="before", broke=share(BEFORE)))
+    return GoalScore(
+        **_mean(worst, column, seed)._asdict(),
+        before=_mean(found["before"].numpy()[counted], column, seed, resamples=1).value,
+        alone=_mean(alone, column, seed, resamples=1).value,
+        better=column.better,
+        unit=column.unit.name,
+        queries=count,
+        attacks=attacks,
+        forward=sum(forward),
+        backward=sum(backward),
+        undropped=count * sum(attempt.passes(budget) for attempt in attempts),
+    )
+
+
+def _mean(values: Values, column: Column, seed: int, resamples: int = 1000) -> Interval:
+    """Average a column over queries, rounded as all scores of a record are."""
+    if len(values) == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    percent = [column.name] if column.unit == PERCENT else []
+    return intervals({column.name: values}, seed=seed, resamples=resamples, percent=percent)[0][column.name]

@@ -339,7 +339,7 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
         return UserError(f"{told}{advice}", parameter="out")
 
     if folder.exists() and not folder.is_dir():
-        raise refused(f"{folder} is a file")
+        raise refused(f"{folder} is a file", f": give a folder for the {what}")
     if (folder / PARTS).is_symlink():
         raise refused(f"{folder / PARTS} is a link, and pieces are kept in a folder")
     if not file.exists():

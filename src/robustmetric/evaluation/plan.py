@@ -135,8 +135,8 @@ class Plan:
         robustmetric.UserError: unknown setting 'step' (did you mean 'steps'?); known: alpha, attacks, ...
         """
         if settings.get("norm") == "l2" and "eps" not in settings:
-            told = "eps is not given, and the norm l2 has no usual one: give the length, such as 1.5"
-            raise UserError(told, parameter="eps")
+            told = "eps is not given, and with the norm l2 there is no usual one"
+            raise UserError(f"{told}: give the length, such as 1.5", parameter="eps")
         parts = {name: settings.get(name, DEFAULTS[name]) for name in ("attacks", "search", "suite")}
         plain = validated(Settings, "setting", {n: v for n, v in settings.items() if n not in parts})
         attacks, checks = make_attacks(parts["attacks"], plain.protocol), parse_checks(plain.checks)

@@ -15,7 +15,6 @@ from robustmetric.evaluation.document import Document, Format, FrozenModel, Numb
 from robustmetric.evaluation.ers import COLUMNS
 from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.plan import Settings
-from robustmetric.evaluation.worst import Suite
 
 RECORD = "record.json"
 SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
@@ -61,6 +60,51 @@ class Ers(FrozenModel):
     terms: dict[str, Number]
     valid: bool
     why: str = Field("", description="why it is not valid")
+
+
+class AttackShare(FrozenModel):
+    """An attack of the suite, or one beside it, and the share of queries that it broke first."""
+
+    attack: str = Field(description="the attack with its objective; before for what was lost without one")
+    search: str | None = Field(
+        default=None, description="how it was searched; null of an attack beside the suite"
+    )
+    broke: Number = Field(
+        description="share of the queries, in %, that it was the first to break, or of a goal without an end "
+        "the share that it moved the farthest"
+    )
+    forward: int = Field(default=0, description="images that it sent through the network")
+    backward: int = Field(default=0, description="images that it sent back through it, for gradients")
+
+
+class GoalScore(Score):
+    """The worst case of a goal: the mean over queries of the worst that any attack left, with its interval.
+
+    `value`, `low` and `high` count the attacks beside the suite too, `alone` those of the suite only.
+    """
+
+    alone: Number = Field(description="the value by the attacks of the suite alone")
+    queries: int = Field(description="queries that the goal concerns")
+    attacks: list[AttackShare] = Field(description="who broke which share, in the order of the attempts")
+    forward: int = Field(description="images that all attacks sent through the network")
+    backward: int = Field(description="images that all attacks sent back through it")
+    undropped: int = Field(description="images that would have gone through if no query dropped out")
+
+
+class Suite(FrozenModel):
+    """The worst-case suite: its goals by name."""
+
+    goals: dict[str, GoalScore]
+
+    @property
+    def forward(self) -> int:
+        """Images that went through the network for all goals."""
+        return sum(goal.forward for goal in self.goals.values())
+
+    @property
+    def undropped(self) -> int:
+        """Images that would have gone through it if no query dropped out."""
+        return sum(goal.undropped for goal in self.goals.values())
 
 
 Status = Literal["pass", "warn", "fail", "not run"]

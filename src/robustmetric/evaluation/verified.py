@@ -155,15 +155,14 @@ def load_verification(path: str | Path) -> Verification:
 def entries_of(
     plan: VerifyPlan,
     split: Split,
-    labels: Tensor,
     clean: Tensor,
     attacked: Tensor | None,
     choosing: Tensor | None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the entries of the document, and the distances by pair.
 
-    `labels` (N,) are those of the images that the pairs of the `split` are of. `clean` and `attacked` (P,)
-    are the distances of the pairs that are judged, `choosing` (C,) those of the pairs that choose.
+    `clean` and `attacked` (P,) are the distances of the pairs of the `split` that are judged, `choosing` (C,)
+    those of the pairs that choose.
     """
     judged, same = split.judged, split.judged.same
     threshold, chose = _threshold(plan, split.choose, choosing)
@@ -193,14 +192,13 @@ def entries_of(
     rates: dict[str, Rates] = {}
     for name, roc_of in whole.items():
         rates[name] = _rates(roc_of, threshold.value, tables[name], rates.get("clean"))
-    used = torch.from_numpy(judged.places)
     entries: dict[str, Any] = {
         "settings": plan,
         "pairs": {
             "same": int(same.sum()),
             "different": int((~same).sum()),
-            "images": len(used),
-            "classes": len(labels[used].unique()),
+            "images": len(judged.places),
+            "classes": split.classes,
             "source": "given" if split.given else "drawn",
             "left_out": split.left_out,
             "sha256": judged.digest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -128,22 +128,16 @@ class Verifying(Job[VerifyPlan, Verification]):
         self.subject.probe(self.plan.batch, gradient=gradient)
 
     @cached_property
-    def sources(self) -> tuple[tuple[Images, Numbers], ...]:
-        """The images of the pairs that are judged and of those that choose, with the places that are used."""
+    def used(self) -> Numbers:
+        """The positions (U,) of the images that are in a pair."""
         judged, choose = self.split.judged.places, self.split.choose
-        if choose is None:
-            return ((self.data.every, judged),)
-        if choose.source == "other classes":  # of the same images
-            return ((self.data.every, np.union1d(judged, choose.pairs.places)),)
-        return ((self.data.every, judged), (choose.images, choose.pairs.places))
+        return judged if choose is None else np.union1d(judged, choose.pairs.places)
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces: parts of the images in pairs, and blocks of attacked pairs."""
-        threat, found = self.plan.threat, list[Piece]()
-        for source, (images, used) in enumerate(self.sources):
-            embed_part = partial(self._embed, images)
-            found += blocks("embed", 0, torch.from_numpy(used), _TOGETHER, embed_part, file=f"embed-{source}")
+        threat, used = self.plan.threat, torch.from_numpy(self.used)
+        found = [*blocks("embed", 0, used, _TOGETHER, self._embed)]
         if self.plan.attack:
             rows, cost = torch.arange(len(self.split.judged)), search_cost(threat) + 1
             found += blocks(
@@ -153,28 +147,22 @@ class Verifying(Job[VerifyPlan, Verification]):
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
         """Return what the document says of the scores, and the distances."""
-        split, labels = self.split, self.data.labels.cpu()
-        if self.data.gallery is not None:
-            labels = torch.cat([labels, self.data.ranked.labels.cpu()])
-        choosing = None if split.choose is None else self.distances(split.choose.pairs, -1)
+        choosing = None if self.split.choose is None else self.distances(self.split.choose.pairs)
         attacked = self.attacked if self.plan.attack else None
-        return entries_of(self.plan, split, labels, self.clean, attacked, choosing)
+        return entries_of(self.plan, self.split, self.clean, attacked, choosing)
 
     @cached_property
-    def embedded(self) -> tuple[Tensor, ...]:
-        """The embeddings (U, D) of the images that are used, of each source."""
-        whole = self.joined("embed")["z"].split([len(used) for _, used in self.sources])
-        return tuple(whole)
+    def embedded(self) -> Tensor:
+        """The embeddings (U, D) of the images that are in a pair."""
+        return self.joined("embed")["z"]
 
-    def rows(self, source: int, places: Numbers) -> Tensor:
-        """Return the embeddings (P, D) of images at these `places` of a `source`."""
-        return self.embedded[source][torch.from_numpy(np.searchsorted(self.sources[source][1], places))]
+    def rows(self, places: Numbers) -> Tensor:
+        """Return the embeddings (P, D) of images at these `places`."""
+        return self.embedded[torch.from_numpy(np.searchsorted(self.used, places))]
 
-    def distances(self, pairs: Pairs, source: int = 0) -> Tensor:
-        """Return the distances (P,) of `pairs` of a `source`, in double precision."""
-        return pair_distance(
-            self.rows(source, pairs.first).double(), self.rows(source, pairs.second).double()
-        )
+    def distances(self, pairs: Pairs) -> Tensor:
+        """Return the distances (P,) of `pairs`, in double precision."""
+        return pair_distance(self.rows(pairs.first).double(), self.rows(pairs.second).double())
 
     @cached_property
     def clean(self) -> Tensor:
@@ -188,15 +176,15 @@ class Verifying(Job[VerifyPlan, Verification]):
         # Whoever attacks keeps the image as it is where no perturbation is better.
         return torch.where(same, torch.maximum(found, self.clean), torch.minimum(found, self.clean))
 
-    def _embed(self, images: Images, part: Tensor, tick: Tick) -> Tensors:
-        return {"z": embed_all(self.subject.model, images, part, self.plan.batch, tick).cpu()}
+    def _embed(self, part: Tensor, tick: Tick) -> Tensors:
+        return {"z": embed_all(self.subject.model, self.split.images, part, self.plan.batch, tick).cpu()}
 
     def _attack(self, numbers: Tensor, tick: Tick) -> Tensors:
         """Drive same pairs apart and different ones together: distance (B,) to the second image."""
         plan, model = self.plan, self.subject.model
         pairs, device = self.split.judged.take(numbers.numpy()), device_of(model)
-        images = self.data.every[torch.from_numpy(pairs.first)].detach().to(device)
-        aim = self.rows(0, pairs.second).to(device)
+        images = self.split.images[torch.from_numpy(pairs.first)].detach().to(device)
+        aim = self.rows(pairs.second).to(device)
         same = torch.from_numpy(pairs.same).to(device)
 
         def objective(x: Tensor, rows: Tensor) -> Tensor:

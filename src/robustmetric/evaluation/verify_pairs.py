@@ -14,7 +14,7 @@ from torch import Tensor
 
 from robustmetric.errors import UserError, describe
 from robustmetric.evaluation.data import Data, Fingerprint, data_from
-from robustmetric.evaluation.images import Images
+from robustmetric.evaluation.images import Images, Joined
 from robustmetric.evaluation.plan import SearchPlan
 from robustmetric.evaluation.threat import Threat
 from robustmetric.labels import WHOLE
@@ -68,7 +68,8 @@ class VerifyPlan(SearchPlan):
         if plan.threshold is None:
             return plan.model_copy(update={"far": check_far(FAR if plan.far is None else plan.far)})
         if plan.far is not None:
-            raise UserError("a given threshold is not chosen for a FAR: give one of both", parameter="far")
+            told = "a threshold is not chosen for a FAR: give one of threshold and far"
+            raise UserError(told, parameter="far")
         return plan
 
     @property
@@ -201,12 +202,11 @@ def draw(pool: Pool, count: int, seed: int, purpose: int) -> Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Choosing:
-    """The pairs that choose the threshold, of `images`, and where they are from: `source`.
+    """The pairs that choose the threshold, and where they are from: `source`.
 
     `classes` counts their classes, `sha256` is the digest of images, labels and pairs.
     """
 
-    images: Images
     pairs: Pairs
     source: Source
     classes: int
@@ -215,13 +215,15 @@ class Choosing:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The pairs that are `judged`, and those that `choose` unless a threshold is given.
+    """The pairs of some `images` that are `judged`, and those that `choose` unless a threshold is given.
 
-    `left_out` counts given pairs of a class that is judged with one that chooses; `given` says whether the
-    pairs were given.
+    `classes` counts those that are judged, `left_out` given pairs of a class that is judged with one that
+    chooses; `given` says whether the pairs were given.
     """
 
+    images: Images
     judged: Pairs
+    classes: int
     choose: Choosing | None
     given: bool
     left_out: int = 0
@@ -237,19 +239,23 @@ def split_pairs(
     """Make the pairs of the `data` that are judged and, unless the `plan` has a threshold, those that choose.
 
     `pairs` (P, 2) are positions of images and of those that are ranked; without them some are drawn. The
-    `validation` images choose if there are some. Else half of the classes do, drawn from the seed, and the
-    other half is judged: no class is in both.
+    `validation` images choose if there are some: they come after those of the data. Else half of the classes
+    do, drawn from the seed, and the other half is judged: no class is in both.
     """
-    pool, count, seed = Pool.of_data(data), plan.count, plan.seed
+    pool, images, count, seed = Pool.of_data(data), data.every, plan.count, plan.seed
     given = None if pairs is None else _given(pairs, pool)
     advice, choosing, left_out = "give images, or pairs, of which some are", None, 0
     if plan.threshold is not None or validation is not None:
         judged = draw(pool, count, seed, JUDGED) if given is None else given
         if plan.threshold is None and validation is not None:
-            choosing = _by_validation(validation, data, count, seed)
+            chosen = _validated(validation, data)
+            other = Pool.of_data(chosen)
+            choose, classes = draw(other, count, seed, CHOOSE), len(np.unique(other.labels))
+            choosing = _choosing(choose, "validation images", classes, chosen.fingerprint, len(images))
+            images = Joined(images, chosen.every)
     else:
-        classes = _draw_classes(pool, seed)
-        apart = np.isin(pool.labels, classes)
+        drawn = _draw_classes(pool, seed)
+        apart = np.isin(pool.labels, drawn)
         if given is None:
             judged = draw(pool.take(~apart), count, seed, JUDGED)
             choose = draw(pool.take(apart), count, seed, CHOOSE)
@@ -258,9 +264,10 @@ def split_pairs(
             judged, choose = given.take(~first & ~second), given.take(first & second)
             left_out = len(given) - len(judged) - len(choose)
         advice += "; or validation images or the threshold, so that no classes are set apart to choose it"
-        choosing = _choosing(data.every, choose, "other classes", len(classes), data.fingerprint)
+        choosing = _choosing(choose, "other classes", len(drawn), data.fingerprint)
     check_kinds(judged.same, "judged pairs", advice, "pairs")
-    return Split(judged, choosing, given is not None, left_out)
+    classes = len(np.unique(pool.labels[judged.places]))
+    return Split(images, judged, classes, choosing, given is not None, left_out)
 
 
 def _given(pairs: Tensor, pool: Pool) -> Pairs:
@@ -293,24 +300,23 @@ def _draw_classes(pool: Pool, seed: int) -> Numbers:
     return np.concatenate(drawn)
 
 
-def _choosing(images: Images, pairs: Pairs, source: Source, classes: int, mark: Fingerprint) -> Choosing:
-    """Check the pairs that choose a threshold, of images with the fingerprint `mark`."""
+def _choosing(pairs: Pairs, source: Source, classes: int, mark: Fingerprint, begin: int = 0) -> Choosing:
+    """Check the pairs that choose a threshold, of images with the fingerprint `mark` that `begin` there."""
     advice = "give more classes, validation images, or the threshold itself"
     check_kinds(pairs.same, "choosing pairs", advice, "threshold")
     sha256 = hashlib.sha256(f"{mark.sha256}/{pairs.digest}".encode()).hexdigest()
-    return Choosing(images, pairs, source, classes, sha256)
+    moved = replace(pairs, first=pairs.first + begin, second=pairs.second + begin)
+    return Choosing(moved, source, classes, sha256)
 
 
-def _by_validation(validation: Validation, data: Data, count: int, seed: int) -> Choosing:
-    """Draw the pairs that choose of validation images."""
+def _validated(validation: Validation, data: Data) -> Data:
+    """Return validation images as data; refuse those that are of another size than the `data`."""
     chosen = data_from("validation", validation)
     chosen.check_sides()
-    mark, shape = chosen.fingerprint, data.fingerprint.shape
-    if mark.shape != shape:
-        raise UserError(f"validation images have shape {mark.shape}, those to judge {shape}: resize them")
-    pairs = draw(Pool.of_data(chosen), count, seed, CHOOSE)
-    classes = len(torch.cat([chosen.labels.cpu(), chosen.ranked.labels.cpu()]).unique())
-    return _choosing(chosen.every, pairs, "validation images", classes, mark)
+    shape, wanted = chosen.fingerprint.shape, data.fingerprint.shape
+    if shape != wanted:
+        raise UserError(f"validation images have shape {shape}, those to judge {wanted}: resize them")
+    return chosen
 
 
 def _numbers(values: Tensor) -> Numbers:
