@@ -395,7 +395,7 @@ class Broken(Circle):
         ({"epsilon": 0.1}, r"unknown setting 'epsilon' \(did you mean 'eps'\?\); known: alpha, attack,"),
         ({"model": Broken()}, "embeddings hold NaN or infinity: the network has diverged"),
         ({"images": 255 * at(LEVELS)}, r"pixels are in \[.*\]; they must be in \[0, 1\]"),
-        ({"model": nn.Conv2d(1, 1, 1)}, r"returned a tensor of shape \(10, 1, 2, 2\) for 10 images"),
+        ({"model": nn.Conv2d(1, 1, 1)}, r"returned float32 of shape \(10, 1, 2, 2\) for 10 images"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_verified(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
