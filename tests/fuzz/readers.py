@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,7 @@ from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import checkpoint_step
 from robustmetric.training.runs import RunFolder
 from robustmetric.training.table import kept_rows
-from robustmetric.vectors import About, Vectors, open_index, save_vectors
+from robustmetric.vectors import About, Vectors, save_vectors
 from tests.helpers.records import altered, golden, written
 
 Read = Callable[[Path, bytes], object]
@@ -362,51 +361,22 @@ def _stored(path: Path) -> Path:
     return path
 
 
-def _vectors(folder: Path, content: bytes, name: str) -> object:
-    """Change one file; what is read is what was written, or nothing."""
-    path = _stored(folder / name.removesuffix(".json"))
-    whole = rm.load_vectors(path).sha256
-    _put(folder / name, content)
+def _vectors(folder: Path, content: bytes) -> object:
+    """Change the file; what is read is what was written, or nothing."""
+    path = _stored(folder / "v.safetensors")
+    whole = path.read_bytes()
+    _put(path, content)
     found = rm.load_vectors(path)
-    assert found.sha256 == whole, "other vectors were taken"
+    assert content == whole, "other vectors were taken"
     return list(found.files), found.search(found.z[:1], 9)
 
 
-def _index(folder: Path, content: bytes, suffix: str) -> object:
-    """Change a file of an index: it is built anew, whatever is in it."""
-    vectors = rm.load_vectors(_stored(folder / "v.npy"))
-    open_index(vectors)
-    _put(folder / f"v.npy.hnsw.{suffix}", content)
-    return open_index(vectors, report=lambda _: None).search(vectors.z[:1], 2)
-
-
-def _stored_files() -> dict[str, bytes]:
+def _of_vectors() -> list[Reader]:
     import tempfile
 
     with tempfile.TemporaryDirectory() as name:
-        for suffix in ("safetensors", "npy", "parquet"):
-            _stored(Path(name, f"v.{suffix}"))
-        open_index(rm.load_vectors(Path(name, "v.npy")))
-        return {file.name: file.read_bytes() for file in Path(name).iterdir()}
-
-
-def _of_vectors() -> list[Reader]:
-    files = _stored_files()
-    names = ("v.safetensors", "v.npy", "v.npy.json", "v.parquet")
-    listed = [
-        Reader(
-            f"vectors-{name.partition('.')[2].replace('.', '-')}",
-            partial(_vectors, name=name),
-            (files[name],),
-            "json" if name.endswith("json") else None,
-        )
-        for name in names
-    ]
-    for suffix in ("faiss", "json"):
-        seed = files[f"v.npy.hnsw.{suffix}"]
-        grammar = "json" if suffix == "json" else None
-        listed.append(Reader(f"index-{suffix}", partial(_index, suffix=suffix), (seed,), grammar))
-    return listed
+        seed = _stored(Path(name, "v.safetensors")).read_bytes()
+    return [Reader("vectors", _vectors, (seed,), None)]
 
 
 def readers() -> dict[str, Reader]:
