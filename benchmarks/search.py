@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import robustmetric as rm
-from robustmetric.data.inputs import Inputs
-from robustmetric.vectors import About, Vectors, save_vectors
+from robustmetric.vectors import save_vectors
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its wrapper
@@ -177,7 +176,7 @@ def main() -> None:
         z, queries = make(arguments.count, arguments.dim, arguments.queries, arguments.spread)
         path = Path(folder, "vectors.safetensors")
         files = [f"{number}.png" for number in range(arguments.count)]
-        save_vectors(Vectors(z, files, About("drawn", "0" * 64, Inputs())), path)
+        save_vectors(path, {}, files, (part.numpy() for part in z.split(1000)))
         del z
         if arguments.only != "memory":
             exact(path, queries, arguments.rounds)

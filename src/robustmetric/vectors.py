@@ -25,7 +25,6 @@ from torch import Tensor
 
 from robustmetric.data import load
 from robustmetric.data.decode import SUFFIXES
-from robustmetric.data.inputs import Inputs
 from robustmetric.errors import UserError, brief, shorten, whole
 from robustmetric.files import (
     AGAIN,
@@ -61,39 +60,12 @@ _NONE = torch.iinfo(torch.long).max  # after every key
 _ROWS = 256  # queries at once
 _NUMBERS = 1 << 22  # of the vectors at once
 _AGAIN = 1 << 17  # numbers that are measured again at once
+_FORMAT = "robustmetric vectors 2"
 _TENSORS = {"ends": ("I64", 8), "vectors": ("F32", 4), "names": ("U8", 1)}  # aligned in this order
 
 Floats = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 """Called with the number of images that are done, and of all."""
-
-
-@dataclass(frozen=True)
-class About:
-    """Where vectors come from: a `run` by name, its `network` by SHA-256, its `inputs`, the `folder`."""
-
-    run: str
-    network: str
-    inputs: Inputs
-    folder: str = ""
-
-    def entries(self) -> dict[str, str]:
-        """Return all of it as texts, as a file has them."""
-        inputs = json.dumps(self.inputs.entries(), sort_keys=True)
-        told = {"run": self.run, "network": self.network, "inputs": inputs, "folder": self.folder}
-        return {"format": "robustmetric vectors", "version": "2", **told}
-
-    @classmethod
-    def read(cls, entries: Mapping[str, str]) -> About:
-        """Read what `entries` returned; anything else raises a ValueError."""
-        try:
-            inputs = Inputs(**json.loads(entries["inputs"]))
-            found = cls(entries["run"], entries["network"], inputs, entries["folder"])
-        except (KeyError, TypeError, ValueError, RecursionError):
-            found = None
-        if found is None or not found.entries().items() <= entries.items():
-            raise ValueError("it holds no vectors that this version of robustmetric wrote")
-        return found
 
 
 class Found(NamedTuple):
@@ -106,8 +78,7 @@ class Found(NamedTuple):
 class Vectors:
     """N vectors of length 1, `z` (N, D) in float32, with the `files` that they are of.
 
-    `load_vectors` returns them mapped into memory, with the `path` of that file, and `about` says where they
-    come from.
+    `load_vectors` returns them mapped into memory, with the `path` of that file and metadata `about` them.
 
     >>> vectors = Vectors(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), ["a.png", "b.png", "c.png"])
     >>> found = vectors.search(torch.tensor([[0.0, 1.0]]), k=2)
@@ -116,7 +87,12 @@ class Vectors:
     """
 
     def __init__(
-        self, z: Tensor, files: Sequence[str], about: About | None = None, *, path: Path | None = None
+        self,
+        z: Tensor,
+        files: Sequence[str],
+        about: Mapping[str, str] | None = None,
+        *,
+        path: Path | None = None,
     ) -> None:
         _check_unit(z)
         if z.dtype != torch.float32 or z.device.type != "cpu" or len(files) != len(z):
@@ -124,7 +100,7 @@ class Vectors:
                 f"z is {z.dtype} on {z.device}, {len(z)} vectors for {len(files)} files; it must be float32 "
                 "on the CPU, a vector for each file"
             )
-        self.z, self.files, self.about, self.path = z.contiguous(), files, about, path
+        self.z, self.files, self.about, self.path = z.contiguous(), files, about or {}, path
 
     def __len__(self) -> int:
         return len(self.z)
@@ -149,21 +125,32 @@ class Vectors:
 
     def check(self, run: Run) -> None:
         """Refuse a `run` whose network or preprocessing is not the one that the vectors are of."""
-        about = self.about
-        if about is None:
-            raise UserError("these vectors do not say which network they are of: load them from a file")
-        if run.digest != about.network or run.inputs != about.inputs:
-            raise UserError(
-                f"{self.path or 'these vectors'} are of {about.run} (SHA-256 {about.network[:12]}, "
-                f"{about.inputs}), not of {run.name} (SHA-256 {run.digest[:12]}, {run.inputs}): give that "
-                "run and its weights, or embed again"
+        now = _about(run)
+        if any(self.about.get(name) != now[name] for name in ("network", "inputs")):
+            of, given = (
+                f"{about.get('run')} (SHA-256 {about.get('network', '')[:12]}, {about.get('inputs')})"
+                for about in (self.about, now)
             )
+            raise UserError(
+                f"{self.path or 'these vectors'} are of {of}, not of {given}: give that run, or embed again"
+            )
+
+
+def _about(run: Run, folder: Path | None = None) -> dict[str, str]:
+    """Return the metadata of vectors that a run makes of the images of a folder."""
+    return {
+        "format": _FORMAT,
+        "run": run.name,
+        "network": run.digest,
+        "inputs": json.dumps(run.inputs.entries(), sort_keys=True),
+        "folder": "" if folder is None else _text(str(folder.absolute())),
+    }
 
 
 def _check_unit(z: Tensor) -> None:
     check_embeddings(z, "z")
     for part in z.split(max(1, _NUMBERS // z.shape[1])):
-        if not ((part.square().sum(1) - 1).abs() <= _OFF).all():
+        if not ((torch.linalg.vector_norm(part, dim=1) - 1).abs() <= _OFF / 2.1).all():
             raise BrokenEmbeddingsError("some vectors are not of length 1: take what a run embeds")
 
 
@@ -216,12 +203,11 @@ def embed_folder(
         claims.enter_context(claimed(out, "an embedding", force=force))
         if to == "npy":
             claims.enter_context(claimed(_beside(out), "an embedding", force=force or place.exists()))
-        names = images_below(folder, report)
-        about = About(run.name, run.digest, run.inputs, _text(str(base.absolute())))
+        names, about = images_below(folder, report), _about(run, base)
         _begin(place, about, force)
-        blocks = _Blocks(run, [base / name for name in names], place)
+        blocks = _Blocks(run, [base / name for name in names], place, str(about))
         blocks.make(min(batch, _BLOCK), progress, report)
-        has = np.concatenate([~np.isnan(z).any(1) if z.size else np.zeros(len(z), bool) for z in blocks])
+        has = np.concatenate([_has_vector(z) for z in blocks])
         broken = np.flatnonzero(~has).tolist()
         listed = {names[row]: blocks.reason(row) for row in broken[:_LISTED]}
         if broken and not (skip_broken and has.any()):
@@ -235,7 +221,7 @@ def embed_folder(
             )
         kept = [name for name, one in zip(names, has, strict=True) if one]
         file = out if to == "safetensors" else place / "vectors.safetensors"
-        _write(file, about, kept, (z[~np.isnan(z).any(1)] for z in blocks if z.size))
+        save_vectors(file, about, kept, (z[_has_vector(z)] for z in blocks if z.size))
         if to == "npy":
             _write_npy(load_vectors(file), out)
         elif to == "parquet":
@@ -244,26 +230,26 @@ def embed_folder(
     return Embedded(len(kept), len(broken), listed)
 
 
-def _begin(place: Path, about: About, force: bool) -> None:
+def _begin(place: Path, about: dict[str, str], force: bool) -> None:
     """Write down what is embedded, or see that what is in `place` is of the same."""
     plan, left = place / "plan.json", place.exists() and not all(map(is_draft, place.iterdir()))
-    if left and not force and (not plan.exists() or load_entries(plan) != about.entries()):
+    if left and not force and (not plan.exists() or load_entries(plan) != about):
         raise UserError(
             f"{place} holds blocks of another network or folder: give another path, or overwrite them",
             parameter="force",
         )
     with writing(plan, AGAIN):
         place.mkdir(exist_ok=True)
-    save_entries(plan, about.entries())
+    save_entries(plan, about)
 
 
 class _Blocks:
     """Blocks of vectors of image files (n, D), where images without a vector have NaN; kept in a folder."""
 
-    def __init__(self, run: Run, files: Sequence[Path], place: Path) -> None:
+    def __init__(self, run: Run, files: Sequence[Path], place: Path, about: str) -> None:
         self.run, self.files, self.place = run, files, place
         self.rows = [range(k, min(k + _BLOCK, len(files))) for k in range(0, len(files), _BLOCK)]
-        self.keys = [self._key(rows) for rows in self.rows]  # before any image is read
+        self.keys = [self._key(about, rows) for rows in self.rows]  # before any image is read
 
     def __iter__(self) -> Iterator[Floats]:
         for number in range(len(self.rows)):
@@ -271,10 +257,8 @@ class _Blocks:
 
     def make(self, batch: int, progress: Progress | None, report: Callable[[str], None]) -> None:
         """Make the blocks that are missing, damaged, or of images that changed since."""
-        missing, total = (
-            [number for number in range(len(self.rows)) if not self._has(number)],
-            len(self.files),
-        )
+        total = len(self.files)
+        missing = [number for number in range(len(self.rows)) if not self._has(number)]
         done = total - sum(len(self.rows[number]) for number in missing)
         if done:
             report(f"{done:,} of {total:,} images are embedded already: resuming")
@@ -323,9 +307,9 @@ class _Blocks:
     def _path(self, number: int) -> Path:
         return self.place / f"{number:08d}.block"
 
-    def _key(self, rows: range) -> bytes:
+    def _key(self, about: str, rows: range) -> bytes:
         """Return the digest of all that a block is made from, as far as it is seen without reading images."""
-        key = hashlib.sha256(f"{self.run.digest} {self.run.inputs}".encode())
+        key = hashlib.sha256(about.encode())
         for file in self.files[rows.start : rows.stop]:
             try:
                 about = file.stat()
@@ -336,15 +320,21 @@ class _Blocks:
         return key.digest()
 
     def _has(self, number: int) -> bool:
+        """Return whether a block is finished; an image that had no vector may be readable by now."""
         try:
-            self._read(number)
+            z = self._read(number)
         except (FileNotFoundError, DamagedError):
             return False
-        return True
+        broken = [self.files[self.rows[number][k]] for k in np.flatnonzero(~_has_vector(z))]
+        return all(isinstance(pixels, str) for _, pixels in self.run.inputs.decoded(broken, ahead=0))
 
     def _read(self, number: int) -> Floats:
         content = read_sealed(self._path(number), self.keys[number])
         return np.frombuffer(content, np.float32).reshape(len(self.rows[number]), -1)
+
+
+def _has_vector(z: Floats) -> NDArray[np.bool_]:
+    return ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
 
 
 def images_below(folder: Path, report: Callable[[str], None] = print) -> list[str]:
@@ -406,9 +396,11 @@ def load_vectors(path: Path | str) -> Vectors:
     try:
         sha256 = _digest(path)
         with safe_open(path, "pt") as file:  # tensors are mapped, and copied on write
-            entries = file.metadata() or {}
+            about = dict(file.metadata() or {})
             z, text, ends = (file.get_tensor(name) for name in ("vectors", "names", "ends"))
-        about, content = About.read(entries), text.numpy().tobytes()
+        stated, content = about.pop("sha256"), text.numpy().tobytes()
+        if about["format"] != _FORMAT:
+            raise ValueError(f"its format is {brief(about['format'])}, not {_FORMAT}")
         names = [
             content[begin:end].decode("utf-8", "surrogateescape")
             for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
@@ -417,25 +409,21 @@ def load_vectors(path: Path | str) -> Vectors:
         raise
     except Exception as error:  # damaged files make the parsers raise nearly anything
         raise DamagedError(f"{path} cannot be read as vectors: {type(error).__name__}: {error}") from None
-    if sha256 != entries.get("sha256"):
+    if sha256 != stated:
         raise DamagedError(f"{path} is damaged: its content does not match its digest; embed again")
     return Vectors(z, names, about, path=path)
 
 
-def save_vectors(vectors: Vectors, path: Path | str, *, force: bool = False) -> None:
-    """Write `vectors` to the .safetensors file `path`; `force` overwrites an existing one."""
-    path = Path(path).expanduser()
-    if vectors.about is None or path.suffix != ".safetensors":
-        raise UserError(f"{path} must end in .safetensors, and the vectors need an About", parameter="out")
-    with claimed(path, "vectors", force=force):
-        _write(path, vectors.about, vectors.files, (z.numpy() for z in vectors.z.split(_BLOCK)))
+def save_vectors(
+    path: Path, about: Mapping[str, str], names: Sequence[str], blocks: Iterable[Floats]
+) -> None:
+    """Write `blocks` of vectors (n, D) to the .safetensors file `path`, with `names` and metadata, `about`.
 
-
-def _write(path: Path, about: About, names: Sequence[str], blocks: Iterable[Floats]) -> None:
-    """Write blocks of vectors one after the other to a .safetensors file, which appears when complete."""
+    There may be more than memory holds; the file appears when it is complete.
+    """
     parts = [name.encode("utf-8", "surrogateescape") for name in names]
     ends = np.cumsum([len(part) for part in parts], dtype="<i8")
-    entries = {**about.entries(), "sha256": "0" * 64}  # until it is known
+    entries = {"format": _FORMAT, **about, "sha256": "0" * 64}  # until it is known
 
     def head(dim: int) -> bytes:
         shapes = {"ends": [len(names)], "vectors": [len(names), dim], "names": [int(ends[-1])]}
@@ -483,17 +471,15 @@ def _beside(path: Path) -> Path:
 
 
 def _write_npy(vectors: Vectors, out: Path) -> None:
-    assert vectors.about is not None  # noqa: S101
-    entries = {**vectors.about.entries(), "files": list(vectors.files)}
+    entries = {**vectors.about, "files": list(vectors.files)}
     save(_beside(out), json.dumps(entries, indent=1) + "\n")
     save(out, lambda file: np.save(file, vectors.z.numpy()))
 
 
 def _write_parquet(vectors: Vectors, out: Path, arrow: Any) -> None:
-    assert vectors.about is not None  # noqa: S101
     z, dim = vectors.z.numpy(), vectors.z.shape[1]
     columns = [("file", arrow.string()), ("vector", arrow.list_(arrow.float32(), dim))]
-    schema, rows = arrow.schema(columns, metadata=vectors.about.entries()), max(1, _NUMBERS // dim)
+    schema, rows = arrow.schema(columns, metadata=dict(vectors.about)), max(1, _NUMBERS // dim)
 
     def fill(file: BinaryIO) -> None:
         with arrow.parquet.ParquetWriter(file, schema, use_dictionary=False, compression="none") as writer:

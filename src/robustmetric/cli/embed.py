@@ -37,8 +37,10 @@ def embed(
     with stoppable(console, "what is finished is kept: the same command resumes"), Progress(console) as bar:
         loaded = loaded_run(run, weights, device, trust)
         update = partial(bar.update, "embed images")
-        options = {"to": to, "batch": batch, "skip_broken": skip_broken, "force": force}
-        done = embed_folder(loaded, images, out, **options, progress=update, report=bar.say)
+        done = embed_folder(
+            loaded, images, out, to=to, batch=batch, skip_broken=skip_broken, force=force,
+            progress=update, report=bar.say,
+        )  # fmt: skip
     for name, reason in done.listed.items():
         bar.say(f"left out: {name}: {reason}")
     if done.skipped > len(done.listed):
