@@ -76,7 +76,6 @@ bench: setup
 	$(BIN)/python -m benchmarks.suite
 	$(BIN)/python -m benchmarks.planted
 	$(BIN)/python benchmarks/digests.py
-	$(BIN)/python benchmarks/plan.py
 
 docs: setup
 	$(BIN)/mkdocs build
