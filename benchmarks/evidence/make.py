@@ -20,8 +20,8 @@ from benchmarks.evidence.plan import KINDS, NETWORKS, RESULTS, SAMPLERS, Kind, N
 from robustmetric.evaluation import load_record
 from robustmetric.training import load_run
 from robustmetric.training.checkpoint import reached
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import dump_recipe
-from robustmetric.training.runs import RunFolder
 from robustmetric.zoo import publish
 
 LICENCE = "apache-2.0"

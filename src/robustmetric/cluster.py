@@ -21,7 +21,6 @@ from typing import Any
 
 from robustmetric.errors import UserError
 from robustmetric.files import check_writable, write_atomically, writing
-from robustmetric.trust import Known, known
 from robustmetric.usercode import SentTraceError, sendable
 
 RETRIES = 3
@@ -301,7 +300,7 @@ class Cluster:
         self, function: Callable[..., Any], arguments: tuple[Any, ...], retries: int, options: dict[str, Any]
     ) -> Any:
         task = self.ray.remote(_task).options(max_retries=retries, name=function.__name__, **options)
-        return task.remote(function, arguments, known, str(Path.cwd()))
+        return task.remote(function, arguments, str(Path.cwd()))
 
     def _done(self, refs: list[Any], tick: Callable[[], None] = lambda: None) -> Iterator[Outcome]:
         """Yield what becomes of tasks as they end; those that are left when nobody asks on are cancelled."""
@@ -352,10 +351,9 @@ def _lost(error: Exception, number: int, count: int) -> UserError:
 
 
 def _task(
-    function: Callable[..., Any], arguments: tuple[Any, ...], trusted: Known, folder: str
+    function: Callable[..., Any], arguments: tuple[Any, ...], folder: str
 ) -> tuple[Any, Exception | None, str]:
     """Do the work of a task; what it raises is returned, for Ray would change it."""
-    trusted.share()
     with suppress(OSError):  # where the machine has that folder, its paths are the same
         os.chdir(folder)
     try:

@@ -15,7 +15,6 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 from robustmetric.errors import UserError
-from robustmetric.trust import Known, known
 from robustmetric.usercode import SentTraceError, sendable
 
 
@@ -35,7 +34,7 @@ def run_workers(
     context = multiprocessing.get_context("spawn")
     errors: Queue[tuple[Exception, str]] = context.Queue()
     workers = [
-        context.Process(target=_worker, args=(work, arguments, k, count, errors, known), daemon=True)
+        context.Process(target=_worker, args=(work, arguments, k, count, errors), daemon=True)
         for k in range(count)
     ]
     try:
@@ -90,9 +89,7 @@ def _worker(
     share: int,
     shares: int,
     errors: Queue[tuple[Exception, str]],
-    trusted: Known,
 ) -> None:
-    trusted.share()
     end_with_parent()
     try:
         work(*arguments, share, shares)

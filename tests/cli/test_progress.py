@@ -8,10 +8,10 @@ import re
 from typing import Any
 
 import pytest
+from robustmetric.training.progress import Status
 
 from robustmetric.cli.progress import Progress
 from robustmetric.cli.terminal import Terminal
-from robustmetric.training.progress import Status
 from tests.helpers.command import Clock
 
 HOSTILE = "[/b]\x1b[2J"

@@ -45,10 +45,9 @@ from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.files import digest_of_entries, write_sealed
 from robustmetric.locks import LOCK, locked
 from robustmetric.report.pictures import load_pictures
+from robustmetric.training.checkpoint import reached
+from robustmetric.training.folder import RunFolder, read_rows
 from robustmetric.training.recipe import load_recipe, make_recipe
-from robustmetric.training.run import checkpoint_step
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.table import kept_rows
 from robustmetric.vectors import About, Vectors, open_index, save_vectors
 from robustmetric.zoo.entries import read_label
 from tests.helpers.records import altered, golden, written
@@ -139,7 +138,7 @@ def _cars(packed: bool) -> bytes:
 
 
 def _metrics(folder: Path, content: bytes) -> object:
-    return kept_rows(_put(folder / "metrics.csv", content), 10, lambda _: None)
+    return read_rows(_put(folder / "metrics.csv", content))
 
 
 # Recipes
@@ -285,12 +284,12 @@ def _network() -> nn.Linear:
 
 def _checkpoint(folder: Path, content: bytes) -> object:
     _put(folder / "last.ckpt", content)
-    return checkpoint_step(folder)
+    return reached(folder / "last.ckpt")
 
 
 def _sealed_checkpoint(folder: Path, content: bytes) -> object:
     _sealed(folder / "last.ckpt", content)
-    return checkpoint_step(folder)
+    return reached(folder / "last.ckpt")
 
 
 def _upload(folder: Path, content: bytes) -> object:

@@ -19,7 +19,7 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.sphere import ROUNDING
 from robustmetric.training import Run, load_recipe
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 from tests.helpers.runs import make_pictures, make_run
 
 
@@ -139,20 +139,6 @@ def test_what_is_no_image_is_refused(given: Any, said: str, run: Run) -> None:
         run.embed(given)
 
 
-def test_images_that_the_network_fails_on_are_told() -> None:
-    run = Run(
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 4)),
-        Inputs(resize=8, channels=1),
-        load_recipe("digits"),
-        None,
-    )
-    told = (
-        r"the network failed on images of shape \(3, 1, 9, 9\) and type float32 \(RuntimeError: mat1 and mat2"
-    )
-    with pytest.raises(UserError, match=told):
-        run.embed(torch.rand(3, 1, 9, 9))
-
-
 def test_a_file_that_is_no_image_is_named(run: Run, files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "notes.png").write_text("no image")
     (tmp_path / "cut.png").write_bytes(files[0].read_bytes()[:60])
@@ -161,12 +147,6 @@ def test_a_file_that_is_no_image_is_named(run: Run, files: list[Path], tmp_path:
             run.embed([files[0], tmp_path / name, files[1]], batch=2)
     with pytest.raises(UserError, match="cannot be read: Is a directory; give an image file"):
         run.embed(tmp_path)
-
-
-@pytest.mark.parametrize("batch", [0, -1, 2.5, True, "8"])
-def test_a_batch_is_a_number_of_images(batch: Any, run: Run, files: list[Path]) -> None:
-    with pytest.raises(UserError, match="batch must be a whole number of at least 1"):
-        run.embed(files, batch=batch)
 
 
 def test_images_of_different_sizes_need_a_size(files: list[Path], tmp_path: Path) -> None:

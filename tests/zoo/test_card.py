@@ -15,8 +15,8 @@ from huggingface_hub import ModelCard
 import robustmetric as rm
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import make_recipe
-from robustmetric.training.runs import RunFolder
 from robustmetric.zoo.card import PAPER
 from robustmetric.zoo.front import front_matter, images_of
 from robustmetric.zoo.summary import headline

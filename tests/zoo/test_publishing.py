@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import robustmetric as rm
 from robustmetric.files import digest_of_entries
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 from tests.helpers.records import altered, written
 from tests.helpers.runs import make_run
 from tests.zoo.conftest import ABOUT, about, record_of, texts, with_record

@@ -12,8 +12,8 @@ from robustmetric.cli.options import RUN
 from robustmetric.cli.terminal import wide
 from robustmetric.errors import shorten
 from robustmetric.text import command_line
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import Recipe
-from robustmetric.training.runs import RunFolder
 from robustmetric.zoo import publish
 
 

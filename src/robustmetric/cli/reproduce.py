@@ -68,9 +68,9 @@ def reproduce(
     from robustmetric.experiments.engine import end_with
     from robustmetric.experiments.findings import find
     from robustmetric.experiments.paper import experiment, experiment_names
-    from robustmetric.training.code import files_beside
+    from robustmetric.training.recipe import files_beside
+    from robustmetric.training.run import is_first
     from robustmetric.training.stops import Stopped
-    from robustmetric.training.workers import is_first
 
     # A cell's command may be run from anywhere.
     out, here = out.expanduser().absolute(), Path.cwd()
@@ -313,7 +313,7 @@ def _roots(data: list[str], root: list[str]) -> dict[str, Path]:
 
 def _scale(roots: dict[str, Path], weights: Path | None, change: list[str], **options: Any) -> Scale:
     from robustmetric.experiments.cells import Scale
-    from robustmetric.training.code import files_beside
+    from robustmetric.training.recipe import files_beside
 
     changes = files_beside(read_changes(change), Path.cwd())
     if weights is not None:

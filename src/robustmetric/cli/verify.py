@@ -27,7 +27,7 @@ from robustmetric.evaluation.record import Score
 from robustmetric.evaluation.verified import FEW, FORMAT
 from robustmetric.evaluation.verify_plan import FAR, SHARED
 from robustmetric.report.records import data_of
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.sets import load_sets
 
 

@@ -21,7 +21,6 @@ from robustmetric.errors import UserError
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.work import Report, make
 from robustmetric.training.stops import Stopped
-from robustmetric.trust import Known, known
 from robustmetric.workers import end_with_parent
 
 _PERIOD = 1.0  # seconds between two looks at the parent
@@ -59,7 +58,7 @@ def run_local(jobs: Sequence[Job], count: int, threads: int) -> Endings:
     When this process is stopped, so are they: a training writes its checkpoint first.
     """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(threads, known))
+    pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(threads,))
     running: dict[Future[None], Job] = {}
     left = list(jobs)
     try:
@@ -164,11 +163,10 @@ def end_with(parent: int) -> None:
     threading.Thread(target=look, daemon=True, name="parent").start()
 
 
-def _begin(threads: int, trusted: Known) -> None:
+def _begin(threads: int) -> None:
     """Begin a process that makes cells: out of reach of the terminal's Ctrl-C, which its parent passes on."""
     if hasattr(os, "setsid"):
         os.setsid()
-    trusted.share()
     torch.set_num_threads(threads)
     end_with_parent()
 

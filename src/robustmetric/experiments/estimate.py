@@ -17,7 +17,7 @@ from robustmetric.defenses.regular import Regular
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.perturb import frozen
 from robustmetric.sphere import cross_distance, embed
-from robustmetric.training.network import make_network
+from robustmetric.training.module import make_network
 from robustmetric.training.parts import defense_of, steps_of
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import Sets, load_sets

@@ -14,9 +14,8 @@ from robustmetric.evaluation.identity import differences
 from robustmetric.evaluation.record import RECORD, Record, load_record
 from robustmetric.experiments.cells import Cell, Scale, Task
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
-from robustmetric.training.code import bare
-from robustmetric.training.entries import read_file
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
+from robustmetric.training.recipe import bare, read_file
 
 RESULT = "cell.json"
 """The file in a cell's folder that says what it is, and what came of it if that is no record."""

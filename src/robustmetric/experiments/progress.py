@@ -10,7 +10,7 @@ from robustmetric.evaluation.job import PARTS
 from robustmetric.experiments.cells import Cell, Job
 from robustmetric.experiments.estimate import Cost
 from robustmetric.experiments.outcome import evaluation_of, run_of
-from robustmetric.training.table import last_step
+from robustmetric.training.folder import read_rows
 
 
 def share_done(job: Job, cost: Cost) -> float:
@@ -27,7 +27,9 @@ def share_done(job: Job, cost: Cost) -> float:
         with suppress(OSError):  # a record has just taken them
             return trained + (1 - trained) * min(0.99, sum(1 for _ in pieces.iterdir()) / cost.pieces)
         return 0.99
-    return trained * min(0.99, last_step(run.metrics) / cost.steps)
+    return trained * min(
+        0.99, max((int(row["step"]) for row in read_rows(run.metrics)), default=0) / cost.steps
+    )
 
 
 class Pace:

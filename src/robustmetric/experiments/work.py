@@ -23,10 +23,11 @@ from robustmetric.experiments.outcome import (
 from robustmetric.experiments.samplers import measure_samplers
 from robustmetric.text import printable
 from robustmetric.training.checkpoint import reached
-from robustmetric.training.run import Machines, train
+from robustmetric.training.folder import RunFolder
+from robustmetric.training.recipe import named_files
+from robustmetric.training.run import Machines, is_first, train
 from robustmetric.training.stops import CollapsedError
 from robustmetric.training.trained import load_run
-from robustmetric.training.workers import is_first
 
 Report = Callable[[str], None]
 
@@ -78,7 +79,7 @@ def _train(job: Job, task: Cell, report: Report) -> str | None:
             recipe,
             run.path,
             resume=True,
-            machines=Machines(accelerator=scale.accelerator, devices=scale.workers(task.data)),
+            machines=Machines(device=scale.accelerator, devices=scale.workers(task.data)),
             cache=scale.cache,
             skip_broken=scale.skip_broken,
             progress=False,
@@ -92,8 +93,10 @@ def _train(job: Job, task: Cell, report: Report) -> str | None:
 
 def _evaluate(job: Job, task: Cell, report: Report) -> Record:
     """Evaluate the last weights of the cell's run on the test images."""
-    scale, folder = job.scale, run_of(job.folder)
-    run, recipe = load_run(folder.path, "last"), folder.recipe()
+    scale = job.scale
+    own = bool(named_files(scale.recipe(task).model_dump()))  # the user named the code of this cell
+    folder = RunFolder(run_of(job.folder).path, trust=own)
+    run, recipe = load_run(folder.path, "last", trust=own), folder.recipe()
     (pixels,) = load_pixels(
         recipe.data,
         recipe.root,

@@ -12,8 +12,8 @@ from robustmetric.data.inputs import Inputs
 from robustmetric.errors import UserError
 from robustmetric.evaluation.identity import digest_of, versions
 from robustmetric.training import Run
-from robustmetric.training.code import bare
 from robustmetric.training.parts import perturbs
+from robustmetric.training.recipe import bare
 
 INPUT, OUTPUT = "images", "embeddings"
 """What the input and the output of an exported network are called."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from robustmetric.data.cache_build import LISTED
 from robustmetric.data.inputs import Picture
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, whole
 from robustmetric.files import (
     DamagedError,
     check_writable,
@@ -32,7 +32,7 @@ from robustmetric.files import (
 )
 from robustmetric.locks import LOCK, locked
 from robustmetric.sphere import BrokenEmbeddingsError
-from robustmetric.training.trained import BATCH, Run, check_batch
+from robustmetric.training.trained import BATCH, Run
 from robustmetric.vectors import parquet
 from robustmetric.vectors.content import About, Floats
 from robustmetric.vectors.formats import AGAIN, check_free, files_of, format_of
@@ -102,7 +102,7 @@ def embed_folder(
     """
     folder, out = Path(folder).expanduser(), Path(out).expanduser()
     place = out.with_name(out.name + UNFINISHED)
-    check_batch(batch)
+    whole("batch", batch, 1)
     check_free(out, force, place)
     names = images_below(folder)
     if out.suffix == ".parquet":

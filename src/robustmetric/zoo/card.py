@@ -19,10 +19,9 @@ from robustmetric.report.records import data_of
 from robustmetric.report.verdict import listed
 from robustmetric.report.words import CHECK_MEANINGS, COLUMN_MEANINGS, citation, command, goal_meaning
 from robustmetric.text import command_line, one_line
-from robustmetric.training.code import bare, named_files
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.parts import perturbs
-from robustmetric.training.recipe import Recipe
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.recipe import Recipe, bare, named_files
 from robustmetric.zoo.entries import ZooRun, label_of, licence_of
 from robustmetric.zoo.front import conditions, front_matter, images_of
 from robustmetric.zoo.summary import headline, trust

@@ -14,11 +14,9 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation import Record, load_record
 from robustmetric.evaluation.record import RECORD
 from robustmetric.text import printable
-from robustmetric.training.code import bare, named_files
-from robustmetric.training.entries import read_file
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.parts import perturbs
-from robustmetric.training.recipe import Recipe, make_recipe
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.recipe import Recipe, bare, make_recipe, named_files, read_file
 from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
 

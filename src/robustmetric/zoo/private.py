@@ -9,8 +9,7 @@ from typing import Any
 
 from robustmetric.errors import UserError, brief, fraction
 from robustmetric.evaluation import Record
-from robustmetric.training.code import bare
-from robustmetric.training.recipe import Recipe, make_recipe
+from robustmetric.training.recipe import Recipe, bare, make_recipe
 from robustmetric.usercode import without_folder
 
 _ABSOLUTE = re.compile(r"[/\\~]|[A-Za-z]:[/\\]")

@@ -26,9 +26,8 @@ from robustmetric.files import check_writable, write_atomically, writing
 from robustmetric.files import publish as put_in_place
 from robustmetric.models import save_weights
 from robustmetric.models.weights import read_tensors
-from robustmetric.training.code import check_place, copy_files
+from robustmetric.training.folder import RunFolder, Weights, Which, copy_files
 from robustmetric.training.recipe import dump_recipe, make_recipe
-from robustmetric.training.runs import RunFolder, Weights, Which
 from robustmetric.training.trained import Run, load_run
 from robustmetric.zoo.card import model_card
 from robustmetric.zoo.entries import (
@@ -125,7 +124,7 @@ def publish(
     with _drafted(place) as draft:
         made = RunFolder(draft, trust=trust)
         with writing(place, _AGAIN):
-            kept = make_recipe(copy_files(bare_recipe(recipe).model_dump(), draft, source.code.name))
+            kept = make_recipe(copy_files(bare_recipe(recipe).model_dump(), draft))
             write_atomically(made.recipe_file, lambda file: file.write(dump_recipe(kept).encode()))
             _write_weights(chosen.file, draft / chosen.file.name, half)
             if source.metrics.is_file():
@@ -275,7 +274,6 @@ def _check_place(source: RunFolder, place: Path, force: bool) -> None:
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
         raise UserError(f"{place} and the run {source.path} are in each other: give another folder")
     check_writable(place)
-    check_place(source.recipe().model_dump(), place / source.code.name)
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
     if not place.is_dir() or PUBLISHED not in RunFolder(place).read():
