@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from robustmetric import load_record, save_weights
 from robustmetric.cli.app import COMMANDS
-from robustmetric.zoo.load import NETWORKS
 from tests.cli.tables import DIGITS, ONE
 from tests.helpers.command import command, refused, works
 
@@ -106,50 +105,6 @@ def test_mistakes_are_said_in_a_line(
     assert not list(tmp_path.rglob("*.safetensors")), "something was computed before it was refused"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("evaluate", "NAME"),
-        ("verify", "NAME"),
-        ("certify", "NAME", "--sigma", "0.25"),
-        ("attack", "NAME", "--attack", "ES", "--out", "OUT"),
-        ("evaluate", "RUN", "--search", "transfer", "--surrogate", "NAME"),
-        ("embed", "NAME", ".", "-o", "v.npy"),
-        ("search", "NAME", "a.png", "--in", "v.npy"),
-        ("export", "NAME", "-o", "net.onnx"),
-        ("publish", "NAME", "OUT"),
-        ("report", "NAME", "-o", "page.html"),
-        ("compare", "NAME"),
-        ("plot", "NAME"),
-    ],
-)
-def test_the_folder_of_a_network_of_the_zoo_is_said(
-    words: tuple[str, ...], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, folder in {
-        "fashion-mnist/HM[S,LGA]&ICS": "HM-S-LGA-and-ICS-32",
-        "fashion-mnist/HM[S, LGA] & ICS eta=8": "HM-S-LGA-and-ICS-8",
-        "fashion-mnist/N/A[R]": "NA-R",
-    }.items():
-        said = refused(*({"NAME": name, "RUN": run}.get(word, word) for word in words))
-        assert f"{name} is no run" in said or f"there is no record {name}" in said or f"no {name};" in said
-        assert said.endswith(f"; the network of the zoo is in {NETWORKS / 'fashion-mnist' / folder}\n")
-
-
-def test_no_other_path_is_taken_for_a_network_of_the_zoo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("fashion-mnist/N/A[R]").mkdir(parents=True)  # a folder of one's own
-    for name in ("fashion-mnist/N/A[R]", "fashion-mnist/HM[S,LGA]&ICS η=9", "runs/N/A[R]", "fashion-mnist"):
-        said = refused("evaluate", name)
-        assert f"{name} is no run" in said
-        assert "zoo" not in said
-    assert "zoo" not in refused("compare", f"fashion-mnist/{'N' * 5000}")
-
-
 def test_weights_that_do_not_fit_are_listed_all(weights: Path, tmp_path: Path) -> None:
     whole = load_file(weights)
     for name in ("conv1.bias", "fc2.weight"):
@@ -196,9 +151,8 @@ def test_a_pickle_is_refused_and_not_run(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("pair", "the network returned a tuple; it must return one (N, D) tensor of embeddings: wrap it"),
-        ("maps", "the network returned a tensor of shape (1, 4, 6, 6) for 1 images; it must return "
-                 "(1, D): flatten or pool its features"),
+        ("pair", "the network returned a tuple for 1 images; it must return floats of shape (1, D)"),
+        ("maps", "the network returned float32 of shape (1, 4, 6, 6) for 1 images; it must return floats"),
         ("needy", "mine.py:needy' missing a required argument: 'k'; its options: k"),
         ("narrow", "the network failed on images of shape (1, 3, 8, 8) and type float32 (RuntimeError: mat1"),
         ("number", "mine.py:number' made a int; it must make a Module"),

@@ -81,7 +81,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["--model", "gone.py:net"], "there is no file gone.py"),
     (["--model", "NETS:other"], "unknown name 'other'; known: Blind, Late, fits, maps, narrow"),
     (["--model", "NETS:narrow"], "the network failed on images of shape (1, 3, 16, 16) and type float32 ("),
-    (["--model", "NETS:maps"], "the network returned a tensor of shape (1, 4, 14, 14)"),
+    (["--model", "NETS:maps"], "the network returned float32 of shape (1, 4, 14, 14)"),
     (["--model", "NETS:Blind"], "the embeddings do not depend on the images"),
     (["--weights", "gone.pth"], "there is no weights file "),
     (["--weights", "NETS"], "is not plain weights: it was refused"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import os
 import signal
 import sys
 import traceback
@@ -65,10 +64,8 @@ COMMANDS = {
     "embed": Place("embed", "Write the vectors of all images below a folder to a file."),
     "search": Place("search", "Find the images whose vectors are nearest to those of some images."),
     "export": Place(
-        "export", "Write a run's network as one file: ONNX, TorchScript or torch.export; and try that file."
-    ),
-    "publish": Place(
-        "publish", "Write what a run trained to a folder that can be given away, with a model card."
+        "export",
+        "Write a run's network as one file that is tried, or as a folder for the Hub.",
     ),
     "compare": Place("compare", "Put records side by side."),
     "report": Place(
@@ -127,7 +124,7 @@ def run() -> None:
     except Exception as error:
         if debug:
             raise
-        told = _told(error, arguments) + escape(_in_the_zoo(error, arguments))
+        told = _told(error, arguments)
         Terminal(stderr=True).print(told, markup=True, highlight=False, soft_wrap=True)
         sys.exit(1)
 
@@ -153,25 +150,6 @@ def _told(error: Exception, arguments: list[str]) -> str:
         "This is no mistake of yours, as far as robustmetric can tell: run the same command with --debug and "
         "report the traceback that it shows."
     )
-
-
-def _in_the_zoo(error: Exception, arguments: list[str]) -> str:
-    """Say where a network of the package is, if its name was given where a path is asked for."""
-    if not isinstance(error, FileNotFoundError | UserError):
-        return ""
-    for given in arguments:
-        data, slash, _ = given.strip().partition("/")
-        # Path.exists would raise an error of a path that is too long.
-        if not slash or str(Path(given)) not in str(error) or os.path.exists(given):  # noqa: PTH110
-            continue
-        from robustmetric.data import DATA
-
-        if data in DATA:  # the zoo takes seconds to import
-            from robustmetric.zoo.load import zoo_folder
-
-            if (folder := zoo_folder(given)) is not None:
-                return f"; the network of the zoo is in {folder}"
-    return ""
 
 
 _LOWER = ("batch", "size", "dim", "devices")

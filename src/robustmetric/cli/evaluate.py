@@ -26,7 +26,7 @@ from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
 from robustmetric.report.pictures import load_pictures, make_pictures
 from robustmetric.training.folder import RunFolder
-from robustmetric.workers import run_workers
+from robustmetric.workers import finish, run_tasks
 
 
 @app.command()
@@ -70,8 +70,7 @@ def evaluate(
         cluster, gpus = None, 0
         if on == "ray" and not finished:
             cluster = leaving.enter_context(connect(address))
-            gpus = int(tested.device != "cpu" and any(node.gpus for node in cluster.nodes))
-            cluster.check_room(devices, 1, gpus)
+            gpus = int(tested.device != "cpu" and cluster.room(1, 1) > 0)
             cluster.check_folder(out)
         networks = request.networks(tried=finished)
         with Progress(console) as watch:
@@ -81,14 +80,14 @@ def evaluate(
             evaluation = request.evaluation(networks, images, out, watch, watch.say)
 
             def help_out() -> None:
+                threads = max(1, (os.cpu_count() or 1) // devices)
+                if cluster is not None:
+                    threads = cluster.threads(devices, gpus)
+                tasks = [(request, out, threads, share, devices) for share in range(devices)]
                 if cluster is None:
-                    threads = max(1, (os.cpu_count() or 1) // devices)
-                    run_workers(work, (request, out, threads), devices, evaluation.tell)
+                    finish(run_tasks(work, tasks, devices, evaluation.tell))
                 else:
-                    cpus = cluster.threads(devices, gpus)
-                    cluster.run_together(
-                        work, (request, out, cpus), devices, cpus=cpus, gpus=gpus, tick=evaluation.tell
-                    )
+                    finish(cluster.run(work, tasks, threads, gpus, together=True, tick=evaluation.tell))
 
             record = evaluation.run(help_out if devices > 1 or cluster is not None else None)
             if report is not None:

@@ -118,14 +118,14 @@ class Defense(nn.Module):
         self.margin = check_margin(margin)
         self.seed = whole("seed", seed)
         self.generator = torch.Generator().manual_seed(self.seed)
-        self.written: str | None = None
+        self.written = ""
         self._warned = False
 
     @property
     def name(self) -> str:
         """The defense in the paper's notation: as it was `written`, else from the names of its parts."""
         parts = {kind: getattr(self, kind) for kind in self.takes}
-        return self.written or write_name(self.family or type(self).__name__, parts)
+        return self.written or write_name(self.family or type(self).__name__, **parts)
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
         """Return the loss of a `model` on `images` (N, C, H, W) in [0, 1] with `labels` (N,), and its logs.
@@ -185,15 +185,12 @@ class Defense(nn.Module):
         if step.triplets is not None:
             instance(f"triplets that {who} returns", step.triplets, Triplets)
         logs: dict[str, float] = {}
-        instance(f"logs that {who} returns", step.logs, Mapping)  # type: ignore[type-abstract]
-        given: Mapping[str, Any] = step.logs
-        for name, value in given.items():
+        for name, value in instance(f"logs that {who} returns", step.logs, dict).items():
             try:
-                logs[str(name)] = float(value.detach() if isinstance(value, Tensor) else value)
+                logs[name] = float(value.detach() if isinstance(value, Tensor) else value)
             except (TypeError, ValueError, RuntimeError):
-                raise UserError(
-                    f"{who} logged {name!r} as {describe(value)}; a log must be a number"
-                ) from None
+                told = f"{who} logged {name!r} as {describe(value)}; a log must be a number"
+                raise UserError(told) from None
         return logs
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:

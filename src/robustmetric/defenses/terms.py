@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Network, Step, triplet_logs
-from robustmetric.defenses.notation import name_of
 from robustmetric.errors import UserError, instance
 from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, hinge
 from robustmetric.perturb import Budget
 from robustmetric.sphere import hardness
 from robustmetric.triplets import Mined, Sampler, Triplets
+from robustmetric.usercode import split_options
 
 
 class TermDefense(Defense):
@@ -46,7 +46,7 @@ class TermDefense(Defense):
         for term in terms:
             self.check_roles(term)
         self.terms = tuple(terms)
-        self.term_kinds = [str(getattr(term, "kind", type(term).__name__)) for term in self.terms]
+        self.term_kinds = [_kind_of(term) for term in terms]
 
     @classmethod
     def check_roles(cls, term: Term) -> None:
@@ -59,9 +59,9 @@ class TermDefense(Defense):
             )
         if not set(roles) <= set(cls.roles):
             fit = (kind for kind, taken in ROLES.items() if set(taken) <= set(cls.roles))
-            known = [name_of(SextupletTerm(kind)) for kind in fit]
+            known = [str(SextupletTerm(kind)) for kind in fit]
             raise UserError(
-                f"{cls.lacks}, which {name_of(term)} takes; possible are {', '.join(known)}, "
+                f"{cls.lacks}, which {term.name or name} takes; possible are {', '.join(known)}, "
                 f"and terms of your own with roles among {', '.join(cls.roles)}"
             )
 
@@ -109,3 +109,9 @@ class TermDefense(Defense):
         share = perturbed.float().mean().item()
         logs = triplet_logs(mined, losses, source, destination, reached, perturbed=share)
         return Step(loss, logs, z, labels, triplets, x)
+
+
+def _kind_of(term: Term) -> str:
+    """Return what a term is logged as: its `kind`, else the name that it was found by, else its class."""
+    found_by = split_options(term.written)[0].rpartition(":")[2]
+    return str(getattr(term, "kind", "") or found_by or type(term).__name__)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import APGD, Attack, Draws, Search, Square, Transfer, attack
-from robustmetric.attacks.base import changed_options
 from robustmetric.errors import UserError, describe, whole
 from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.identity import code_of
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
-from robustmetric.registry import lookup, parse_spec, split_names
+from robustmetric.registry import changed_options, lookup, parse_spec, split_names
 from robustmetric.usercode import without_folder
 
 GOALS = (
