@@ -20,7 +20,7 @@ from robustmetric.evaluation.certificate import FORMAT
 from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.job import open_folder
 from robustmetric.report.records import data_of
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 
 
 def _option(name: str, default: Any = ...) -> Any:

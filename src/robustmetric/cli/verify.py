@@ -27,7 +27,7 @@ from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.verified import FEW, FORMAT
 from robustmetric.evaluation.verify_pairs import FAR, SHARED
 from robustmetric.report.records import data_of
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.sets import load_sets
 
 
