@@ -38,7 +38,7 @@ from robustmetric.evaluation.record import AttackShare
 from robustmetric.experiments.published import published
 from robustmetric.report.summary import SCORES, record_scores
 from robustmetric.report.verdict import RECALLS
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 
 
 def agreement(networks: Sequence[Network]) -> str:
