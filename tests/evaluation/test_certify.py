@@ -353,12 +353,13 @@ def test_noise_beyond_the_memory_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr(smoothing, "free_memory", lambda: 10**6)
     model, out = Failing(), tmp_path / "out"
-    for how, told, calls in (
+    cases: list[tuple[dict[str, Any], str, int]] = [
         ({"attack_samples": 10_000}, r"attack_samples is 10,000: noise for images of shape \(1, 6, 6\)", 0),
         ({"batch": 50_000, "samples": 50_000}, "batch is 50,000: noise for images", 0),
         # Embeddings of 36 numbers, and two products in double: only their length is looked at.
         ({"samples": 50_000, "attack": False}, "samples is 50,000: .* of length 36 .*at most 6,250$", 1),
-    ):
+    ]
+    for how, told, calls in cases:
         with pytest.raises(rm.UserError, match=told):
             certify(model, images, labels, sigma=0.25, out=out, **how)
         assert model.calls == calls

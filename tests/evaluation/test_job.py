@@ -42,7 +42,7 @@ class World(NamedTuple):
 
     def job(
         self, kind: str, out: Path | None = None, model: nn.Module | None = None, **changes: Any
-    ) -> Job[Any]:
+    ) -> Job[Any, Any]:
         """Set up a job of a kind with at least two pieces of most stages."""
         given = {name: changes.pop(name) for name in ("progress", "report", "classes") if name in changes}
         data = Data(self.images, self.labels, classes=given.pop("classes", None))
@@ -99,11 +99,11 @@ def flip(file: Path, place: float = 0.5, bit: int = 1) -> None:
     file.write_bytes(bytes(content))
 
 
-def after_keep(patch: pytest.MonkeyPatch, act: Callable[[Job[Any], Piece], None]) -> None:
+def after_keep(patch: pytest.MonkeyPatch, act: Callable[[Job[Any, Any], Piece], None]) -> None:
     """Let something happen as soon as a piece is kept."""
     keep = Job.keep
 
-    def kept(job: Job[Any], piece: Piece, value: Any) -> None:
+    def kept(job: Job[Any, Any], piece: Piece, value: Any) -> None:
         keep(job, piece, value)
         act(job, piece)
 
@@ -123,7 +123,7 @@ def test_interrupted_after_each_piece_and_resumed(
     kind, whole, _ = done
     out, kept = tmp_path / "out", dict[str, int]()
 
-    def stop(job: Job[Any], piece: Piece) -> None:
+    def stop(job: Job[Any, Any], piece: Piece) -> None:
         raise error
 
     for _ in world.job(kind).pieces:
@@ -189,11 +189,11 @@ def test_each_damaged_or_exchanged_piece_is_made_anew(
 # Workers
 
 
-def in_threads(jobs: list[Job[Any]]) -> None:
+def in_threads(jobs: list[Job[Any, Any]]) -> None:
     """Let jobs share their work, each with a network of its own."""
     errors: list[BaseException] = []
 
-    def work(job: Job[Any], share: int) -> None:
+    def work(job: Job[Any, Any], share: int) -> None:
         try:
             job.work(share, len(jobs))
         except BaseException as error:

@@ -59,7 +59,7 @@ def test_each_score_is_the_mean_of_the_worst_of_every_part(written: tuple[Record
         # Who broke what adds up.
         shares = [attempt.broke for attempt in goal.attacks if attempt.attack != "before"]
         assert shares == pytest.approx([2.5 * broke[k] for k in range(len(shares))])
-        end = {"higher": 0.0, "lower": 100.0}[goal.better]
+        end = {"higher": 0.0, "lower": 100.0}[goal.better or ""]
         lost = 100.0 if name == "shift" else 100 * float(np.mean(np.array(worst) == end))
         assert sum(attempt.broke or 0 for attempt in goal.attacks) == pytest.approx(lost)
         assert [attempt.attack for attempt in goal.attacks if attempt.search is None] == [

@@ -302,9 +302,3 @@ class SearchPlan(FrozenModel):
         """Return all that decides the scores, in JSON's types."""
         options = options_of(self.searching) if self.attack else None
         return {"settings": self.model_dump(mode="json"), "options": options}
-
-
-def _own_code(names: Sequence[str]) -> dict[str, str]:
-    """Return the digests of the checks that are the user's own."""
-    found = {name: code_of(registry("check").find(name)[0]) for name in names}
-    return {without_folder(name): code for name, code in found.items() if code is not None}
