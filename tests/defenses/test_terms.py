@@ -120,15 +120,6 @@ def test_an_image_that_did_not_move_is_its_own_benign_one(pairs: tuple[Tensor, T
     assert step.logs["loss/ICS"] == 0
 
 
-def test_terms_of_one_kind_are_logged_together(pairs: tuple[Tensor, Tensor]) -> None:
-    images, labels = pairs[0].double(), pairs[1]
-    for family in ("EST[R]", "ACT[R]"):
-        twice = rm.defense(f"{family}&L(a,p,n,λ=0.1)&L(a,p,n,λ=0.4)", **ROOM)(network(False), images, labels)
-        once = rm.defense(f"{family}&L(a,p,n)", **ROOM)(network(False), images, labels)
-        assert twice.loss.item() == pytest.approx(once.loss.item(), abs=1e-12)
-        assert twice.logs["loss/L(a,p,n)"] == pytest.approx(once.logs["loss/L(a,p,n)"], abs=1e-12)
-
-
 # Names
 
 
