@@ -119,9 +119,8 @@ class _Reader:
 
     def destination(self, piece: _Piece) -> Destination:
         name = piece.name(DESTINATIONS, SAMPLERS)
-        powers = {name: power for power, name in Gradual.NAMES.items()}
-        if name in powers:
-            gradual = partial(Gradual, power=powers[name], margin=self.margin)
+        if name in Gradual.NAMES.values():
+            gradual = partial(DESTINATIONS[name], margin=self.margin)
             return _with_symbols(gradual, piece.arguments, {"u": "u"}, name)
         if name == "gB":
             if not piece.arguments:
