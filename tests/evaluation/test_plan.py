@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import DISTANCE, PGD, Column, EmbeddingShift, Problem, Search
+from robustmetric.attacks import DISTANCE, PGD, Column, EmbeddingShift, Problem, Search, Transfer
 from robustmetric.errors import UserError
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, CertifyPlan, Plan, Settings, VerifyPlan
 
@@ -84,7 +84,7 @@ class Bare(EmbeddingShift):
         ({"attacks": ["CA+", "CA+(w=1)"]}, "attacks", r"given twice: CA\+"),
         ({"attacks": ["ES", Same()]}, None, "two attacks report ES:D, ES:R"),
         ({"attacks": [Stage()]}, None, "cannot be called embed"),
-        ({"attacks": [Bare()]}, None, "must be a tuple of Columns"),
+        ({"attacks": [Bare()]}, None, "Bare.columns is .*; it must be a tuple of Columns"),
         ({"attacks": [EmbeddingShift]}, None, "not the class EmbeddingShift: give its name"),
         ({"attacks": ["ES", "EZ"]}, None, "'EZ' .did you mean 'ES'"),
         ({"attacks": [EmbeddingShift(protocol="reference")]}, "protocol", "ES follows another protocol"),
@@ -302,6 +302,17 @@ def test_a_transfer_by_name_takes_its_surrogate_later(file: Path) -> None:
         assert plan.search_on(network).network is network
         with pytest.raises(UserError, match="needs a surrogate") as refused:
             plan.search_on()
+        assert refused.value.parameter == "surrogate"
+
+
+def test_a_search_takes_no_surrogate_that_is_not_its_own() -> None:
+    network, other = nn.Flatten(), nn.Flatten()
+    transfer = Plan.make(search=Transfer(surrogate=network))
+    assert transfer.search_on().network is network
+    assert transfer.search_on(network).network is network
+    for plan in (transfer, Plan.make(search=PGD()), Plan.make(search="nes")):
+        with pytest.raises(UserError, match="surrogate") as refused:
+            plan.search_on(other)
         assert refused.value.parameter == "surrogate"
 
 
