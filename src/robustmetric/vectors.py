@@ -396,7 +396,7 @@ def load_vectors(path: Path | str) -> Vectors:
     try:
         sha256 = _digest(path)
         with safe_open(path, "pt") as file:  # tensors are mapped, and copied on write
-            about = dict(file.metadata() or {})
+            about = dict(sorted((file.metadata() or {}).items()))  # which come in any order
             z, text, ends = (file.get_tensor(name) for name in ("vectors", "names", "ends"))
         stated, content = about.pop("sha256"), text.numpy().tobytes()
         if about["format"] != _FORMAT:
