@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -590,6 +590,16 @@ def test_what_cannot_be_searched_for_is_refused(z: Tensor, k: Any) -> None:
 # Commands
 
 
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    """Put handlers back: a command that was stopped ignores further signals until its process ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals")
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_stops_embed_and_the_same_command_resumes(
     name: str, code: int, folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -605,8 +615,11 @@ def test_a_signal_stops_embed_and_the_same_command_resumes(
     rm.load_vectors(tmp_path / "v.safetensors").check(rm.load_run(folder, "last"))
 
 
-def test_the_commands_find_images_with_strange_names(folder: Path, tmp_path: Path) -> None:
-    images, out = tmp_path / "images", tmp_path / "v.safetensors"
+def test_the_commands_find_images_with_strange_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images, out = Path("images"), Path("v.safetensors")
     images.mkdir()
     for number, name in enumerate(STRANGE):
         Image.new("L", (8, 8), 40 * number).save(images / name, "png")
