@@ -312,8 +312,8 @@ class _Blocks:
         key = hashlib.sha256(about.encode())
         for file in self.files[rows.start : rows.stop]:
             try:
-                about = file.stat()
-                state = (about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+                found = file.stat()
+                state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             except OSError:
                 state = (-1, -1, -1)
             key.update(f"\n{str(file)!r} {state}".encode())
@@ -334,7 +334,8 @@ class _Blocks:
 
 
 def _has_vector(z: Floats) -> NDArray[np.bool_]:
-    return ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
+    kept: NDArray[np.bool_] = ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
+    return kept
 
 
 def images_below(folder: Path, report: Callable[[str], None] = print) -> list[str]:
