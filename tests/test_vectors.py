@@ -6,7 +6,6 @@ This file is also the program that the test of kills starts (see tests/helpers/p
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import os
@@ -140,19 +139,6 @@ def test_others_read_the_files(run: Run, tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(tmp_path / "v-parquet")
     assert table["file"].to_pylist() == [name.replace("\udcff", "\\udcff") for name in names]
     assert np.array_equal(np.array(table["vector"].to_pylist(), np.float32), z)
-
-
-def test_programs_of_others_search_the_files(run: Run, pictures: Path, tmp_path: Path) -> None:
-    """Each program that is installed finds what we find; docs/product.md shows the same lines."""
-    out = tmp_path / "v.safetensors"
-    embed_folder(run, pictures, out)
-    embed_folder(run, pictures, tmp_path / "v.npy")
-    wanted = rm.load_vectors(out).search(run.embed(pictures / "class03" / "1.png"), 3).position[0].tolist()
-    z, query = np.load(tmp_path / "v.npy"), run.embed(pictures / "class03" / "1.png").numpy()
-    faiss = importlib.import_module("faiss")
-    index = faiss.IndexHNSWFlat(z.shape[1], 32)
-    index.add(z)
-    assert index.search(query, 3)[1][0].tolist() == wanted
 
 
 def test_a_table_of_files(run: Run, pictures: Path, tmp_path: Path) -> None:
