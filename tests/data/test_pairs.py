@@ -181,7 +181,7 @@ def test_goes_on_from_where_it_is_told() -> None:
 
 def test_wrong_settings_are_refused() -> None:
     pixels, labels = np.zeros((8, 6, 6, 1), np.uint8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    with pytest.raises(ValueError, match="a batch needs at least 4 pairs, not 3"):
+    with pytest.raises(ValueError, match="pairs must be a whole number of at least 4, not 3"):
         PairLoader(pixels, labels, pairs=3, seed=0)
     with pytest.raises(ValueError, match="a crop of 7 does not fit images of 6×6"):
         PairLoader(pixels, labels, pairs=4, seed=0, crop=7)
@@ -317,10 +317,10 @@ def test_factors_are_drawn_for_each_image_and_leave_the_rest_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"zoom": 0.0}, "zoom is 0.0; it must be above 0 and at most 1"),
-        ({"zoom": 1.5}, "zoom is 1.5; it must be above 0 and at most 1"),
-        ({"jitter": -0.1}, "jitter is -0.1; it must be from 0 to 1"),
-        ({"jitter": float("nan")}, "jitter is nan; it must be from 0 to 1"),
+        ({"zoom": 0.0}, r"zoom must be in \(0, 1\], not 0.0"),
+        ({"zoom": 1.5}, r"zoom must be in \(0, 1\], not 1.5"),
+        ({"jitter": -0.1}, r"jitter must be in \[0, 1\], not -0.1"),
+        ({"jitter": float("nan")}, r"jitter must be in \[0, 1\], not nan"),
     ],
 )
 def test_a_zoom_or_jitter_that_cannot_be(entries: dict[str, float], told: str) -> None:
