@@ -199,13 +199,6 @@ def test_every_mode_comes_out_right(mode: str, channels: Any, tmp_path: Path, fo
     assert np.abs(result[0].astype(float) - wanted).max() <= (2 if mode == "CMYK" else 1)
 
 
-def test_16_bits_are_rounded_not_clipped(tmp_path: Path, folder: Path) -> None:
-    values = np.arange(0, 65536, 41, dtype=np.uint16)[:1500].reshape(30, 50)
-    Image.fromarray(values).save(tmp_path / "deep.png")
-    result = cached(image_set([tmp_path / "deep.png"]), folder, size=None, channels=1)
-    assert np.array_equal(result.pixels[0, ..., 0], np.round(values / 257))
-
-
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
@@ -316,11 +309,6 @@ def test_boxes_are_of_the_upright_image(tmp_path: Path, folder: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
     result = cached(boxed([tmp_path / "a.png"], [(1, 2, 8, 12)]), folder, size=None)
     assert np.array_equal(result.pixels[0], np.rot90(pixels, -1)[2:12, 1:8])
-
-
-def test_boxes_of_one_size_need_no_other(files: list[Path], folder: Path) -> None:
-    result = cached(boxed(files[:2], [(0, 0, 7, 5), (1, 1, 8, 6)]), folder, size=None)
-    assert result.pixels.shape == (2, 5, 7, 3)
 
 
 def test_a_box_that_does_not_fit_is_a_broken_image(files: list[Path], folder: Path) -> None:
@@ -675,15 +663,6 @@ def test_processes_share_one_build(files: list[Path], folder: Path, tmp_path: Pa
     processes = [child(work) for _ in range(3)]
     assert [code_of(process) for process in processes] == [0, 0, 0]
     assert sorted(log.read_text().split()) == sorted(map(str, files))
-
-
-def test_processes_with_other_files_take_turns(files: list[Path], folder: Path) -> None:
-    def work(part: list[Path]) -> None:
-        for _ in range(10):
-            assert same(cached(image_set(part), folder, size=SIZE), part)
-
-    processes = [child(lambda: work(files[:6])), child(lambda: work(files[2:]))]
-    assert [code_of(process) for process in processes] == [0, 0]
 
 
 @pytest.mark.parametrize("limit", [0, 100, 1000])

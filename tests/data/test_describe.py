@@ -145,10 +145,6 @@ def test_the_typical_size_is_the_median(tmp_path: Path) -> None:
     assert typical_size(replace(image_set(files, [0] * 5, "a"), boxes=boxes)) == 7
 
 
-def test_the_typical_size_of_pixels_is_their_own(make_idx: Maker, tmp_path: Path) -> None:
-    assert typical_size(load("mnist", make_idx(tmp_path, [1, 1]))) == 28
-
-
 def test_the_typical_size_looks_at_few_files_from_the_whole_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,13 +216,6 @@ def test_the_sheet_shows_boxes(tmp_path: Path) -> None:
     assert colours(cell_at(sheet, 0, 0)) == {(9, 99, 199), GREY}
     assert (0, 0, 0) in colours(cell_at(sheet, 0, 1))
     assert colours(cell_at(sheet, 0, 2)) == {GREY, RED}  # it does not fit
-
-
-def test_small_images_are_enlarged_pixel_by_pixel() -> None:
-    pixels = np.array([[[[0], [50]], [[100], [200]]]], np.uint8)
-    images = ImageSet("mine", "train", torch.tensor([0]), ("all",), pixels=pixels)
-    cell = np.asarray(cell_at(contact_sheet(images, columns=1, cell=CELL), 0, 0))
-    assert (cell == np.kron(pixels[0, :, :, 0], np.ones((20, 20), np.uint8))[..., None]).all()
 
 
 def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> None:

@@ -156,14 +156,6 @@ def test_crops_and_flips_are_drawn_for_each_image() -> None:
     assert 0.3 < np.mean(mirrored) < 0.7
 
 
-def test_crops_are_others_in_each_epoch() -> None:
-    # All images are alike: only where they are cut differs.
-    pixels = np.broadcast_to(np.arange(12, dtype=np.uint8)[:, None, None], (40, 12, 12, 1))
-    loader = PairLoader(pixels, torch.arange(8).repeat(5), pairs=8, seed=5, crop=7)
-    first, second = ([images[:, 0, 0, 0].tolist() for images, _ in loader] for _ in range(2))
-    assert first != second
-
-
 def test_goes_on_from_where_it_is_told() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), dtype=np.uint8)
     labels = torch.arange(8).repeat(5)
@@ -270,14 +262,6 @@ def test_zoomed_parts_have_the_area_and_aspect_asked_for(
     assert (high / ((width - 0.5) * size[0]) >= 3 / 4 - 1e-9)[big].all()
 
 
-def test_zoomed_parts_are_uniform_in_area_and_place() -> None:
-    left, top, right, bottom = draw_boxes((4000,), (1000, 1000), 0.25, np.random.default_rng(0)).T
-    share = (bottom - top) * (right - left) / 1e6
-    places = left / (1001 - (right - left)), top / (1001 - (bottom - top))
-    for value in ((share - 0.25) / 0.75, *places):
-        assert kstest(np.clip(value, 0, 1), "uniform").pvalue > 1e-4
-
-
 @pytest.mark.parametrize("crop", [7, None])
 def test_zoom_and_jitter_depend_on_seed_epoch_and_slot_alone(crop: int | None) -> None:
     def loader(pairs: int = 8, seed: int = 1, **more: Any) -> PairLoader:
@@ -377,12 +361,6 @@ def test_an_image_loader_gives_the_array_in_its_order() -> None:
     assert len(loader) == 3
     assert torch.equal(torch.cat([images for images, _ in batches]), ImageArray(pixels, 4)[:])
     assert torch.equal(torch.cat([labels for _, labels in batches]), torch.arange(10))
-
-
-@pytest.mark.parametrize("size", [(6, 6), (6, 9), (9, 6)])
-def test_an_image_array_refuses_a_crop_that_does_not_fit(size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"a crop of 8 does not fit images of {size[0]}×{size[1]}"):
-        ImageArray(np.zeros((2, *size, 1), np.uint8), crop=8)
 
 
 def test_loaders_read_the_rows_that_they_are_given_alone(tmp_path: Path) -> None:
