@@ -21,8 +21,8 @@ from robustmetric.evaluation import load_record
 from robustmetric.hub import publish
 from robustmetric.training import load_run
 from robustmetric.training.checkpoint import reached
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import dump_recipe
-from robustmetric.training.runs import RunFolder
 
 LICENCE = "apache-2.0"
 
