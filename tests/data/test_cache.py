@@ -19,8 +19,9 @@ from PIL import Image, ImageFile
 
 from robustmetric.data import decode, pairs
 from robustmetric.data.base import ImageSet
-from robustmetric.data.cache import ChangedError, Pixels, Stored, cached
+from robustmetric.data.cache import Pixels, Stored, cached
 from robustmetric.errors import UserError
+from robustmetric.files import DamagedError
 
 SIZE = (6, 10)
 Array = NDArray[np.uint8]
@@ -403,7 +404,7 @@ def test_no_bit_of_a_cache_is_flipped_unnoticed(files: list[Path], folder: Path)
         said: list[str] = []
         try:
             found = cached(image_set(files), folder, size=(2, 3), report=said.append).pixels[:]
-        except ChangedError:
+        except DamagedError:
             assert not file.exists(), "the next start makes it again"
         else:
             assert np.array_equal(found, expected)
@@ -417,7 +418,7 @@ def test_each_image_is_checked_when_it_is_first_read(files: list[Path], folder: 
     flip(file, 128 + 180 * 20)
     found = cached(image_set(many), folder, size=SIZE)
     assert np.array_equal(found.pixels[:16], np.stack([plain(file) for file in many[:16]]))
-    with pytest.raises(ChangedError, match=rf"the cache {file} is damaged.*16 to 31.*run the same command"):
+    with pytest.raises(DamagedError, match=rf"the cache {file} is damaged.*16 to 31.*run the same command"):
         found.pixels[np.array([39, 31])]
     assert same(cached(image_set(many), folder, size=SIZE), many)
 

@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -143,26 +142,6 @@ def test_the_typical_size_is_the_median(tmp_path: Path) -> None:
     assert typical_size(image_set(files[3:], [0] * 2, "a")) == 182
     boxes = np.array([[0, 0, 0, 0], [0, 0, 5, 5], [2, 2, 9, 9], [0, 0, 7, 7], [0, 0, 6, 6]])
     assert typical_size(replace(image_set(files, [0] * 5, "a"), boxes=boxes)) == 7
-
-
-def test_the_typical_size_looks_at_few_files_from_the_whole_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small, large = (
-        plain(tmp_path / "s.png", (10, 10), (0, 0, 0)),
-        plain(tmp_path / "l.png", (50, 50), (0, 0, 0)),
-    )
-    files = [small] * 400 + [large] * 600
-    opened: list[Path] = []
-    original = Image.open
-
-    def counted(file: Path, **options: Any) -> Image.Image:
-        opened.append(file)
-        return original(file, **options)
-
-    monkeypatch.setattr(Image, "open", counted)
-    assert typical_size(image_set(files, [0] * 1000, "a")) == 50
-    assert opened == [small] * 80 + [large] * 120
 
 
 def test_files_that_are_no_images_have_no_size(tmp_path: Path) -> None:
