@@ -234,17 +234,10 @@ def test_each_random_state_is_kept_on_its_own(part: str) -> None:
         set_random_states(before)
 
 
-@pytest.mark.parametrize(
-    ("dim", "defense", "message"),
-    [
-        (512, "HM[R,M]", r"of a training with HM\[S,M\], this one uses HM\[R,M\]"),
-        (16, "HM[S,M]", "of another network: 2 of its entries .* such as model.fc2"),
-    ],
-)
-def test_a_checkpoint_of_another_training_is_refused(dim: int, defense: str, message: str) -> None:
+def test_a_checkpoint_of_another_defense_is_refused() -> None:
     mine = MetricModule(rm.model("c2f2", size=8), rm.defense("HM[S,M]"))
     checkpoint = {"state_dict": mine.state_dict(), "defense": mine.defense.name}
     mine.on_load_checkpoint(checkpoint)
-    other = MetricModule(rm.model("c2f2", size=8, dim=dim), rm.defense(defense))
-    with pytest.raises(ValueError, match=message):
+    other = MetricModule(rm.model("c2f2", size=8), rm.defense("HM[R,M]"))
+    with pytest.raises(ValueError, match=r"of a training with HM\[S,M\], this one uses HM\[R,M\]"):
         other.on_load_checkpoint(checkpoint)
