@@ -124,7 +124,7 @@ def test_memory_that_runs_out_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EDQUOT, "make room"),
         (errno.EIO, "look after the disk"),
         (errno.EACCES, "permissions"),
-        (errno.EROFS, "can be written to"),
+        (errno.EROFS, "writable"),
         (errno.EISDIR, "give a file"),
         (errno.ENOTDIR, "give another path"),
         (errno.EMFILE, "ulimit -n"),
