@@ -11,7 +11,7 @@ TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
 AXE := .venv/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: setup browser chromium demo screenshot test test-all kernels lint bench fuzz docs wheel clean
+.PHONY: setup browser chromium demo screenshot test test-all kernels lint bench docs wheel clean
 
 setup: .venv/.ready-dev
 
@@ -76,10 +76,6 @@ bench: setup
 	$(BIN)/python -m benchmarks.suite
 	$(BIN)/python -m benchmarks.planted
 	$(BIN)/python benchmarks/digests.py
-
-# FUZZ='csv image' tries those readers alone.
-fuzz: setup
-	PYTHONPATH=src $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),180) --seed $(or $(FUZZ_SEED),0) $(FUZZ)
 
 docs: setup
 	$(BIN)/mkdocs build

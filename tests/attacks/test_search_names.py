@@ -129,15 +129,6 @@ def test_a_search_says_whether_it_follows_gradients() -> None:
     assert not Transfer(surrogate=surrogate, search=NES()).differentiates(surrogate)
 
 
-def test_a_search_says_which_norms_it_keeps_to() -> None:
-    for search in (PGD(), NES(), SPSA()):
-        assert search.norms == ("linf",)
-        assert Transfer(surrogate=nn.Flatten(), search=search).norms == ("linf",)
-    for both in (APGD(), Square()):
-        assert both.norms == ("linf", "l2")
-        assert Transfer(surrogate=nn.Flatten(), search=both).norms == ("linf", "l2")
-
-
 @pytest.mark.parametrize(
     ("text", "asks"),
     [

@@ -214,3 +214,6 @@ def test_more_images_to_keep_and_to_lower_than_there_are_are_refused(
     message = "m is 31 and keep is 8, too many for a gallery of 40 images; give at most 38"
     with pytest.raises(ValueError, match=message):
         select(attack("SP-QA-(m=31, keep=8)"), queries, gallery)
+    attack("promote", k=38).check_fits(40)
+    with pytest.raises(ValueError, match="k is 38, too many for a gallery of 39 images; give at most 37"):
+        attack("promote", k=38).check_fits(39)

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 import robustmetric as rm
 from robustmetric.defenses.base import Network
 from robustmetric.defenses.est import shift
-from robustmetric.destination import Benign, Boosted, Destination
+from robustmetric.destination import Benign, Destination
 from robustmetric.perturb import Budget, frozen, project
 from robustmetric.sphere import embed
-from robustmetric.triplets import Batch, Hardest, Softhard, Triplets
+from robustmetric.triplets import Batch, Softhard
 
 
 def moved_as_published(network: nn.Module, image: Tensor, budget: Budget, sign: Tensor) -> Tensor:
@@ -145,19 +145,3 @@ def test_parts_of_ones_own_are_as_they_were_unless_they_have_the_option(tmp_path
     for reference in (False, True):
         made: Any = rm.defense(f"{file}:Knows[S]", reference=reference)
         assert made.reference is reference
-
-
-def test_made_by_hand() -> None:
-    """A sampler that declares it is taken in a defense that is put together from its parts."""
-
-    class Alone(Hardest):
-        itself = True
-
-        def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
-            drawn = super().draw(batch, generator=generator)
-            return drawn._replace(positive=drawn.anchor)
-
-    budget = Budget(eps=0.1, alpha=0.05, steps=2)
-    defense = rm.defenses.HardnessManipulation(Alone(), Boosted(Benign(Softhard())), budget=budget)
-    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) // 2
-    assert defense(rm.model("c2f2", size=8, dim=16), images, labels).loss.isfinite()

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from robustmetric.cluster import Cluster, connect
-from robustmetric.data.stored import cores
+from robustmetric.data.cache import cores
 from robustmetric.evaluation.job import Progress
 from robustmetric.experiments.cells import Job
 from robustmetric.experiments.sets import check_data

@@ -16,7 +16,7 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from robustmetric.data.stored import ChangedError
+from robustmetric.data.cache import ChangedError
 from robustmetric.errors import UserError
 from robustmetric.files import check_writable, remedy
 from robustmetric.locks import LOCK, locked

@@ -71,7 +71,7 @@ def unsaved(path: Path, error: OSError) -> CutShortError:
     """Return what to say of an `error` of the disk that keeps `path` from being written.
 
     >>> print(unsaved(Path("run"), OSError(30, "Read-only file system")))
-    run could not be saved (Read-only file system): make the folder writable
+    run could not be saved (Read-only file system): make the folder writable...
     """
     return CutShortError(f"{path} could not be saved ({error.strerror or error}): {remedy(error)}")
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robustmetric.data.cache_build import LISTED
+from robustmetric.data.cache import LISTED
 from robustmetric.data.inputs import Picture
 from robustmetric.errors import UserError
 from robustmetric.files import (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from robustmetric.data.cache import cores
 from robustmetric.data.inputs import Inputs
-from robustmetric.data.stored import cores
 from robustmetric.errors import UserError, brief
 from robustmetric.files import digest_of_entries
 from robustmetric.sphere import BrokenEmbeddingsError
