@@ -24,11 +24,10 @@ PACKAGES = (
     "evaluation",
     "models",
     "training",
-    "vectors",
 )
 MODULES = (
     "destination", "errors", "exports", "files", "gallery", "hub", "losses", "perturb", "registry",
-    "retrieval", "sphere", "squares", "text", "triplets", "verification", "workers",
+    "retrieval", "sphere", "squares", "text", "triplets", "vectors", "verification", "workers",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them
 

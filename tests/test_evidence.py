@@ -36,6 +36,7 @@ from benchmarks.evidence.plan import (
 )  # fmt: skip
 from robustmetric.evaluation import Settings
 from robustmetric.training import run as training
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import Recipe, load_recipe
 from tests.helpers.command import works
 
@@ -83,7 +84,7 @@ def test_the_words_of_the_page_hold() -> None:
         assert 1 < more < few
     for value in (ERS, found.LESS):
         assert (value.of(FASHION[2]) or 0) > (value.of(FULL) or 100)
-    choice = rm.training.runs.RunFolder(RESULTS / FULL.name).read()["choice"]
+    choice = RunFolder(RESULTS / FULL.name).read()["choice"]
     assert choice["best"]["step"] == choice["last"]["step"]
     orders = [found.ordered(found.hardness_of(samplers)) for samplers in SAMPLERS]
     assert orders[:3] == ["R < M < S < D ≈ H"] * 3 != orders[3:]

@@ -19,8 +19,8 @@ from benchmarks.evidence.plan import KINDS, RESULTS, SAMPLERS, Kind, Network, Sa
 from robustmetric.evaluation import load_record
 from robustmetric.hub import publish
 from robustmetric.training import load_run
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import dump_recipe
-from robustmetric.training.runs import RunFolder
 
 LICENCE = "apache-2.0"
 

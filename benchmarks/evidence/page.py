@@ -14,7 +14,7 @@ from benchmarks.evidence import figures, found, plan
 from robustmetric.report.records import eps_of
 from robustmetric.report.tables import DRAWN
 from robustmetric.report.verdict import RECALLS
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"evidence.md.j2": ROOT / "docs" / "evidence.md", "results.md.j2": plan.RESULTS / "README.md"}

@@ -28,8 +28,8 @@ from robustmetric.locks import claimed
 from robustmetric.registry import unknown
 from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.training import Run
-from robustmetric.training.code import bare
 from robustmetric.training.parts import perturbs
+from robustmetric.training.recipe import bare
 
 FORMATS = {"onnx": (".onnx",), "torchscript": (".pt", ".ts"), "torch-export": (".pt2",)}
 """The formats, and the endings of their files."""

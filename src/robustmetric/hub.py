@@ -31,10 +31,8 @@ from robustmetric.report.records import alpha_of, eps_of
 from robustmetric.report.verdict import verdict
 from robustmetric.text import one_line
 from robustmetric.training import Recipe, Run, RunFolder, dump_recipe, load_run
-from robustmetric.training.code import rename_files
-from robustmetric.training.entries import read_file
-from robustmetric.training.recipe import make_recipe
-from robustmetric.training.runs import Which
+from robustmetric.training.folder import Which
+from robustmetric.training.recipe import make_recipe, read_file, rename_files
 from robustmetric.usercode import without_folder
 
 if TYPE_CHECKING:

@@ -242,7 +242,7 @@ def test_a_surrogate_is_the_network_of_its_own_run(mine: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("grey", "told"), [
-    (True, "best.safetensors is of a c2f2 for images with 1 channel, and these have 3: c2f2 gets one"),
+    (True, "conv1.weight is (32, 1, 5, 5), the model has (32, 3, 5, 5)"),
     (False, "images have shape (1, 1, 8, 8); this network takes (B, 3, H, W)"),
 ])  # fmt: skip
 def test_a_surrogate_for_images_with_other_channels(

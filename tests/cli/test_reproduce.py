@@ -20,7 +20,7 @@ from robustmetric.errors import UserError
 from robustmetric.experiments import engine
 from robustmetric.experiments.paper import all_cells, experiment, experiment_names
 from robustmetric.experiments.work import make
-from robustmetric.training.table import last_step
+from robustmetric.training.folder import read_rows
 from tests.helpers.command import command, refused, works
 from tests.helpers.layouts import write_cub
 from tests.helpers.processes import ROOT, alive, needs_proc, until
@@ -51,6 +51,10 @@ def tiny(place: Path, out: str, *more: object, epochs: int = 1) -> list[str]:
 RECORD = "run/evaluation*/record.json"
 LONG = ("--set", "save_every=100000")
 """Trainings that have no checkpoint before they are stopped."""
+
+
+def last_step(file: Path) -> int:
+    return max((int(row["step"]) for row in read_rows(file)), default=0)
 
 
 def steps_in(out: Path) -> list[int]:

@@ -19,10 +19,9 @@ from robustmetric.evaluation.job import PARTS, PLAN, check_folder
 from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.files import write_sealed
 from robustmetric.locks import LOCK, locked
+from robustmetric.training.checkpoint import reached
+from robustmetric.training.folder import RunFolder, read_rows
 from robustmetric.training.recipe import load_recipe, make_recipe
-from robustmetric.training.run import checkpoint_step
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.table import kept_rows
 from tests.helpers.records import altered, golden, written
 
 Read = Callable[[Path, bytes], object]
@@ -69,7 +68,7 @@ def read_run(folder: Path, content: bytes) -> object:
 def read_sealed_checkpoint(folder: Path, content: bytes) -> object:
     # Somebody who changes a file may know how its digest is made.
     write_sealed(folder / "last.ckpt", lambda file: file.write(content))
-    return checkpoint_step(folder)
+    return reached(folder / "last.ckpt")
 
 
 def read_piece(folder: Path, content: bytes) -> object:
@@ -84,9 +83,9 @@ def read_piece(folder: Path, content: bytes) -> object:
 
 READERS: dict[str, Read] = {
     "arrays": read_arrays,
-    "checkpoint": lambda folder, content: checkpoint_step(put(folder / "last.ckpt", content).parent),
+    "checkpoint": lambda folder, content: reached(put(folder / "last.ckpt", content)),
     "lock": read_lock,
-    "metrics": lambda folder, content: kept_rows(put(folder / "metrics.csv", content), 10, lambda _: None),
+    "metrics": lambda folder, content: read_rows(put(folder / "metrics.csv", content)),
     "piece": read_piece,
     "plan": read_plan,
     "recipe": lambda folder, content: load_recipe(put(folder / "recipe.yaml", content)),

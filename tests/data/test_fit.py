@@ -19,9 +19,9 @@ from robustmetric.data import ImageSet, load, load_pixels
 from robustmetric.data.cache import cached
 from robustmetric.data.decode import Fit, resized
 from robustmetric.data.inputs import Inputs, usual_inputs
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.parts import inputs_of, suited_recipe
 from robustmetric.training.recipe import load_recipe, make_recipe
-from robustmetric.training.runs import RunFolder
 from tests.helpers.command import command, works
 from tests.helpers.runs import make_pictures
 

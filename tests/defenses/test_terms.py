@@ -137,7 +137,7 @@ def test_act_has_no_perturbed_anchor(kind: str) -> None:
     budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
     for make in (
         lambda: rm.defense(f"ACT[S]&L(a,p,n)&{kind}"),
-        lambda: AntiCollapse(Softhard(), rm.defense(f"HM[S,2]&{kind}").terms, budget=budget),
+        lambda: AntiCollapse(Softhard(), terms=rm.defense(f"HM[S,2]&{kind}").terms, budget=budget),
     ):
         with pytest.raises(rm.UserError, match="there is no ã") as caught:
             make()

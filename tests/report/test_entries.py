@@ -188,7 +188,7 @@ def test_points_that_are_missing_or_damaged(tmp_path: Path, show: Show) -> None:
     (folder / FOLDER / "steps-64" / "record.json").write_text("{}")
     page = show(folder)
     lines = [one.text for one in page.by_id("curves").all("p", "left-out")]
-    assert any("steps-64/record.json is not a record of this version" in line for line in lines)
+    assert any("steps-64/record.json is damaged" in line for line in lines)
     assert all(line.startswith("c2f2 N/A[S]: a point is left out: ") for line in lines)
     assert "steps 1" in str([*points(plots(page, "curves")["ERS against steps"], "c2f2 N/A[S]")])
 

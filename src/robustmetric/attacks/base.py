@@ -173,12 +173,13 @@ class Attack(ABC):
         name, columns = getattr(self, "name", None), getattr(self, "columns", None)
         listed = columns if isinstance(columns, tuple) else ()
         names = [column.name for column in listed if isinstance(column, Column)]
-        unlike = 0 < len({*names}) == len(listed)
-        early, sides = {*self.read_early} <= {*names}, ("query", "candidate")
-        self._require("name", isinstance(name, str) and name != "", name, "be a text")
-        self._require("columns", unlike, columns, "be a tuple of Columns of different names")
-        self._require("read_early", early, self.read_early, f"be names of its columns: {', '.join(names)}")
-        self._require("perturbs", self.perturbs in sides, self.perturbs, "be 'query' or 'candidate'")
+        for member, value, fits, wanted in (
+            ("name", name, isinstance(name, str) and name, "a text"),
+            ("columns", columns, 0 < len({*names}) == len(listed), "a tuple of Columns of different names"),
+            ("read_early", self.read_early, {*self.read_early} <= {*names}, "names of its columns"),
+            ("perturbs", self.perturbs, self.perturbs in ("query", "candidate"), "'query' or 'candidate'"),
+        ):
+            self._require(member, bool(fits), repr(value), f"be {wanted}")
 
     def checked_select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Call `select`."""

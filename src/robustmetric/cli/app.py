@@ -229,7 +229,7 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
     >>> read_changes(["dim=64", "flip=true"])
     {'dim': 64, 'flip': True}
     """
-    from robustmetric.training.entries import read_value
+    from robustmetric.training.recipe import read_yaml
 
     changes: dict[str, Any] = {}
     for pair in pairs:
@@ -238,5 +238,5 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
             raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {brief(pair)}")
         if key in changes:
             raise UserError(f"--set {key} is given twice; leave one of them out")
-        changes[key] = read_value(value, f"--set {key}")
+        changes[key] = read_yaml(value, f"--set {key}")
     return changes

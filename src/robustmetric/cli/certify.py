@@ -17,10 +17,10 @@ from robustmetric.cli.terminal import wide
 from robustmetric.errors import UserError, fraction
 from robustmetric.evaluation import Certificate, Certification, CertifyPlan
 from robustmetric.evaluation.certificate import FORMAT
+from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.job import open_folder
-from robustmetric.evaluation.record import Score
 from robustmetric.report.records import data_of
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 
 
 def _option(name: str, default: Any = ...) -> Any:

@@ -30,7 +30,7 @@ def demo(
     from robustmetric.data import load
     from robustmetric.evaluation import Data, Evaluation, Plan, Subject
     from robustmetric.report.page import write_report
-    from robustmetric.training.progress import Teller
+    from robustmetric.training.callbacks import ShowProgress
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
     from robustmetric.training.stops import Stopped
@@ -44,7 +44,7 @@ def demo(
         console.print(f"train {name}, in {folder}")
         try:
             with stoppable(console, KEPT), Progress(console) as shown:
-                bar = [Teller(shown.training, lambda _: None, "")] if console.is_terminal else []
+                bar = [ShowProgress(shown.update, lambda _: None, "")] if console.is_terminal else []
                 train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
         except Stopped as stopped:
             console.print(f"stopped by {stopped}; {KEPT}")

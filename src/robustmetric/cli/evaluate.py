@@ -25,7 +25,7 @@ from robustmetric.report.curves import make_curves
 from robustmetric.report.gallery import images_of
 from robustmetric.report.page import check_page, write_report
 from robustmetric.report.pictures import load_pictures, make_pictures
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 from robustmetric.workers import finish, run_tasks
 
 

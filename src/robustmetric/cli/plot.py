@@ -20,10 +20,8 @@ from robustmetric.files import DamagedError, check_writable
 from robustmetric.report import plots
 from robustmetric.report.records import load_records, told_apart
 from robustmetric.report.style import check_formats
-from robustmetric.training.code import bare
-from robustmetric.training.entries import read_file
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.table import read_rows
+from robustmetric.training.folder import RunFolder, read_rows
+from robustmetric.training.recipe import bare, read_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from robustmetric.cli.request import Request
 from robustmetric.cli.terminal import wide
 from robustmetric.data import load
 from robustmetric.errors import UserError
-from robustmetric.training.runs import Which
+from robustmetric.training.folder import Which
 
 
 @app.command("app")

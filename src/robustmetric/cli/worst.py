@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from robustmetric.evaluation import Record
-from robustmetric.evaluation.worst import AttackShare, GoalScore
+from robustmetric.evaluation.record import AttackShare, GoalScore
 
 
 def show_suite(console: Console, records: Sequence[Record], rows: Sequence[str] | None = None) -> None:

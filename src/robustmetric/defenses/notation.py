@@ -67,8 +67,6 @@ def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) 
         parts["terms"] = [reader.term(piece, kind) for piece in after]
     head = "HM" if head == "min-max" else head
     written = write_name(head, **parts)
-    if reference and "reference" in signature_of(DEFENSES.find(head)[0]).parameters:
-        parts["reference"] = True
     with nullcontext() if head in FAMILIES else family.blamed():
         made = DEFENSES.make(head, **parts, margin=margin, **settings)
     if not hasattr(made, "written"):
@@ -77,6 +75,8 @@ def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) 
             "margin=margin, seed=seed)"
         )
     made.written = written
+    if reference and hasattr(made, "reference"):
+        made.reference = True
     return made
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from robustmetric.attacks import Column
 from robustmetric.evaluation import Check, Record
-from robustmetric.evaluation.worst import AttackShare
+from robustmetric.evaluation.record import AttackShare
 from robustmetric.report.downloads import records_json, scores_csv
 from robustmetric.report.entries import Entry
 from robustmetric.report.figures import plot_curves, plot_maps, plot_terms, plot_trainings

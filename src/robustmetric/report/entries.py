@@ -12,8 +12,7 @@ from robustmetric.evaluation.record import FORMAT
 from robustmetric.report.curves import CurvePoint, load_curves
 from robustmetric.report.pictures import Pictures, load_pictures
 from robustmetric.report.records import load_records, told_apart
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.table import read_rows
+from robustmetric.training.folder import RunFolder, read_rows
 
 AGAIN = "run the same evaluate command again, with --report FILE"
 """What to do where pictures are missing."""

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from robustmetric.attacks import Column
 from robustmetric.evaluation import COLUMNS, Record
-from robustmetric.evaluation.record import Ers, Score
+from robustmetric.evaluation.intervals import Score
+from robustmetric.evaluation.record import Ers
 from robustmetric.experiments.outcome import Outcome
 
 Values = NDArray[np.float64]
