@@ -41,7 +41,7 @@ from robustmetric.locks import claimed
 from robustmetric.sphere import BrokenEmbeddingsError
 from robustmetric.squares import check_embeddings, keys_of, positions_of, square_distance, squares_of
 from robustmetric.training import Run
-from robustmetric.training.trained import BATCH, check_batch
+from robustmetric.training.trained import BATCH
 
 FORMATS = ("safetensors", "npy", "parquet")
 """The formats of vectors, and the endings of their files."""
@@ -193,7 +193,7 @@ def embed_folder(
     changed are made again. `progress` is called with the images done and all; `report` with sentences.
     """
     folder, out = Path(folder).expanduser(), Path(out).expanduser()
-    check_batch(batch)
+    whole("batch", batch, 1)
     to = to or out.suffix.removeprefix(".")
     if to not in FORMATS:
         raise UserError(f"vectors are written to {', '.join(FORMATS)}, not {brief(to)}", parameter="to")

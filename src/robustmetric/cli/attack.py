@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import torch
-import typer
 from PIL import Image
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save
 
-from robustmetric.attacks import ATTACKS, Attack, Column
-from robustmetric.cli.app import OWN, app, stoppable
-from robustmetric.cli.options import Tested, takes
+from robustmetric.attacks import Attack, Column
+from robustmetric.cli import options
+from robustmetric.cli.app import app
 from robustmetric.cli.progress import Progress
-from robustmetric.cli.request import Request
+from robustmetric.cli.request import Request, Tested, takes
 from robustmetric.cli.terminal import wide
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Settings, run_attack
@@ -49,33 +49,31 @@ _IMAGE = re.compile(r"\d{6,}-(before|after)\.png")
 
 @app.command()
 @takes(
+    Settings,
     *(name for name in Settings.model_fields if name not in ("attacks", "checks", "suite")),
-    transfers=True,
-    queries=16,
+    without=(),
+    queries=Annotated[int, options.option(options.ATTACK, "Images that are attacked.", show_default="16")],
 )
 def attack(
     tested: Tested,
     settings: dict[str, object],
     *,
-    name: str = typer.Option(..., "--attack", help=f"{', '.join(ATTACKS)} {OWN}."),
-    out: Path = typer.Option(..., help="Folder for the images."),
+    name: options.AttackName,
+    out: Annotated[Path, options.out("Folder for the images.")],
 ) -> None:
     """Run one attack, and write the images before and after, their ranks, and a sheet of pictures."""
     console = wide()
     if len(split_names(name)) > 1:
         raise UserError(f"one attack is run, not {name!r}: evaluate takes several", parameter="name")
-    request = Request.of(tested, {**settings, "attacks": [name], "checks": "none"})
+    request = Request.of(tested, {"queries": 16, **settings, "attacks": [name], "checks": "none"})
     _check_free(out)
     check_writable(out)
-    with (
-        stoppable(console, "nothing was written: run the same command again"),
-        locked(out, "an attack", console.print),
-    ):
+    with locked(out, "an attack", console.print):
         _check_free(out)  # now that nobody else can use it
         networks = request.networks()
         with Progress(console) as watch:
             data = request.images(watch)
-            evaluation = request.evaluation(networks, data, progress=watch)
+            evaluation = request.evaluation(networks, data, None, watch)
             evaluation.probe()
             with evaluation.subject.frozen():
                 evaluation.embed()

@@ -8,9 +8,8 @@ import typer
 from rich.table import Table
 
 from robustmetric.cli.app import app
-from robustmetric.cli.show import show_scores
+from robustmetric.cli.show import show_scores, show_suite
 from robustmetric.cli.terminal import styled, wide
-from robustmetric.cli.worst import show_suite
 from robustmetric.report.records import differing, load_records, told_apart
 
 

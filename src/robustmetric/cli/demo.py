@@ -25,8 +25,7 @@ def demo(
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
     from robustmetric.cli.evaluate import picture
     from robustmetric.cli.progress import Progress
-    from robustmetric.cli.show import show_checks, show_scores
-    from robustmetric.cli.worst import show_suite
+    from robustmetric.cli.show import show_checks, show_scores, show_suite
     from robustmetric.data import load
     from robustmetric.evaluation import Data, Evaluation, Plan, Subject
     from robustmetric.report.page import write_report
