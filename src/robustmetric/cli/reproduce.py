@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from robustmetric.cli.app import app, exit_code, read_changes, stoppable
-from robustmetric.cli.options import ADDRESS, ON, check_engine
+from robustmetric.cli import options
+from robustmetric.cli.app import app, exit_code, read_changes
+from robustmetric.cli.options import ATTACK, IMAGES, MACHINE, NETWORK, OUTPUT, option
 from robustmetric.cli.progress import Progress
 from robustmetric.cli.sheets import show_sheet
-from robustmetric.cli.terminal import wide
+from robustmetric.cli.terminal import Terminal
 from robustmetric.data import DATA
 from robustmetric.errors import UserError
 from robustmetric.experiments.cells import Scale, counted, slug
@@ -34,43 +34,43 @@ from robustmetric.training.stops import Stopped
 KEPT = "what is finished is kept: the same command resumes"
 Name = Enum("Name", {name: name for name in (*experiment_names(), "all")})  # type: ignore[misc]
 Format = Enum("Format", {name: name for name in ("md", "csv", "latex", "svg", "pdf", "png")})  # type: ignore[misc]
-
-image, network, attack, output, machine = (
-    partial(typer.Option, rich_help_panel=panel)
-    for panel in ("Images", "Network", "Attack", "Output", "Machine")
-)
+FORMATS = list(Format)
 
 
 @app.command()
 def reproduce(
-    names: list[Name] = typer.Argument(help="Tables and figures of the paper."),
-    data: list[str] = image([], help="Data set, in place of the paper's; may be repeated."),
-    root: list[str] = image([], help="Dataset directory: one for each --data, or NAME=DIR."),
-    cache: Path = image(None, help="Directory of decoded images."),
-    skip_broken: bool = image(False, "--skip-broken", help="Leave out images that cannot be read."),
-    weights: Path = network(None, help="Weights that trainings begin with, and that table1 measures."),
-    epochs: int = network(None, help="Number of epochs; by default the recipe's."),
-    seeds: int = network(1, min=1, help="Trainings of each cell; several are shown as mean ± deviation."),
-    change: list[str] = network([], "--set", help="KEY=VALUE: change another entry of the recipes."),
-    steps: int = attack(32, help="η of the evaluation's attacks."),
-    queries: int = attack(None, help="Number of images that are attacked; by default all."),
-    batches: int = attack(1000, help="Number of batches that table1 looks at."),
-    out: Path = output(Path("runs/reproduce"), "--out", "-o", help="Folder of cells and tables."),
-    to: list[Format] = output([], help="Format of tables and figures; may be repeated; by default all."),
-    dry_run: bool = output(False, "--dry-run", help="Print the command of each missing cell."),
-    cell: str = output(None, help="Make this cell alone; --dry-run prints the names."),
-    on: str = ON,
-    address: str | None = ADDRESS,
-    jobs: int = machine(1, min=1, help="Number of cells that are made at the same time."),
-    threads: int = machine(None, min=1, help="Threads of each cell; by default the cores, shared."),
-    devices: int = machine(None, help="Workers of a training; by default as many as published."),
-    device: Literal["auto", "cpu", "cuda", "mps"] = machine("auto", help="Device of each worker."),
+    names: Annotated[list[Name], typer.Argument(help="Tables and figures of the paper.")],
+    data: Annotated[list[str], option(IMAGES, "Data set in place of the paper's; may be repeated.")] = [],  # noqa: B006
+    root: Annotated[list[str], option(IMAGES, "Dataset directory of each --data, or NAME=DIR.")] = [],  # noqa: B006
+    cache: options.Cache = None,
+    skip_broken: options.SkipBroken = False,
+    weights: Annotated[Path | None, option(NETWORK, "Initial weights; table1 measures them.")] = None,
+    epochs: Annotated[int | None, option(NETWORK, "Number of epochs.", show_default="the recipe's")] = None,
+    seeds: Annotated[int, option(NETWORK, "Trainings of each cell.", min=1)] = 1,
+    change: Annotated[
+        list[str], option(NETWORK, "KEY=VALUE: change another entry of the recipes.", "--set")
+    ] = [],  # noqa: B006
+    steps: Annotated[int, option(ATTACK, "η, the number of steps of the evaluation.")] = 32,
+    queries: Annotated[int | None, option(ATTACK, "Number of images attacked.", show_default="all")] = None,
+    batches: Annotated[int, option(ATTACK, "Number of batches that table1 looks at.")] = 1000,
+    out: Annotated[Path, options.out("Folder of cells, tables and figures.")] = Path("runs/reproduce"),
+    to: Annotated[list[Format], option(OUTPUT, "Format of tables and figures; may be repeated.")] = FORMATS,
+    dry_run: Annotated[bool, option(OUTPUT, "Print the command of each missing cell.", "--dry-run")] = False,
+    cell: Annotated[str | None, option(OUTPUT, "Make this cell alone.")] = None,
+    on: options.On = "local",
+    address: options.Address = None,
+    jobs: Annotated[int, option(MACHINE, "Number of cells that are made at the same time.", min=1)] = 1,
+    threads: Annotated[int | None, option(MACHINE, "Threads of each cell.", min=1)] = None,
+    devices: Annotated[
+        int | None, option(MACHINE, "Workers of a training.", show_default="published")
+    ] = None,
+    device: options.Device = "auto",
 ) -> None:
     """Make the paper's tables and figures, and show them next to the published ones.
 
-    Ctrl-C or SIGTERM stops it; the same command resumes.
+    The same command resumes what was stopped.
     """
-    check_engine(on, address)
+    options.check_address(on, address)
     chosen = dict.fromkeys(name.value for name in names)
     wanted = experiment_names() if "all" in chosen else chosen
     shown = [experiment(name, list(dict.fromkeys(data)), range(seeds)) for name in wanted]
@@ -89,12 +89,13 @@ def reproduce(
         for job in missing:
             typer.echo(command_line([*command, job.folder.name]))
         return
-    console, failed = wide(), list[str]()
+    console, failed = Terminal(), list[str]()
+    how: dict[str, Any] = {"on": on, "address": address, "count": jobs, "threads": threads}
     try:
-        with stoppable(console, KEPT), Progress(console) as progress:
-            options: dict[str, Any] = {"on": on, "address": address, "count": jobs, "threads": threads}
-            options |= {"report": progress.say, "watch": progress if console.is_terminal else None}
-            for done, (job, error) in enumerate(run(missing, out, **options), 1):
+        with Progress(console) as progress:
+            watch = progress if console.is_terminal else None
+            made = run(missing, out, **how, report=progress.say, watch=watch)
+            for done, (job, error) in enumerate(made, 1):
                 told = str(read_outcome(job.task, scale, job.folder) if error is None else error)
                 if error is not None:
                     told = told if isinstance(error, UserError) else f"{type(error).__name__}: {told}"
@@ -102,18 +103,17 @@ def reproduce(
                 progress.say(f"{done} of {len(missing)}: {job.task.label}: {told}")
                 progress.update("cells", done, len(missing))
     except Stopped as stopped:
-        console.print(f"stopped by {stopped}; {KEPT}")
+        console.say(f"stopped by {stopped}; {KEPT}")
         raise typer.Exit(exit_code(str(stopped))) from None
     for table in [] if cell else shown:
         told = scale.told(table.data, trains=table.kind != "samplers")
         told += f", {counted(seeds, 'seed')}" if seeds > 1 else ""
         findings = find(table, scale, out)
         show_sheet(console, sheet(table, findings, told))
-        files = _write(table, findings, told, scale, out, [name.value for name in to or Format])
-        told = ", ".join(file.name for file in files)
-        console.print(f"in {out}: {told}", highlight=False, soft_wrap=True)
+        files = _write(table, findings, told, scale, out, [name.value for name in to])
+        console.say(f"in {out}: {', '.join(file.name for file in files)}")
     for line in failed:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say(line)
     if failed:
         raise UserError(f"{len(failed)} of {len(found)} cells were not made; {KEPT}")
 
