@@ -78,7 +78,7 @@ def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tm
     (out / "record.json").write_bytes(content)
     said = refused("evaluate", run, *SMALL, "--out", out)
     assert f"remove {out / 'record.json'} and run the same command again" in said
-    assert f"{out / 'record.json'} " in refused("compare", out, whole[0])
+    assert f"{out / 'record.json'} " in refused("report", out, whole[0])
     (out / "plan.json").write_bytes(content)
     assert f"remove {out} and run the same command again" in refused("evaluate", run, *SMALL, "--out", out)
 
@@ -209,18 +209,18 @@ def test_a_second_signal(
     assert "Traceback" not in said.out + said.err
 
 
-@pytest.mark.parametrize("name", ["compare", "evaluate", "train"])
+@pytest.mark.parametrize("name", ["report", "evaluate", "train"])
 def test_an_early_signal(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: None
 ) -> None:
     place = {
-        "compare": "robustmetric.report.records.load_record",
+        "report": "robustmetric.report.records.load_record",
         "evaluate": "robustmetric.cli.request.Request.of",
         "train": "robustmetric.cli.train.read_changes",
     }[name]
     monkeypatch.setattr(place, stop_by(signal.SIGINT))
     said = command(
-        name, *([] if name == "train" else [run]), *(["--out", tmp_path / "x"] if name != "compare" else [])
+        name, *([] if name == "train" else [run]), *(["--out", tmp_path / "x"] if name != "report" else [])
     )
     assert said.code == 130
     assert said.err.startswith("stopped; ")
@@ -468,7 +468,7 @@ def test_a_hostile_record(whole: tuple[Path, str], tmp_path: Path) -> None:
     content["sha256"] = digest_of_entries(content)
     (tmp_path / "record.json").write_text(json.dumps(content), encoding="utf-8")
     for others in ([], [whole[0]]):
-        printed = works("compare", tmp_path, *others)
+        printed = works("report", tmp_path, *others)
         assert printed.count(r"x[/bold]\x1b[2J") > len(content["checks"])
         assert not RAW.search(printed)
 
@@ -493,7 +493,7 @@ def test_a_record_of_odd_values(change: str, whole: tuple[Path, str], tmp_path: 
     with suppress(ValueError):  # there is none of half a letter
         content["sha256"] = digest_of_entries(content)
     (tmp_path / "record.json").write_text(json.dumps(content))
-    said = command("compare", tmp_path, whole[0])
+    said = command("report", tmp_path, whole[0])
     assert said.code in (0, 1)
     assert said.code == 0 or said.err.startswith(f"error: {tmp_path / 'record.json'} ")
     assert "unexpected" not in said.err

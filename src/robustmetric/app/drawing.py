@@ -17,7 +17,7 @@ from torch import Tensor
 
 from robustmetric.app.trial import Query, Trial, Walk
 from robustmetric.evaluation.images import Images
-from robustmetric.report.pictures import amplified, encoded, nice_factor
+from robustmetric.report.cards import encoded, nice_factor
 from robustmetric.report.shots import Ranked, Shot
 
 HERE = Path(__file__).parent
@@ -73,9 +73,8 @@ class Drawing:
 
         @lru_cache(maxsize=4096)
         def item(position: int) -> dict[str, str]:
-            small = encoded(ranked[torch.tensor([position])][0])
             return {
-                "picture": _address(small, "png" if small[1:4] == b"PNG" else "webp"),
+                "picture": encoded(ranked[torch.tensor([position])][0]),
                 "name": self.data.called(position, gallery=self.apart),
                 "class": trial.class_of(int(labels[position])),
             }
@@ -115,7 +114,7 @@ class Drawing:
             "image": before,
             "perturbed": perturbed,
             "change": f"{255 * shot.change:.3g}",
-            "difference": as_picture(amplified(shot.image, shot.perturbed, factor)),
+            "difference": as_picture(0.5 + factor * (shot.perturbed - shot.image)),
             "factor": f"{factor:g}",
             "targets": [self.item(position) for position in shot.targets[:TARGETS]],
             "asker": shot.asker is not None,

@@ -23,14 +23,13 @@ def demo(
     seed: int = typer.Option(0, help="Starts every random draw."),
 ) -> None:
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
-    from robustmetric.cli.evaluate import picture
     from robustmetric.cli.progress import Training
     from robustmetric.cli.show import Watch, show_checks, show_scores
     from robustmetric.cli.worst import show_suite
     from robustmetric.data import load
-    from robustmetric.evaluation import Data, Evaluation, Plan, Subject
+    from robustmetric.evaluation import Data, Evaluation, Plan, Subject, load_arrays
     from robustmetric.report.page import write_report
-    from robustmetric.report.pictures import picture_costs
+    from robustmetric.report.pictures import make_pictures
     from robustmetric.training.progress import Teller
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
@@ -67,9 +66,9 @@ def demo(
         folders.append(folder / f"evaluation-{queries}")
         with stoppable(console, KEPT), Watch(console) as watch:
             evaluation = Evaluation(subject, plan, folders[-1], watch)
-            watch.expect({**evaluation.costs, "pictures": picture_costs(evaluation)})
+            watch.expect(evaluation.costs)
             record = evaluation.run()
-            picture(Evaluation(subject, plan), record, folders[-1], watch)
+            make_pictures(Evaluation(subject, plan), record, load_arrays(folders[-1]), folders[-1], watch)
         show_checks(console, record)
         records.append(record)
     console.print()

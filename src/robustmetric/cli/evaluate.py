@@ -17,13 +17,14 @@ from robustmetric.cli.terminal import Terminal, styled, wide
 from robustmetric.cli.worst import show_suite
 from robustmetric.cluster import connect
 from robustmetric.errors import UserError
-from robustmetric.evaluation import Evaluation, Record, Settings, load_arrays
+from robustmetric.evaluation import Settings, load_arrays
 from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import FORMAT
-from robustmetric.report.curves import curve_costs, make_curves
-from robustmetric.report.gallery import images_of
-from robustmetric.report.page import check_page, write_report
-from robustmetric.report.pictures import load_pictures, make_pictures, picture_costs
+from robustmetric.files import save
+from robustmetric.locks import claimed
+from robustmetric.report.curves import make_curves
+from robustmetric.report.page import make_page
+from robustmetric.report.pictures import make_pictures
 from robustmetric.training.runs import RunFolder
 from robustmetric.workers import run_workers
 
@@ -54,9 +55,7 @@ def evaluate(
     if devices < 1:
         raise UserError(f"devices must be at least 1, not {devices}", parameter="devices")
     check_engine(on, address)
-    if report is not None:
-        check_page(report, force=force, parameter="report")
-    elif curves or force:
+    if report is None and (curves or force):
         raise UserError(f"{'curves go' if curves else 'force goes'} with a page: give --report FILE")
     request = Request.of(tested, settings)
     if out is None:
@@ -66,6 +65,8 @@ def evaluate(
     finished = open_folder(FORMAT, out, request.plan().settings)
     with ExitStack() as leaving:
         leaving.enter_context(stoppable(console, "what is finished is kept: the same command resumes"))
+        if report is not None:
+            leaving.enter_context(claimed(report, "a report", force=force))
         cluster, gpus = None, 0
         if on == "ray" and not finished:
             cluster = leaving.enter_context(connect(address))
@@ -79,10 +80,6 @@ def evaluate(
         with Watch(console) as watch:
             evaluation = request.evaluation(networks, images, out, watch, watch.say)
             watch.expect(evaluation.costs)
-            if report is not None:
-                watch.expect({"pictures": picture_costs(evaluation)})
-            if curves:
-                watch.expect({"curves": curve_costs(evaluation.subject, evaluation.plan, out)})
 
             def help_out() -> None:
                 if cluster is None:
@@ -96,9 +93,12 @@ def evaluate(
 
             record = evaluation.run(help_out if devices > 1 or cluster is not None else None)
             if report is not None:
-                picture(request.evaluation(networks, images), record, out, watch)
+                again = request.evaluation(networks, images)
+                make_pictures(again, record, load_arrays(out), out, watch)
                 if curves:
                     make_curves(evaluation.subject, evaluation.plan, out, watch, watch.say)
+        if report is not None:
+            save(report, make_page([out], console.print))
     show_checks(console, record)
     show_scores(console, [record])
     show_suite(console, [record])
@@ -106,18 +106,7 @@ def evaluate(
         console.print(styled(("do not trust these scores:", "bold red"), f" {', '.join(failed)} failed"))
     console.print(f"the record is in {out}")
     if report is not None:
-        write_report([out], report, force=force)
         console.print(f"the report is {report}")
-
-
-def picture(evaluation: Evaluation, record: Record, out: Path, watch: Watch) -> None:
-    """Make the pictures of a record in a folder, unless all of them are there."""
-    try:
-        for one in load_pictures(out, record).pictures:
-            images_of(one, out)
-        watch.expect({"pictures": ()})
-    except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
-        make_pictures(evaluation, record, load_arrays(out), out, watch, watch.say)
 
 
 def work(request: Request, out: Path, threads: int, share: int, shares: int) -> None:

@@ -273,7 +273,8 @@ def _show(
     from robustmetric.cli.sheets import show_sheet
     from robustmetric.experiments.cells import slug
     from robustmetric.report.plots import curves, hardness_histograms, save
-    from robustmetric.report.tables import sheet, title_of, write
+    from robustmetric.report.sheet import write
+    from robustmetric.report.tables import sheet, title_of
 
     made = sheet(table, findings, told)
     stem = out / f"{table.name}-{'-'.join(map(slug, table.data))}{ending}"

@@ -14,8 +14,8 @@ from robustmetric.attacks import Column
 from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import Score
 from robustmetric.exports.product import describe
-from robustmetric.report.layout import markdown_row, marked_down
 from robustmetric.report.records import data_of
+from robustmetric.report.sheet import markdown_row, marked_down
 from robustmetric.report.verdict import listed
 from robustmetric.report.words import CHECK_MEANINGS, COLUMN_MEANINGS, citation, command, goal_meaning
 from robustmetric.text import command_line, one_line
