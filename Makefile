@@ -11,7 +11,7 @@ TWO := TEST_THREADS=2 OMP_WAIT_POLICY=passive
 
 AXE := .venv/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: setup browser chromium demo screenshot test test-all kernels lint bench fuzz docs wheel clean
+.PHONY: setup browser chromium demo screenshot test test-all kernels lint bench docs wheel clean
 
 setup: .venv/.ready-dev
 
@@ -76,11 +76,6 @@ bench: setup
 	$(BIN)/python -m benchmarks.suite
 	$(BIN)/python -m benchmarks.planted
 	$(BIN)/python benchmarks/digests.py
-	$(BIN)/python benchmarks/plan.py
-
-# FUZZ='csv image' tries those readers alone.
-fuzz: setup
-	PYTHONPATH=src $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),180) --seed $(or $(FUZZ_SEED),0) $(FUZZ)
 
 docs: setup
 	$(BIN)/mkdocs build
@@ -94,7 +89,6 @@ wheel: setup
 	$(PYTHON) -m venv "$$home/venv" && \
 	"$$home/venv/bin/python" -m pip install --quiet --constraint constraints.txt dist/*.whl && \
 	cd "$$home/empty" && run="$$home/venv/bin/python -I $$home/venv/bin/robustmetric" && \
-	"$$home/venv/bin/python" -I -c 'import robustmetric as rm; print([rm.load_zoo(name).name for name in rm.zoo_names()])' && \
 	$$run recipes && $$run reproduce table6 --data digits --dry-run && \
 	$$run demo --epochs 1 --queries 8
 

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import robustmetric as rm
+from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import PairLoader
-from robustmetric.data.stored import Stored, block_digests
 from robustmetric.evaluation.job import PARTS, Job, Piece
 from robustmetric.files import read_sealed, write_atomically, write_sealed
 from robustmetric.models.weights import digest_of
@@ -75,20 +75,14 @@ class Steps:
 
 
 def cache(folder: Path, shape: tuple[int, int, int, int], network: str, crop: int | None, pairs: int) -> None:
-    """Check a whole file of pixels against one pass over it, and checkpoints against the steps of that."""
-    generator = np.random.default_rng(0)
-    file = folder / "pixels"
-    with file.open("wb") as out:
-        for begin in range(0, shape[0], 500):
-            part = (min(500, shape[0] - begin), *shape[1:])
-            out.write(generator.integers(0, 256, part, np.uint8).tobytes())
-    stored = Stored(file, shape)
-    blocks = block_digests(stored)
-    loader = PairLoader(stored, torch.arange(shape[0]) % 50, pairs=pairs, seed=0, crop=crop, flip=True)
+    """Digest all pixels against one pass over them, and checkpoints against the steps of that."""
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    labels = torch.arange(shape[0]) % 50
+    loader = PairLoader(pixels, labels, pairs=pairs, seed=0, crop=crop, flip=True)
     (images, _), model = next(iter(loader)), rm.model(network)
 
     def check() -> float:
-        return seconds(lambda: stored.damaged(blocks))
+        return seconds(lambda: Pixels(pixels, labels, ()).digest)
 
     def embed() -> float:
         with torch.no_grad():

@@ -9,19 +9,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from robustmetric import cluster
-from robustmetric.cluster import Cluster, LostError, Node, connect
+from robustmetric.cluster import Cluster, connect
 from robustmetric.errors import UserError
+from robustmetric.workers import WorkerError, finish
 from tests.helpers.command import refused, works
 from tests.helpers.processes import ROOT, needs_proc, until
 from tests.helpers.runs import make_run
 
-SUITE = "worst-case(goals='misrank,shift', steps=5, targets=1, trials=5)"
 ONE = ("--attacks", "ES,GTM", "--queries", 40, "--batch", 5, "--steps", 40, "--checks", "none")
 
 # Workers import what they call, so it stands in a module of its own.
@@ -40,17 +40,13 @@ def work(folder, name):
         raise UserError("no [such] share", parameter="out")
     if name == "mortal" and len(list(Path(folder).glob("mortal.*"))) == 1 or name == "doomed":
         os.kill(os.getpid(), signal.SIGKILL)
-    return name.upper()
 
 def locks(folder):
     run = Path(folder) / "run"
     with locked(run, "a training", lambda line: note(folder, "told")):
         if not (run / "begun").exists():
             (run / "begun").touch()
-            lock = run / ".lock"
-            lock.write_text(lock.read_text().replace(os.uname().nodename, "elsewhere"))
             os.kill(os.getpid(), signal.SIGKILL)
-        return "went on"
 
 def wait(folder):
     try:
@@ -65,7 +61,6 @@ def meet(folder, share, shares):
     note(folder, f"share{share}")
     while len({path.stem for path in Path(folder).glob("share*")}) < shares:
         time.sleep(0.05)
-    return share
 """
 
 
@@ -87,12 +82,12 @@ def contents(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
 
 
-def tasks_named(name: str) -> list[int]:
-    """The processes of Ray that work at a task of this name now."""
+def tasks_of_ray() -> list[int]:
+    """The processes of Ray that work at a task now."""
     found = []
     for place in Path("/proc").iterdir():
         try:
-            if place.name.isdecimal() and (place / "cmdline").read_bytes().startswith(name.encode()):
+            if place.name.isdecimal() and (place / "cmdline").read_bytes().startswith(b"ray::_task"):
                 found.append(int(place.name))
         except OSError:
             continue
@@ -107,8 +102,8 @@ def test_tasks_of_a_real_ray(work: Any, tmp_path: Path) -> None:
     heard = signal.getsignal(signal.SIGTERM)
     with connect("local") as found:
         assert signal.getsignal(signal.SIGTERM) is heard
-        assert sum(node.cpus for node in found.nodes) == os.cpu_count()
-        _values_and_errors(found, work, tmp_path)
+        assert found.room(1) == os.cpu_count()
+        _errors_and_retries(found, work, tmp_path)
         _together(found, work, tmp_path)
         _left(found, work, tmp_path)
         found.check_folder(tmp_path / "new" / "out")
@@ -119,33 +114,25 @@ def test_tasks_of_a_real_ray(work: Any, tmp_path: Path) -> None:
     assert not ray.is_initialized()
 
 
-def _values_and_errors(found: Cluster, work: Any, folder: Path) -> None:
-    names = ["plain", "picky", "mortal"]
-    ended = {one.number: one for one in found.run(work.work, [(str(folder), name) for name in names])}
-    assert ended[0].get() == "PLAIN"
-    error = ended[1].error
+def _errors_and_retries(found: Cluster, work: Any, folder: Path) -> None:
+    names = ["plain", "picky", "mortal", "doomed"]
+    ended = dict(found.run(work.work, [(str(folder), name) for name in names]))
+    assert ended[0] is ended[2] is None
+    error = ended[1]
     assert type(error) is UserError
     assert (str(error), error.parameter) == ("no [such] share", "out")
-    assert "in work" in str(error.__cause__)
-    assert ended[2].get() == "MORTAL"
-    assert [tried(folder, name) for name in names] == [1, 1, 2]
-    (lost,) = found.run(work.work, [(str(folder), "doomed")], retries=0)
-    with pytest.raises(LostError, match=r"lost task 1 of 1 .*what was finished is kept"):
-        lost.get()
-    assert tried(folder, "doomed") == 1
-    # Its machine seems to be another one when it is tried again.
-    (again,) = found.run(work.locks, [(str(folder),)])
-    assert again.get() == "went on"
+    assert "in work" in error.__notes__[0]
+    assert isinstance(ended[3], WorkerError)
+    assert [tried(folder, name) for name in names] == [1, 1, 2, 4]
+    finish(found.run(work.locks, [(str(folder),)]))
     assert tried(folder, "told") == 1
 
 
 def _together(found: Cluster, work: Any, folder: Path) -> None:
-    most = sum(node.cpus for node in found.nodes)
-    shares = min(2, most)
-    assert found.run_together(work.meet, (str(folder),), shares) == [*range(shares)]
-    with pytest.raises(UserError, match=rf"has {most} CPUs .* not for {most + 1}") as caught:
-        found.run_together(work.meet, (str(folder),), most + 1)
-    assert caught.value.parameter == "devices"
+    shares = min(2, most := found.room(1))
+    finish(found.run(work.meet, [(str(folder), k, shares) for k in range(shares)], together=True))
+    with pytest.raises(UserError, match=rf"room for {most} .* not for {most + 1}"):
+        finish(found.run(work.meet, [(str(folder), 0, 1)] * (most + 1), together=True))
 
 
 def _left(found: Cluster, work: Any, folder: Path) -> None:
@@ -164,7 +151,7 @@ def _evaluation(found: Cluster, folder: Path) -> None:
     """The record is the same if a worker is killed in the middle."""
     run = make_run(folder / "trained", "last")
     address = found.ray.get_runtime_context().gcs_address
-    ordered = ["evaluate", run, "--device", "cpu", "--weights", "last", *ONE, "--suite", SUITE]
+    ordered = ["evaluate", run, "--device", "cpu", "--weights", "last", *ONE]
     on_ray = ["--out", folder / "shared", "--on", "ray", "--address", address, "--devices", 2]
     arguments = [sys.executable, "-m", "robustmetric", *map(str, [*ordered, *on_ray])]
     with (folder / "log").open("w") as log:
@@ -172,7 +159,7 @@ def _evaluation(found: Cluster, folder: Path) -> None:
     parts = folder / "shared" / "parts"
     try:
         assert until(lambda: any(parts.glob("attack-*")) or process.poll() is not None)
-        os.kill(tasks_named("ray::work")[0], signal.SIGKILL)
+        os.kill(tasks_of_ray()[0], signal.SIGKILL)
         assert not (folder / "shared" / "record.json").exists(), "there is nothing left to do"
         assert process.wait(timeout=600) == 0, (folder / "log").read_text()
     finally:
@@ -186,15 +173,10 @@ def _evaluation(found: Cluster, folder: Path) -> None:
     assert contents(folder / "shared") == contents(folder / "alone")
 
 
-def test_without_ray_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    run = make_run(tmp_path / "run", "last")
-    said = refused("evaluate", run, "--on", "ray", "--out", tmp_path / "out", *ONE)
-    assert 'pip install "robustmetric[cluster]"' in said
-    assert said.endswith("(--on)\n")
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r'pip install "robustmetric\[cluster\]"'), connect():
+        pass
 
 
 def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
@@ -205,7 +187,6 @@ def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
         options = ["--on", "ray", "--address", address, "--out", tmp_path / "out"]
         said = refused("evaluate", run, *options, *ONE)
     assert f"no Ray cluster answers at {address}" in said
-    assert "ray start --head" in said
     assert said.endswith("(--address)\n")
     assert not (tmp_path / "out").exists()
 
@@ -217,74 +198,27 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
     assert caught.value.parameter == "address"
 
 
-@pytest.mark.parametrize("address", [None, "auto", "127.0.0.1:1"])
-def test_what_ray_says_of_a_failed_start_is_told(
-    address: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken:
-        down = 0
+def test_what_ray_says_of_a_failed_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise RuntimeError("the version\nis another")
 
-        def init(self, **options: Any) -> None:
-            assert options["address"] == (address or "local")
-            raise RuntimeError("the version\nis another")
-
-        def shutdown(self) -> None:
-            self.down += 1
-
-    broken = Broken()
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_NUM_REDIS_GET_RETRIES"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(cluster, "_check_address", lambda _: None)
+    down: list[int] = []
+    broken = SimpleNamespace(init=init, shutdown=lambda: down.append(1))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
     monkeypatch.setitem(sys.modules, "ray", broken)
-    with pytest.raises(UserError, match=r"\(the version is another\)"), connect(address):
+    with pytest.raises(UserError, match=r"\(the version is another\)"), connect("local"):
         pass
-    assert broken.down == 1
-    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
-
-
-def test_the_address_goes_with_ray(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last")
-    assert "--on ray, not with local" in refused("evaluate", run, "--address", "auto")
-    assert "unknown engine 'rya' (did you mean 'ray'?)" in refused("evaluate", run, "--on", "rya")
-
-
-def test_a_folder_that_a_machine_cannot_use_is_named_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    note = tmp_path / "note"
-    with pytest.raises(UserError, match=rf"{socket.gethostname()}, .* does not see the files of {tmp_path}"):
-        cluster._look(note, "word")
-    note.write_text("word")
-    cluster._look(note, "word")
-    assert [path.name for path in tmp_path.iterdir()] == ["note"]
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(UserError, match=rf"cannot write to {tmp_path} \(Read-only file system\)"):
-        cluster._look(note, "word")
+    assert down
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0", "Ray sends statistics"
 
 
 @pytest.mark.parametrize(
     ("cpus", "tasks", "threads"),
-    [
-        ([2], 2, 1),
-        ([8], 3, 2),
-        ([5, 5], 3, 2),
-        ([8, 8, 8, 8], 3, 8),
-        ([32, 8], 2, 16),
-        ([2], 9, 1),
-        ([], 1, 1),
-    ],
+    [([2], 2, 1), ([8], 3, 2), ([5, 5], 3, 2), ([8, 8, 8, 8], 3, 8), ([32, 8], 2, 16), ([2], 9, 1)],
 )
-def test_as_many_threads_as_there_is_room_for(
-    cpus: list[int], tasks: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = [Node(str(k), "host", count, 0) for k, count in enumerate(cpus)]
-    monkeypatch.setattr(Cluster, "nodes", nodes)
-    assert Cluster(None).threads(tasks) == threads
+def test_as_many_threads_as_there_is_room_for(cpus: list[int], tasks: int, threads: int) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": float(count)}} for count in cpus]
+    ray = SimpleNamespace(nodes=lambda: nodes, cluster_resources=lambda: {"CPU": float(sum(cpus))})
+    assert Cluster(ray).threads(tasks) == threads
     # The most by trying all: each task in a machine of its own share.
-    fits = [n for n in range(1, 33) if sum(count // n for count in cpus) >= tasks]
-    assert threads == max(fits, default=1)
+    assert threads == max((n for n in range(1, 33) if sum(c // n for c in cpus) >= tasks), default=1)

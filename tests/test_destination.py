@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import robustmetric as rm
-from robustmetric.defenses.notation import name_of
 from robustmetric.destination import (
     Benign,
     Boosted,
@@ -47,6 +46,22 @@ SAMPLERS: list[Sampler] = [Random(), Semihard(), Softhard(), Distance(), Hardest
 def distances(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     z = torch.randn(len(LABELS), 8, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     return cross_distance(torch.nn.functional.normalize(z, dim=1))
+
+
+class Plain(Sampler):
+    """A sampler without an equality."""
+
+    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
+        return Random()(batch, generator=generator)
+
+
+@dataclass(frozen=True)
+class Equal(Plain):
+    k: int = 1
+
+
+class Named(Plain):
+    name = "mine"
 
 
 DIST = distances()
@@ -103,14 +118,8 @@ LOSSES = [0.0, 0.05, 0.13, 0.2, 0.7, 2.2, 3.1]
         (Boosted(Constant(0), u=2.2), lambda loss: 0.1 * (1 - min(2.2, loss) / 2.2)),
         (Boosted(Constant(0), xi=-0.3, u=0.1), lambda loss: -0.3 * (1 - min(0.1, loss) / 0.1)),
         (Boosted(Constant(0), margin=0.7), lambda loss: 0.1 * (1 - min(0.7, loss) / 0.7)),
-        (
-            Boosted(Gradual()),
-            lambda loss: -0.2 * min(0.2, loss) / 0.2 + 0.1 * (1 - min(0.2, loss) / 0.2),
-        ),
-        (
-            Boosted(Gradual(power=2, u=2.2), xi=0.3),
-            lambda loss: -0.2 * (min(2.2, loss) / 2.2) ** 2 + 0.3 * (1 - min(0.2, loss) / 0.2),
-        ),
+        (Constant(-2), lambda loss: -2),
+        (OfMargin(-1.5, margin=0.3), lambda loss: -0.45),
         (
             Boosted(Boosted(Gradual(power=0.5), u=1.0)),
             lambda loss: (
@@ -120,7 +129,7 @@ LOSSES = [0.0, 0.05, 0.13, 0.2, 0.7, 2.2, 3.1]
             ),
         ),
     ],
-    ids=lambda part: name_of(part) if isinstance(part, Destination) else "",
+    ids=lambda part: str(part) if isinstance(part, Destination) else "",
 )
 def test_follows_the_loss(destination: Destination, formula: Callable[[float], float]) -> None:
     destination = copy.deepcopy(destination)
@@ -129,12 +138,6 @@ def test_follows_the_loss(destination: Destination, formula: Callable[[float], f
         destination.update(torch.tensor(loss))
         assert value(destination) == everywhere(formula(loss))
         assert value(destination) == everywhere(formula(loss))  # asking changes nothing
-
-
-def test_at_first_all_of_lga_are_minus_gamma() -> None:
-    for power in (1, 2, 0.5):
-        assert value(Gradual(power=power)) == everywhere(-GAMMA)
-        assert value(Gradual(power=power, u=2.2)) == everywhere(-GAMMA)
 
 
 def test_gb_over_samplers() -> None:
@@ -153,32 +156,6 @@ def test_gb_over_samplers() -> None:
     assert value(of_m, seed=7) == pytest.approx([h + 0.05 for h in hardness_of(drawn, DIST)], abs=1e-6)
 
 
-@pytest.mark.parametrize("number", [2, -2, 0, 0.5, -0.1])
-def test_constants(number: float) -> None:
-    destination = Constant(number)
-    assert value(destination) == everywhere(number)
-    destination.update(torch.tensor(0.01))
-    assert value(destination) == everywhere(number)
-
-
-@pytest.mark.parametrize(
-    ("factor", "margin", "number", "name"),
-    [
-        (-0.5, 0.2, -0.1, "-γ/2"),
-        (-1, 0.2, -0.2, "-γ"),
-        (1, 0.3, 0.3, "γ"),
-        (0.5, 0.2, 0.1, "γ/2"),
-        (-1.5, 0.2, -0.3, "-3γ/2"),
-        (2, 0.5, 1.0, "2γ"),
-    ],
-)
-def test_multiples_of_the_margin(factor: float, margin: float, number: float, name: str) -> None:
-    destination = OfMargin(factor, margin=margin)
-    assert value(destination) == everywhere(number)
-    assert name_of(destination) == name
-    assert OfMargin(factor).value == pytest.approx(factor * GAMMA)
-
-
 def test_type_of_the_distances() -> None:
     mined = Mined.of(Batch(distances(torch.float64), LABELS, 8), Random(), torch.Generator())
     for destination in (Gradual(), Boosted(Constant(0)), Constant(1), Boosted(Benign(Hardest()))):
@@ -190,18 +167,6 @@ def test_type_of_the_distances() -> None:
 
 
 # --- What is remembered.
-
-
-def test_update_takes_any_scalar_without_its_graph() -> None:
-    weight = torch.tensor(0.05, requires_grad=True, dtype=torch.float64)
-    destination = Gradual()
-    destination.update(weight * 2)
-    assert not destination.previous_loss.requires_grad
-    assert value(destination) == everywhere(-0.1)
-    kept = destination.previous_loss.clone()
-    with torch.no_grad():
-        weight.mul_(3)
-    assert torch.equal(destination.previous_loss, kept)
 
 
 @pytest.mark.parametrize(
@@ -225,32 +190,10 @@ def test_state_is_saved_and_restored(make: Callable[[], FollowsLoss]) -> None:
     assert value(fresh) == at_first
 
 
-def test_base_class() -> None:
-    class Silent(Destination):
-        pass
-
-    with pytest.raises(rm.UserError, match="Silent must implement hardness"):
-        value(Silent())
-    assert name_of(Silent()) == "Silent"
-    assert Silent().update(torch.tensor(0.1)) is None  # type: ignore[func-returns-value]
-
-
 # --- The hardness of benign triplets.
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=name_of)
-def test_own_sampler_gives_the_sources_hardness(sampler: Sampler) -> None:
-    g = torch.Generator().manual_seed(3)
-    mined = Mined.of(BATCH, sampler, g)
-    before = g.get_state()
-    twin = type(sampler)()  # another of the same kind
-    found = Benign(twin)(mined, generator=g)
-    assert torch.equal(found, mined.triplets.hardness(DIST))
-    assert found.tolist() == pytest.approx(hardness_of(mined.triplets, DIST), abs=1e-6)
-    assert torch.equal(g.get_state(), before)
-
-
-@pytest.mark.parametrize("other", SAMPLERS, ids=name_of)
+@pytest.mark.parametrize("other", SAMPLERS, ids=str)
 @pytest.mark.parametrize("labels", [LABELS, torch.tensor([0, 1, 0, 2, 1, 0, 3, 3, 2, 1, 1, 0])])
 def test_another_sampler_keeps_the_anchors(other: Sampler, labels: Tensor) -> None:
     batch = Batch(DIST, labels, 8)
@@ -265,25 +208,6 @@ def test_another_sampler_keeps_the_anchors(other: Sampler, labels: Tensor) -> No
         assert min(abs(h - q) for q in possible) < 1e-6
 
 
-def test_hardest_of_the_same_anchors() -> None:
-    assert value(Benign(Hardest())) == pytest.approx(hardest(), abs=1e-6)
-
-
-def test_m_of_another_margin_is_another_sampler() -> None:
-    g = torch.Generator().manual_seed(6)
-    mined = Mined.of(BATCH, Semihard(), g)
-    before = g.get_state()
-    Benign(Semihard(margin=0.5))(mined, generator=g)
-    assert not torch.equal(g.get_state(), before)
-
-
-def test_global_generator_is_left_alone() -> None:
-    before = torch.get_rng_state()
-    for sampler in SAMPLERS:
-        assert len(value(Boosted(Benign(sampler)))) == len(SOURCE.anchor)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # --- Names and errors.
 
 
@@ -295,27 +219,27 @@ def test_global_generator_is_left_alone() -> None:
         (Gradual(power=0.5, u=1), "g1/2(u=1.0)"),
         (Constant(2), "2"),
         (Constant(-0.25), "-0.25"),
+        (OfMargin(-0.5), "-γ/2"),
+        (OfMargin(1), "γ"),
+        (OfMargin(-1.5), "-3γ/2"),
         (Benign(Softhard()), "S"),
+        (Benign(Named()), "mine"),
+        (Benign(Plain()), "Plain"),
         (Boosted(Benign(Semihard())), "gB(M)"),
         (Boosted(Gradual(u=2.2), xi=0.3, u=1.5), "gB(LGA(u=2.2),ξ=0.3,u=1.5)"),
     ],
 )
 def test_names(destination: Destination, name: str) -> None:
-    assert name_of(destination) == name
+    assert str(destination) == name
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: Constant(3), "must be in [-2, 2], not 3: the range of hardness"),
-        (lambda: Constant(-2.5), "must be in [-2, 2], not -2.5"),
-        (lambda: Constant(math.nan), "must be in [-2, 2], not nan"),
         (lambda: OfMargin(-20), "must be in [-2, 2], not -4.0"),
         (lambda: OfMargin(1, margin=0), "margin must be in (0, 2], not 0"),
-        (lambda: Gradual(margin=0), "margin must be in (0, 2], not 0"),
         (lambda: Gradual(u=0), "u must be a number above 0, not 0: the loss is clipped at u (γ by default)"),
-        (lambda: Gradual(u=math.nan), "u must be a number above 0, not nan"),
-        (lambda: Boosted(Constant(0), u=math.inf), "u must be a number above 0, not inf"),
         (lambda: Boosted(Constant(0), xi=math.nan), "ξ must be a finite number, not nan"),
         (lambda: Gradual(power=3), "power must be one of 1 (LGA), 2 (g2) and 0.5 (g1/2), not 3"),
         (lambda: Boosted("LGA"), "base must be a Destination, not 'LGA'"),  # type: ignore[arg-type]
@@ -339,22 +263,6 @@ def test_a_destination_needs_the_anchors_of_its_source() -> None:
 # --- Samplers and destinations of one's own.
 
 
-class Plain(Sampler):
-    """A sampler without an equality."""
-
-    def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
-        return Random()(batch, generator=generator)
-
-
-@dataclass(frozen=True)
-class Equal(Plain):
-    k: int = 1
-
-
-class Named(Plain):
-    name = "mine"
-
-
 @pytest.mark.parametrize(
     ("source", "other", "same"),
     [
@@ -369,13 +277,11 @@ def test_equal_samplers_are_one(source: Sampler, other: Sampler, same: bool) -> 
     """HM[X,X] takes the source's own hardness; another sampler draws."""
     g = torch.Generator().manual_seed(3)
     mined = Mined.of(BATCH, source, g)
-    before = g.get_state()
-    Benign(other)(mined, generator=g)
+    before, all_of_torch = g.get_state(), torch.get_rng_state()
+    found = Benign(other)(mined, generator=g)
     assert torch.equal(g.get_state(), before) == same
-
-
-def test_a_samplers_name_is_its_own_or_its_classs() -> None:
-    assert [name_of(s) for s in (Softhard(), Named(), Plain())] == ["S", "mine", "Plain"]
+    assert not same or torch.equal(found, mined.triplets.hardness(DIST))
+    assert torch.equal(torch.get_rng_state(), all_of_torch)
 
 
 @pytest.mark.parametrize(
@@ -399,11 +305,3 @@ def test_a_destination_must_return_hardness(
 
     with pytest.raises(rm.UserError, match=re.escape(f"Mine.hardness {says}")):
         wrap(Mine())(MINED, generator=torch.Generator())
-
-
-def test_a_destination_with_other_parameters_is_told() -> None:
-    with pytest.raises(rm.UserError, match=r"Before\.hardness takes .*must take \(self, mined, \*, gen"):
-
-        class Before(Destination):
-            def hardness(self, dist: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
-                return dist

@@ -22,15 +22,12 @@ PACKAGES = (
     "data",
     "defenses",
     "evaluation",
-    "exports",
     "models",
     "training",
-    "vectors",
-    "zoo",
 )
 MODULES = (
-    "destination", "errors", "files", "gallery", "losses", "perturb", "registry", "retrieval", "sphere",
-    "squares", "text", "triplets", "verification", "workers",
+    "destination", "errors", "exports", "files", "gallery", "hub", "losses", "perturb", "registry",
+    "retrieval", "sphere", "squares", "text", "triplets", "vectors", "verification", "workers",
 )  # fmt: skip
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them
 

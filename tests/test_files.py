@@ -16,7 +16,6 @@ from robustmetric.files import (
     DamagedError,
     check_seal,
     load_entries,
-    publish,
     read_sealed,
     save_entries,
     write_atomically,
@@ -30,16 +29,6 @@ def full_disk(*_: Any, **__: Any) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.parametrize("before", [None, b"", b"old and much longer than the new one"])
-def test_content(tmp_path: Path, before: bytes | None) -> None:
-    path = tmp_path / "file.bin"
-    if before is not None:
-        path.write_bytes(before)
-    write_atomically(path, lambda file: file.write(b"new"))
-    assert path.read_bytes() == b"new"
-    assert names(tmp_path) == ["file.bin"]
 
 
 def test_the_old_file_is_there_while_the_new_one_is_written(tmp_path: Path) -> None:
@@ -108,20 +97,6 @@ def test_a_failure_keeps_the_old_file_and_leaves_no_rest(
     assert before is None or path.read_bytes() == before
 
 
-def test_an_interruption_keeps_the_old_file_too(tmp_path: Path) -> None:
-    path = tmp_path / "file.bin"
-    path.write_bytes(b"old")
-
-    def interrupted(file: BinaryIO) -> None:
-        file.write(b"ne")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, interrupted)
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["file.bin"]
-
-
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "file.bin"
 
@@ -134,12 +109,6 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
     write_atomically(path, outer)
     assert path.read_bytes() == b"outer"
     assert names(tmp_path) == ["file.bin"]
-
-
-def test_no_folder_to_write_in(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_atomically(tmp_path / "missing" / "file.bin", lambda file: file.write(b"new"))
-    assert names(tmp_path) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
@@ -198,15 +167,6 @@ def test_sigkill_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
         assert all(name.startswith(".") and name.endswith(".tmp") for name in rests)
         write_atomically(tmp_path / stage / "file.bin", lambda file: file.write(b"next"))
         assert (tmp_path / stage / "file.bin").read_bytes() == b"next"
-
-
-def test_publish_replaces(tmp_path: Path) -> None:
-    draft, final = tmp_path / "draft", tmp_path / "final"
-    draft.write_bytes(b"new")
-    final.write_bytes(b"old")
-    publish(draft, final)
-    assert final.read_bytes() == b"new"
-    assert names(tmp_path) == ["final"]
 
 
 def test_a_seal_finds_every_flipped_bit_and_every_cut(tmp_path: Path) -> None:

@@ -29,14 +29,6 @@ from robustmetric.sphere import BrokenEmbeddingsError
 pytestmark = pytest.mark.kernels
 
 
-def test_one_step_is_as_long_as_the_budget() -> None:
-    x = torch.full((1, 3), 0.5)
-    moved = pgd(x, lambda x, rows: x.sum(1), Budget(eps=0.2, alpha=0.01, steps=1))
-    torch.testing.assert_close(moved, torch.full((1, 3), 0.3))
-    moved = pgd(x, lambda x, rows: x.sum(1), Budget(eps=0.2, alpha=0.01, steps=2))
-    torch.testing.assert_close(moved, torch.full((1, 3), 0.48))
-
-
 @given(
     rows=st.integers(1, 5),
     shape=st.sampled_from([(1, 2, 2), (3, 4, 5), (3, 1, 3, 3)]),
@@ -160,22 +152,6 @@ def test_frozen_restores_each_module_and_parameter(error: type[BaseException] | 
     assert state(model) == before
 
 
-def test_frozen_computes_no_gradient_of_parameters() -> None:
-    model = Mixed()
-    x = torch.rand(3, 4)
-    with frozen(model):
-        pgd(x, lambda x, rows: model(x).sum(1), Budget(eps=0.1, alpha=0.1, steps=2))
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(model.norm.running_mean, torch.zeros(4))  # type: ignore[arg-type]
-
-
-def test_works_while_gradients_are_switched_off() -> None:
-    with torch.no_grad():
-        moved = pgd(torch.full((1, 1), 0.5), lambda x, rows: x.sum(1), Budget(eps=0.1, alpha=0.1, steps=2))
-    assert moved.item() == pytest.approx(0.4)
-    assert not moved.requires_grad
-
-
 def test_a_gradient_of_one_s_own_replaces_differentiation() -> None:
     """It is given the objective, the points and their positions; only its sign counts."""
     x = torch.full((3, 2), 0.5)
@@ -200,20 +176,6 @@ def test_a_gradient_of_one_s_own_replaces_differentiation() -> None:
     assert x.eq(0.5).all()
 
 
-def test_differentiation_is_the_gradient_unless_another_is_given() -> None:
-    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
-    goal = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
-    budget = Budget(eps=0.3, alpha=0.1, steps=5)
-
-    def objective(x: Tensor, rows: Tensor) -> Tensor:
-        return (x - goal[rows]).square().sum(1)
-
-    wanted = pgd(x, objective, budget)
-    assert torch.equal(pgd(x, objective, budget, gradient=differentiate), wanted)
-    by_hand = pgd(x, objective, budget, gradient=lambda _, x, rows: 2 * (x - goal[rows]))
-    assert torch.equal(by_hand, wanted)
-
-
 def test_inference_mode_is_refused_only_where_something_is_differentiated() -> None:
     x, budget = torch.full((1, 1), 0.5), Budget(eps=0.1, alpha=0.1, steps=2)
     with torch.inference_mode():
@@ -233,62 +195,34 @@ def test_a_gradient_that_is_no_number_is_refused_wherever_it_comes_from(wrong: f
         pgd(x, lambda x, rows: x.sum(1), budget, gradient=lambda _, x, rows: slope)
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_differentiate_gives_each_row_the_gradient_of_its_own_value(enabled: bool) -> None:
-    point = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weight = torch.tensor([2.0, -3.0, 5.0, 7.0], dtype=torch.float64)
-    rows = torch.tensor([3, 0, 1])
-    kept = point.clone()
-
-    def objective(x: Tensor, rows: Tensor) -> Tensor:
-        return weight[rows] * x.flatten(1).pow(3).sum(1)
-
-    with torch.set_grad_enabled(enabled):
-        found = differentiate(objective, point, rows)
-    torch.testing.assert_close(found, 3 * weight[rows][:, None, None, None] * point.square())
-    assert not found.requires_grad
-    assert not point.requires_grad
-    assert point.grad is None
-    assert torch.equal(point, kept)
-
-
 def test_differentiate_refuses_a_value_without_a_way_to_the_images() -> None:
     for objective in (lambda x, rows: x.detach().sum(1), lambda x, rows: torch.zeros(len(x))):
         with pytest.raises(ValueError, match="the embeddings do not depend on the images: take no_grad"):
             differentiate(objective, torch.rand(2, 3), torch.arange(2))
 
 
-SHAPE = "they must have shape (N, C, H, W): "
+SHAPE = "they must have shape (N, C, H, W)"
 
 
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (torch.rand(2, 28, 32, 3), f"(2, 28, 32, 3); {SHAPE}use images.permute(0, 3, 1, 2)"),
-        (torch.rand(2, 8, 8, 1), f"(2, 8, 8, 1); {SHAPE}use images.permute(0, 3, 1, 2)"),
-        (torch.rand(3, 8, 8), f"(3, 8, 8); {SHAPE}use images[None] for the batch axis of one image"),
-        (torch.rand(9, 8, 8), "images[:, None] for the channel of grey ones"),
-        (np.zeros((2, 1, 8, 8), np.uint8), "not ndarray: use torch.from_numpy(images).float(), divided by"),
-        ([torch.rand(1, 8, 8)], "not list: put them into one with torch.stack(images)"),
-        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "not torch.uint8: use images.float() / 255 for 8 bits"),
-        (torch.rand(8, 1, 8, 4, 4), "images have shape (8, 1, 8, 4, 4); they must have shape (N, C, H, W)"),
-        (torch.rand(8, 1, 0, 4), "there is nothing in them"),
-        (torch.full((1, 1, 2, 2), math.nan), "pixels hold NaN"),
+        (torch.rand(2, 28, 32, 3), f"(2, 28, 32, 3); {SHAPE}"),
+        (torch.rand(3, 8, 8), f"(3, 8, 8); {SHAPE}"),
+        (torch.rand(8, 1, 8, 4, 4), f"(8, 1, 8, 4, 4); {SHAPE}"),
+        (torch.rand(8, 1, 0, 4), f"(8, 1, 0, 4); {SHAPE}"),
+        (np.zeros((2, 1, 8, 8), np.uint8), "not an array, uint8 of shape (2, 1, 8, 8)"),
+        ([torch.rand(1, 8, 8)], "not a list"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "not uint8 of shape (2, 1, 8, 8)"),
+        (torch.full((1, 1, 2, 2), math.nan), "pixels are in [nan, nan]"),
         (torch.tensor([[[[0, math.inf]]]]), "pixels are in [0, inf]"),
         (torch.full((1, 1, 2, 2), 1.001), "they must be in [0, 1]: use images.clamp(0, 1)"),
-        (torch.full((1, 1, 2, 2), -0.001), "they must be in [0, 1]: use images.clamp(0, 1)"),
         (torch.full((1, 1, 2, 2), 1.02), "they must be in [0, 1]: divide 8-bit images by 255"),
-        (torch.full((1, 1, 2, 2), 255.0), "they must be in [0, 1]: divide 8-bit images by 255"),
     ],
 )
 def test_images_are_refused_with_what_helps(images: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         check_images(images)
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 3), (2, 1, 1), (1, 8, 1), (4, 3, 3), (5, 8, 8)])
-def test_images_of_any_channels_and_size_are_taken(shape: tuple[int, ...]) -> None:
-    check_images(torch.rand(2, *shape))
 
 
 # Norms
@@ -347,12 +281,8 @@ def test_a_direction_has_length_1_however_small_the_slope(slope: float) -> None:
     [
         ({"norm": "l1"}, r"unknown norm 'l1'.*; known: l2, linf"),
         ({"eps": 1.5}, r"eps must be in \[0, 1\], not 1.5: pixels are in \[0, 1\], so 8 grey levels are"),
-        ({"eps": -0.1}, r"eps must be in \[0, 1\], not -0.1"),
-        ({"eps": -0.1, "norm": "l2"}, "eps must be a number of at least 0, not -0.1: with the norm l2 it is "
-            "the length of a perturbation"),
+        ({"eps": -0.1, "norm": "l2"}, "eps must be a number of at least 0, not -0.1: with the norm l2"),
         ({"eps": math.nan, "norm": "l2"}, "eps must be a number of at least 0, not nan"),
-        ({"eps": math.inf, "norm": "l2"}, "eps must be a number of at least 0, not inf"),
-        ({"eps": "1", "norm": "l2"}, "eps must be a number of at least 0, not '1'"),
         ({"alpha": 2.0, "norm": "l2"}, r"alpha must be in \(0, 1\], not 2.0"),
         ({"steps": 0, "norm": "l2"}, "steps must be a whole number of at least 1, not 0"),
     ],
@@ -360,11 +290,6 @@ def test_a_direction_has_length_1_however_small_the_slope(slope: float) -> None:
 def test_a_budget_refuses_what_cannot_be(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Budget(**{"eps": 0.1, "alpha": 0.1, "steps": 2, **given})  # type: ignore[arg-type]
-
-
-def test_a_length_may_be_more_than_1() -> None:
-    assert Budget(eps=3.5, alpha=0.1, steps=2, norm="l2").eps == 3.5
-    assert Budget(eps=0.1, alpha=0.1, steps=2).norm == "linf"
 
 
 def test_value_and_slope_are_those_of_each_row() -> None:

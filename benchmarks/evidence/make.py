@@ -18,11 +18,11 @@ from pathlib import Path
 
 from benchmarks.evidence.plan import KINDS, NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
 from robustmetric.evaluation import load_record
+from robustmetric.hub import publish
 from robustmetric.training import load_run
 from robustmetric.training.checkpoint import reached
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import dump_recipe
-from robustmetric.training.runs import RunFolder
-from robustmetric.zoo import publish
 
 LICENCE = "apache-2.0"
 
@@ -58,7 +58,7 @@ def evaluated(network: Network, kind: Kind, root: str, work: Path) -> None:
         if not RunFolder(place).exists:
             publish(trained(network, root, work), place, weights="last", half=True, licence=LICENCE)
         run(network.evaluate(kind, root, str(place), str(made)))
-        publish(place, records=[made])
+        publish(place, place, records=[made], force=True)
         return
     source = trained(network, root, work)
     same(network, source)

@@ -34,11 +34,11 @@ from benchmarks.evidence.plan import (
 )
 from benchmarks.evidence.tables import FEW, FULL, RANKED, before, minus, table
 from robustmetric.evaluation.ers import COLUMNS, ers
-from robustmetric.evaluation.worst import AttackShare
+from robustmetric.evaluation.record import AttackShare
 from robustmetric.experiments.published import published
 from robustmetric.report.summary import SCORES, record_scores
 from robustmetric.report.verdict import RECALLS
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 
 
 def agreement(networks: Sequence[Network]) -> str:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         load_verification,
         verify,
     )
-    from robustmetric.exports.export import export
+    from robustmetric.exports import export
+    from robustmetric.hub import from_pretrained, publish
     from robustmetric.losses import triplet_loss
     from robustmetric.models import load_weights, model, save_weights
     from robustmetric.perturb import Budget
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from robustmetric.training.trained import load_run
     from robustmetric.triplets import Triplets
     from robustmetric.vectors import Vectors, load_vectors
-    from robustmetric.zoo import load_zoo, publish, zoo_names
 
 __version__ = "0.1.0"
 
@@ -68,6 +68,7 @@ __all__ = [
     "ers",
     "evaluate",
     "export",
+    "from_pretrained",
     "hardness",
     "load_certificate",
     "load_record",
@@ -75,7 +76,6 @@ __all__ = [
     "load_vectors",
     "load_verification",
     "load_weights",
-    "load_zoo",
     "model",
     "publish",
     "register",
@@ -83,7 +83,6 @@ __all__ = [
     "training",
     "triplet_loss",
     "verify",
-    "zoo_names",
 ]
 
 _FROM = {
@@ -117,7 +116,7 @@ _FROM = {
     "errors": ("UserError",),
     "vectors": ("Vectors", "load_vectors"),
     "verification": (),
-    "zoo": ("load_zoo", "publish", "zoo_names"),
+    "hub": ("from_pretrained", "publish"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

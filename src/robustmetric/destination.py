@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robustmetric.errors import UserError, check_signature, describe, instance, number
-from robustmetric.registry import Registry, registry
+from robustmetric.registry import Part, Registry, registry, with_symbols
 from robustmetric.triplets import Mined, Sampler, check_margin
 
 
-class Destination(nn.Module):
+class Destination(Part, nn.Module):
     """The hardness (T,) that the source triplets of a batch should reach.
 
     A subclass implements `hardness` and, if it follows the loss, `update`; its state is in buffers, so that
@@ -67,6 +68,7 @@ class Benign(Destination):
     def __init__(self, sampler: Sampler) -> None:
         super().__init__()
         self.sampler = instance("sampler", sampler, Sampler)
+        self.name = str(sampler)
 
     def hardness(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
         """Return the hardness (T,) of the benign triplets, drawn with the `generator`."""
@@ -88,6 +90,7 @@ class Constant(Destination):
     def __init__(self, value: float) -> None:
         super().__init__()
         self.value = number("a constant destination", value, -2, 2, why="the range of hardness")
+        self.name = str(int(self.value)) if self.value.is_integer() else repr(self.value)
 
     def hardness(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
         """Return the constant as (T,)."""
@@ -99,7 +102,10 @@ class OfMargin(Constant):
 
     def __init__(self, factor: float, *, margin: float = 0.2) -> None:
         super().__init__(factor * check_margin(margin))
-        self.factor = factor
+        part = Fraction(factor).limit_denominator(1000)
+        above = {1: "γ", -1: "-γ"}.get(part.numerator, f"{part.numerator}γ")
+        exact = above if part.denominator == 1 else f"{above}/{part.denominator}"
+        self.name = exact if float(part) == factor else f"{factor!r}γ"
 
 
 class FollowsLoss(Destination):
@@ -144,6 +150,7 @@ class Boosted(FollowsLoss):
         super().__init__(margin=margin, u=u)
         self.base = instance("base", base, Destination)
         self.xi = None if xi is None else number("ξ", xi)
+        self.name = with_symbols(f"gB({base})", ξ=self.xi, u=self.u)
 
     def hardness(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
         """Return the raised destination (T,) of the `mined` triplets."""
@@ -170,6 +177,7 @@ class Gradual(FollowsLoss):
         if power not in self.NAMES:
             raise UserError(f"power must be one of 1 (LGA), 2 (g2) and 0.5 (g1/2), not {describe(power)}")
         self.power = float(power)
+        self.name = with_symbols(self.NAMES[power], u=self.u)
 
     def hardness(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
         """Return the destination, the same for all triplets, as (T,)."""

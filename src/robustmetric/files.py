@@ -24,8 +24,14 @@ AGAIN = "then run the same command again: what is finished is kept"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
     errno.EFBIG: "use a disk, or a limit, that allows larger files",
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make the folder writable"),
     errno.EIO: "look after the disk",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or give another path"),
+    errno.EROFS: "make the folder writable",
+    errno.ENOTDIR: "a part of the path is a file: give another path",
+    errno.EISDIR: "give a file, not a folder",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files, such as by ulimit -n 4096"),
+    errno.ENOMEM: "close other programs, or ask for less at once",
+    errno.EAGAIN: "wait until less runs at the same time",
 }
 
 
@@ -51,7 +57,13 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        publish(draft, path)
+        draft.replace(path)
+        if os.name == "posix":  # the folder's entry is brought to the disk, too
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -70,7 +82,7 @@ def writing(path: Path, then: str) -> Iterator[None]:
         yield
     except OSError as error:
         told = f"{path} cannot be written ({error.strerror or error})"
-        raise UserError(f"{told}: {remedy(error) or 'look at the folder'}; {then}") from None
+        raise UserError(f"{told}: {remedy(error) or 'give another path'}; {then}") from None
 
 
 def save(path: Path, content: bytes | str | Callable[[BinaryIO], object], then: str = AGAIN) -> None:
@@ -90,7 +102,7 @@ def save(path: Path, content: bytes | str | Callable[[BinaryIO], object], then: 
 
 
 def remedy(error: BaseException) -> str | None:
-    """Return what to do about an `error` of a disk that takes no more; None about any other error.
+    """Return what to do about an `error` of the disk or the system; None about any other error.
 
     >>> remedy(OSError(errno.ENOSPC, "No space left on device")), remedy(FileNotFoundError())
     ('make room', None)
@@ -227,23 +239,6 @@ def is_draft(path: Path) -> bool:
     (True, False)
     """
     return path.name.startswith(".") and path.suffix == ".tmp"
-
-
-def publish(draft: Path, final: Path) -> None:
-    """Rename the file `draft`, complete on the disk, to `final`, and bring the folder's entry to the disk.
-
-    >>> publish(Path("no such draft"), Path("final"))
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: ...
-    """
-    draft.replace(final)
-    if os.name == "posix":
-        folder = os.open(final.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def check_writable(out: Path) -> None:

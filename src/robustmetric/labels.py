@@ -5,33 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robustmetric.errors import UserError
-
-
-def check_labels(labels: Tensor, count: int) -> None:
-    """Reject `labels` that do not name a class for each of `count` images.
-
-    >>> check_labels(torch.tensor([4, 4, 4]), 2)
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: labels have shape (3,) for 2 images; they must have shape (2,): one class for ...
-    """
-    if not isinstance(labels, Tensor) or labels.dtype not in WHOLE:
-        found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise UserError(
-            f"labels must be a tensor of integers, not {found}: use torch.as_tensor(labels).long()"
-        )
-    if labels.shape != (count,):
-        raise UserError(
-            f"labels have shape {tuple(labels.shape)} for {count} images; they must have shape ({count},): "
-            "one class for each image"
-        )
-    if count == 0:
-        raise UserError("the batch is empty; give at least two images of one class and one of another")
-
+from robustmetric.errors import UserError, describe
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """The integers that torch computes with; uint16 and larger it can do little but store."""
+
+
+def check_integers(name: str, values: Tensor, count: int, what: str) -> None:
+    """Reject `values`, the argument `name`, unless they are `count` integers; `what` says of what.
+
+    >>> check_integers("cameras", torch.ones(2), 2, "the camera of each image")
+    Traceback (most recent call last):
+    ...
+    robustmetric.UserError: cameras must be integers of shape (2,), the camera of each image, not float32 ...
+    """
+    if not isinstance(values, Tensor) or values.dtype not in WHOLE or values.shape != (count,):
+        raise UserError(
+            f"{name} must be integers of shape ({count},), {what}, not {describe(values)}", parameter=name
+        )
+
+
+def check_labels(labels: Tensor, count: int) -> None:
+    """Reject `labels` that do not name a class for each of `count` images, at least one."""
+    check_integers("labels", labels, count, "the class of each image")
+    if count == 0:
+        raise UserError("the batch is empty; give at least two images of one class and one of another")
 
 
 def check_classes(labels: Tensor) -> None:
@@ -40,17 +38,9 @@ def check_classes(labels: Tensor) -> None:
     >>> check_classes(torch.tensor([4, 4, 4]))
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: all 3 images are of class 4; a triplet needs a negative: put at least two ...
+    robustmetric.UserError: 3 images of one class give no triplet: draw two of a class and one of another
     """
-    count = len(labels)
-    classes, sizes = labels.unique(return_counts=True)
-    if len(classes) == 1:
-        raise UserError(
-            f"all {count} images are of class {int(classes)}; a triplet needs a negative: put at least two "
-            "classes in a batch"
-        )
-    if sizes.max() == 1:
-        raise UserError(
-            f"no two of the {count} images share a class; a triplet needs a positive: draw batches with at "
-            "least two images of some class"
-        )
+    count, classes = len(labels), len(labels.unique())
+    if classes in (1, count):
+        kinds = "one class" if classes == 1 else "as many classes"
+        raise UserError(f"{count} images of {kinds} give no triplet: draw two of a class and one of another")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from robustmetric.errors import UserError, check_signature, describe, number
-from robustmetric.registry import Registry, lookup, registry
+from robustmetric.registry import Part, Registry, lookup, registry, with_symbols
 from robustmetric.sphere import BrokenEmbeddingsError, hardness
 
 
@@ -50,7 +51,7 @@ SEXTUPLET = ("a", "p", "n", "a~", "p~", "n~")
 """The six roles that a term may take."""
 
 
-class Term:
+class Term(Part):
     """Something to add to the loss of HM, EST or ACT, from the sextuplet (a, p, n, ã, p̃, ñ); ACT has no ã.
 
     A subclass lists its `roles` and implements `loss`. It is found by a name in ``HM[S,LGA]&name`` once it is
@@ -123,6 +124,12 @@ class SextupletTerm(Term):
         for symbol, value in (("λ", self.weight), ("γ", self.margin)):
             if value is not None:
                 number(f"{symbol} of {self.kind}", value, 0)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The paper's name of its kind, with λ and γ if they are given."""
+        kind = unicodedata.normalize("NFC", self.kind.replace("~", "\u0303"))
+        return with_symbols(kind, λ=self.weight, γ=self.margin)
 
     @property
     def roles(self) -> tuple[str, str, str]:  # type: ignore[override]

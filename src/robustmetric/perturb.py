@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from robustmetric.errors import UserError, number, whole
+from robustmetric.errors import UserError, describe, number, whole
 from robustmetric.registry import unknown
 from robustmetric.sphere import BrokenEmbeddingsError
 
@@ -62,38 +62,23 @@ def check_images(images: Tensor) -> None:
     robustmetric.UserError: pixels are in [255, 255]; they must be in [0, 1]: divide 8-bit images by 255 ...
     """
     if not isinstance(images, Tensor) or not images.is_floating_point():
-        kind = type(images).__name__
-        found = images.dtype if isinstance(images, Tensor) else kind
         raise UserError(
-            f"images must be a floating-point tensor, not {found}: {_TO_FLOATS.get(kind, _TO_FLOATS['list'])}"
+            f"images must be a floating-point tensor, not {describe(images)}: stack a list with torch.stack, "
+            "take an array by torch.from_numpy, and divide 8-bit images by 255"
         )
     shape = tuple(images.shape)
     channels_last = len(shape) == 4 and shape[3] in (1, 3) and min(shape[1:3]) > 3
-    if len(shape) != 4 or channels_last:
+    if len(shape) != 4 or channels_last or images.numel() == 0:
         raise UserError(
-            f"images have shape {shape}; they must have shape (N, C, H, W){_TO_BATCH.get(len(shape), '')}"
+            f"images have shape {shape}; they must have shape (N, C, H, W), at least one image: images[None] "
+            "adds the axis of a batch, images[:, None] that of channels, permute(0, 3, 1, 2) moves them"
         )
-    if images.numel() == 0:
-        raise UserError(f"images have shape {shape}: there is nothing in them; give at least one image")
-    if images.isnan().any():
-        raise UserError("pixels hold NaN; they must be in [0, 1]: look at how the images were made")
     low, high = (float(v) for v in images.detach().aminmax())
     if not (low >= 0 and high <= 1):
         advice = "divide 8-bit images by 255 and leave the normalisation by mean and deviation to the network"
         if low > -0.01 and high < 1.01:
             advice = "use images.clamp(0, 1), for resizing rounds beyond the ends"
         raise UserError(f"pixels are in [{low:.9g}, {high:.9g}]; they must be in [0, 1]: {advice}")
-
-
-_TO_FLOATS = {
-    "Tensor": "use images.float() / 255 for 8 bits",
-    "ndarray": "use torch.from_numpy(images).float(), divided by 255 for 8 bits",
-    "list": "put them into one with torch.stack(images)",
-}
-_TO_BATCH = {
-    4: ": use images.permute(0, 3, 1, 2)",
-    3: ": use images[None] for the batch axis of one image, images[:, None] for the channel of grey ones",
-}
 
 
 def project(x: Tensor, origin: Tensor, eps: float, norm: Norm = "linf") -> Tensor:

@@ -9,9 +9,9 @@ import ast
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from robustmetric.errors import UserError, brief
@@ -24,6 +24,16 @@ KINDS = (
     "sampler", "destination", "term", "defense", "attack", "search", "model", "data set", "logger", "check",
 )  # fmt: skip
 """Every kind of part that can be registered."""
+
+
+class Part:
+    """A part of a defense. As text it is what it was made from, else its `name`, else that of its class."""
+
+    name: str = ""
+    written: str = ""
+
+    def __str__(self) -> str:
+        return self.written or self.name or type(self).__name__
 
 
 class Registry(dict[str, Callable[..., T]], Generic[T]):
@@ -57,10 +67,10 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
 
         def add(factory: F) -> F:
             before = self.get(name)
-            if before is not None and _home(before) != _home(factory):
-                raise UserError(
-                    f"the {self.kind} {name!r} is registered already, by {_home(before)}: choose another name"
-                )
+            before = before.func if isinstance(before, partial) else before
+            # Two copies of a file define the same.
+            if before is not None and (home := home_of(before)) != home_of(factory):
+                raise UserError(f"the {self.kind} {name!r} is registered already, by {home}: choose another")
             self[name] = partial(factory, **fixed) if fixed else factory
             return factory
 
@@ -220,26 +230,54 @@ def parse_spec(kind: str, text: str) -> tuple[str, dict[str, Any]]:
         return name.strip(), {}
     if not bracket.rstrip().endswith(")"):
         raise UserError(f"{kind} {brief(text)} has no closing bracket; write NAME(option=value, ...)")
-    options: dict[str, Any] = {}
-    for part in split_names(bracket.rstrip()[1:-1]):
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        if key in options:
-            raise UserError(f"{kind} {text!r}: {key} is given already; leave it out")
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            raise UserError(
-                f"{kind} {brief(text)}: {brief(part)} must be option=value, a number, True, False or a "
-                "quoted text; write NAME(option=value, ...)"
-            ) from None
-    return name.strip(), options
+    try:
+        call = ast.parse(f"part{bracket.strip()}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        options = {option.arg or "": ast.literal_eval(option.value) for option in call.keywords}
+        if len(options) < len(call.keywords):
+            raise ValueError
+        return name.strip(), options
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        raise UserError(
+            f"{kind} {brief(text)}: options must be option=value, each once and a number, True, False or a "
+            "quoted text; write NAME(option=value, ...)"
+        ) from None
+
+
+def changed_options(part: Any, *but: str) -> dict[str, Any]:
+    """Return the options of a dataclass, `part`, that differ from their defaults, without `but`."""
+    options = {f.name: f.default for f in fields(part) if f.name not in but}
+    return {name: value for name, usual in options.items() if (value := getattr(part, name)) != usual}
+
+
+def with_options(name: str, options: dict[str, Any], comma: str = ",") -> str:
+    """Return a `name` with `options`, a `comma` between them, in the bracket at its end if it has one.
+
+    >>> with_options("SP-QA+", {"m": 2, "xi": 0.5}), with_options("gB(M)", {"u": 1.0})
+    ('SP-QA+(m=2,xi=0.5)', 'gB(M,u=1.0)')
+    """
+    given = comma.join(f"{key}={value!r}" for key, value in options.items())
+    if not given:
+        return name
+    return f"{name[:-1]}{comma}{given})" if name.endswith(")") else f"{name}({given})"
+
+
+def with_symbols(name: str, **given: float | None) -> str:
+    """Return a `name` with the numbers that are `given`.
+
+    >>> with_symbols("ICS", λ=0.5, γ=None)
+    'ICS(λ=0.5)'
+    """
+    return with_options(name, {symbol: float(v) for symbol, v in given.items() if v is not None})
 
 
 def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> Any:
     """Import a Python file of the user's, once, and return the object of that name in it."""
     module = import_file(kind, file)
     if not hasattr(module, name):
-        public = {n: v for n, v in vars(module).items() if not n.startswith("_") and _defined_in(v, module)}
+        defined = (n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__)
+        public = dict.fromkeys(n for n in defined if not n.startswith("_"))
         raise UserError(f"{file}: {unknown('name', name, public)}; write FILE.py:NAME for the {kind}")
     found = getattr(module, name)
     if not callable(found) and not (expects is not None and isinstance(found, expects)):
@@ -247,15 +285,6 @@ def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> A
             f"{name!r} of {file} is a {type(found).__name__}; the {kind} must be a class or a function"
         )
     return found
-
-
-def _home(factory: Callable[..., Any]) -> str:
-    """Say where a part is defined: two copies of a file define the same."""
-    return home_of(factory.func if isinstance(factory, partial) else factory)
-
-
-def _defined_in(value: object, module: ModuleType) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from robustmetric.errors import UserError, describe, is_number, whole
+from robustmetric.errors import UserError, is_number, whole
 from robustmetric.gallery import count_relevant
-from robustmetric.labels import WHOLE, check_labels
+from robustmetric.labels import check_integers, check_labels
 from robustmetric.squares import (
     MOST_ROWS,
     DistanceKernel,
@@ -387,7 +387,7 @@ def check_own(own: Tensor | None, queries: int, images: int) -> Tensor:
     """
     if own is None:
         return torch.full((queries,), -1)
-    _check_whole("own", own, queries, "each query's position in the gallery, -1 for none")
+    check_integers("own", own, queries, "each query's position in the gallery, -1 for none")
     own, low, high = own.long(), int(own.min()), int(own.max())
     if low < -1 or high >= images:
         raise UserError(
@@ -409,12 +409,5 @@ def check_cameras(cameras: Tensor | None, query_cameras: Tensor | None, images: 
         raise UserError(
             f"cameras of the {given} are given and those of the {missing} are not: give both, or neither"
         )
-    _check_whole("cameras", cameras, images, "a camera for each image")
-    _check_whole("query_cameras", query_cameras, queries, "a camera for each query")
-
-
-def _check_whole(name: str, values: Tensor, count: int, what: str) -> None:
-    if not isinstance(values, Tensor) or values.dtype not in WHOLE or values.shape != (count,):
-        raise UserError(
-            f"{name} must be integers of shape ({count},), {what}, not {describe(values)}", parameter=name
-        )
+    check_integers("cameras", cameras, images, "a camera for each image")
+    check_integers("query_cameras", query_cameras, queries, "a camera for each query")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, describe
 from robustmetric.usercode import UserCodeError, own_traceback
 
 ROUNDING = 1e-5
@@ -38,34 +38,28 @@ def embed(model: nn.Module, images: Tensor, *, what: str = "network") -> Tensor:
             "the network changes its input in place, which is the image itself: let it work on a copy, with "
             "x = (x - mean) / std instead of x.sub_(mean).div_(std)"
         )
-    if not isinstance(z, Tensor):
+    count, floats = len(images), isinstance(z, Tensor) and z.is_floating_point()
+    if not floats or z.ndim != 2 or len(z) != count:
         raise UserError(
-            f"the network returned a {type(z).__name__}; it must return one (N, D) tensor of embeddings: "
-            "wrap it in a module that returns the embeddings alone"
-        )
-    if z.ndim != 2 or len(z) != len(images):
-        raise UserError(
-            f"the network returned a tensor of shape {tuple(z.shape)} for {len(images)} images; it must "
-            f"return ({len(images)}, D): flatten or pool its features"
-        )
-    if not z.is_floating_point():
-        raise UserError(
-            f"the network returned embeddings of {z.dtype}; they must be floats: call .float() at its end"
+            f"the network returned {describe(z)} for {count} images; it must return floats of shape "
+            f"({count}, D), an embedding for each: wrap it in a module that returns these alone, pooled"
         )
     z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-    if not torch.isfinite(length).all():
-        bad = int((~torch.isfinite(length)).sum())
-        raise BrokenEmbeddingsError(
-            f"{bad} of {len(z)} embeddings hold NaN or infinity: the network has diverged or its weights are "
-            "damaged; go back to its last good weights, lower the learning rate or use full precision"
-        )
-    if not length.all():
-        raise BrokenEmbeddingsError(
-            f"{int((length == 0).sum())} of {len(z)} embeddings are zero and have no direction: the "
-            "network is dead for these images; end it with a linear layer and not with ReLU, or "
-            "lower the learning rate"
-        )
+    for bad, told in (
+        (
+            ~length.isfinite(),
+            "hold NaN or infinity: the network has diverged or its weights are damaged; go back to its last "
+            "good weights, lower the learning rate or use full precision",
+        ),
+        (
+            length == 0,
+            "are zero and have no direction: the network is dead for these images; end it with a linear "
+            "layer and not with ReLU, or lower the learning rate",
+        ),
+    ):
+        if bad.any():
+            raise BrokenEmbeddingsError(f"{int(bad.sum())} of {count} embeddings {told}")
     unit: Tensor = z / length
     return unit
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from robustmetric.errors import UserError, check_signature, describe, instance, number
 from robustmetric.labels import check_classes, check_labels
-from robustmetric.registry import Registry, registry
+from robustmetric.registry import Part, Registry, registry
 from robustmetric.sphere import cross_distance, wide_dtype
 
 
@@ -123,7 +123,7 @@ def draw_columns(weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(edges, u * edges[:, -1:], right=True).squeeze(1)
 
 
-class Sampler:
+class Sampler(Part):
     """Draws triplets from a batch; a subclass implements `draw`.
 
     ``robustmetric.register("sampler", name)`` names a sampler of your own. HM[X,X] perturbs nothing if both
@@ -137,8 +137,6 @@ class Sampler:
     tensor([0])
     """
 
-    name: ClassVar[str] = ""
-    """Its name in a defense's name; that of the class unless given."""
     itself: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -151,7 +149,7 @@ class Sampler:
 
     def __call__(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return what `draw` draws from the `batch` with the `generator`; reject all but valid triplets."""
-        who = f"{type(self).__name__}.draw"
+        who, last = f"{type(self).__name__}.draw", len(batch.labels) - 1
         wanted = "write Triplets(anchor, positive, negative)"
         drawn = instance(f"what {who} returns", self.draw(batch, generator=generator), Triplets, why=wanted)
         fit = all(isinstance(part, Tensor) and part.dtype == torch.int64 and part.ndim == 1 for part in drawn)
@@ -159,11 +157,8 @@ class Sampler:
             found = ", ".join(f"{role}: {describe(part)}" for role, part in drawn._asdict().items())
             raise UserError(f"{who} returned {found}; each must be int64 of one shape (T,), T at least 1")
         low, high = (int(end) for end in drawn.stack().aminmax())
-        if low < 0 or high >= len(batch.labels):
-            raise UserError(
-                f"{who} returned positions from {low} to {high}; they must be from 0 to "
-                f"{len(batch.labels) - 1}, in a batch of {len(batch.labels)} images"
-            )
+        if low < 0 or high > last:
+            raise UserError(f"{who} returned positions from {low} to {high}; they must be from 0 to {last}")
         a, p, n = (batch.labels[positions] for positions in drawn)
         alone = (drawn.anchor == drawn.positive) & (self.itself is not True)
         for wrong, rule in (

@@ -204,15 +204,11 @@ def _checked(distances: Tensor, same: Tensor) -> tuple[NDArray[np.float64], NDAr
     if not isinstance(distances, Tensor) or not distances.is_floating_point() or distances.ndim != 1:
         raise UserError(f"distances must be a tensor (P,) of floats, not {describe(distances)}")
     if not isinstance(same, Tensor) or same.dtype != torch.bool or same.shape != distances.shape:
-        raise UserError(
-            f"same must be a tensor ({len(distances)},) of True and False, one for each distance, not "
-            f"{describe(same)}: compare labels with =="
-        )
+        wanted = f"a tensor ({len(distances)},) of bools"
+        raise UserError(f"same must be {wanted}, not {describe(same)}: compare labels with ==")
     values, flags = distances.detach().cpu().double().numpy(), same.cpu().numpy()
     if bad := int((~np.isfinite(values)).sum()):
-        raise BrokenEmbeddingsError(
-            f"{bad} of {len(values)} distances are NaN or infinite: the network has diverged or its weights "
-            "are damaged; go back to its last good weights"
-        )
+        told = "the network has diverged or its weights are damaged; go back to its last good weights"
+        raise BrokenEmbeddingsError(f"{bad} of {len(values)} distances are NaN or infinite: {told}")
     check_kinds(flags, "pairs")
     return values, flags

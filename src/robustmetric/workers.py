@@ -1,113 +1,101 @@
-"""A function in several processes of this machine, each with a share of the work."""
+"""Functions in processes of this machine: tasks that wait for a free one, or shares of one work."""
 
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.process
 import os
-import queue
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.queues import Queue
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from typing import Any
 
 from robustmetric.errors import UserError
-from robustmetric.trust import Known, known
-from robustmetric.usercode import SentTraceError, sendable
+from robustmetric.usercode import sendable
+
+Endings = Generator[tuple[int, Exception | None], None, None]
+"""The number of each task as it ends, and its error if it failed."""
 
 
 class WorkerError(UserError):
-    """A worker that ended without saying why."""
+    """A process that ended without saying why."""
 
 
-def run_workers(
-    work: Callable[..., None], arguments: tuple[Any, ...], count: int, tick: Callable[[], None]
-) -> None:
-    """Call `work(*arguments, k, count)` in `count` new processes; `tick` is called while they run.
+def run_tasks(
+    function: Callable[..., object],
+    tasks: Sequence[tuple[Any, ...]],
+    count: int,
+    tick: Callable[[], None] = lambda: None,
+) -> Endings:
+    """Call `function` with each of the `tasks`, its arguments, in `count` processes; yield each as it ends.
 
-    `work` and its `arguments` are sent to the processes, so they must be importable. What a worker raises
-    ends the others and is raised here; the same if this process is interrupted. Workers whose parent has gone
-    end by themselves.
+    Both are sent to the processes, so they must be importable. `tick` is called in the meantime. Leaving the
+    loop, by Ctrl-C for example, ends the processes by SIGTERM; they end as well when this one is killed.
     """
     context = multiprocessing.get_context("spawn")
-    errors: Queue[tuple[Exception, str]] = context.Queue()
-    workers = [
-        context.Process(target=_worker, args=(work, arguments, k, count, errors, known), daemon=True)
-        for k in range(count)
-    ]
+    pool = ProcessPoolExecutor(count, context, initializer=_begin)
+    running: dict[Future[Exception | None], int] = {}
+    left = list(enumerate(tasks))
     try:
-        with _deaf():
-            for worker in workers:
-                worker.start()
-        while any(worker.is_alive() for worker in workers):
+        while left or running:
+            while left and len(running) < count:  # what the pool has queued cannot be taken back
+                number, arguments = left.pop(0)
+                with _blocked(signal.SIGINT):  # a terminal's Ctrl-C goes to all its processes
+                    running[pool.submit(attempt, function, arguments)] = number
+            ended = wait(running, timeout=0.2, return_when=FIRST_COMPLETED).done
             tick()
-            _raise_from(errors, wait=0.2)
-            if any(worker.exitcode for worker in workers):
-                break
-        _raise_from(errors, wait=1.0 if any(worker.exitcode for worker in workers) else 0.01)
-        if failed := [k for k, worker in enumerate(workers) if worker.exitcode]:
-            raise WorkerError(
-                f"worker {failed[0]} of {count} ended with code {workers[failed[0]].exitcode}; what was "
-                "finished is kept: run the same command again, with fewer workers if memory ran out"
-            )
-        tick()
+            for future in ended:
+                yield running.pop(future), future.result()
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a worker was killed, by the system if memory ran out; what is finished is kept: run the same "
+            "command again, with fewer workers"
+        ) from None
     finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
-            if worker.pid is not None:
-                worker.join()
+        with _blocked(signal.SIGINT, signal.SIGTERM):
+            for process in multiprocessing.active_children() if running else ():
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
 
 
-def _raise_from(errors: Queue[tuple[Exception, str]], wait: float) -> None:
-    """Raise what a worker has sent, if one does so within a while."""
+def finish(endings: Endings) -> None:
+    """Wait for all tasks; the first error is raised, and ends the others."""
+    with closing(endings):
+        for _, error in endings:
+            if error is not None:
+                raise error
+
+
+def attempt(function: Callable[..., object], arguments: tuple[Any, ...]) -> Exception | None:
+    """Call a `function` for another process; return what it raises, with its traceback as a note."""
     try:
-        error, trace = errors.get(timeout=wait)
-    except queue.Empty:
-        return
-    raise error from SentTraceError(trace)
+        function(*arguments)
+    except Exception as error:
+        sent = sendable(error)
+        sent.__notes__ = [traceback.format_exc()]  # type: ignore[attr-defined]  # shown from Python 3.11
+        return sent
+    return None
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Start processes that do not hear Ctrl-C: their parent does, if need be afterwards, and ends them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Hear these signals afterwards; a process that is started inside does not hear them until it begins."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _worker(
-    work: Callable[..., None],
-    arguments: tuple[Any, ...],
-    share: int,
-    shares: int,
-    errors: Queue[tuple[Exception, str]],
-    trusted: Known,
-) -> None:
-    trusted.share()
-    end_with_parent()
-    try:
-        work(*arguments, share, shares)
-    except Exception as error:
-        errors.put((sendable(error), f"\n{traceback.format_exc()}"))
-        raise SystemExit(1) from None
+def _begin() -> None:
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def end_with_parent() -> None:
-    """Let this process end as soon as the one that started it has gone."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()  # type: ignore[union-attr]
     os._exit(1)

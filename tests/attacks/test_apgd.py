@@ -119,33 +119,6 @@ def test_one_descent_against_a_plain_loop(norm: Norm, steps: int) -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_length_of_steps_follows_the_values_alone(norm: Norm) -> None:
-    """Values by turns, whatever the point: some fall for long after a jump, and never below the best.
-
-    That is where standing still shortens the steps, although most of them helped.
-    """
-    x, budget, ended = images()[2:3] / 2 + 0.25, budget_of(norm, 60), set()
-    slope = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for seed in range(30):
-        generator = torch.Generator().manual_seed(seed)
-        jumps = (torch.rand(61, generator=generator) < 0.12).double() * 0.5
-        script = (jumps - 0.01).cumsum(0)
-        points: list[list[Tensor]] = [[], []]
-
-        def told(
-            x: Tensor, turn: int, script: Tensor = script, points: list[list[Tensor]] = points
-        ) -> Tensor:
-            way = (slope * (len(points[turn]) % 7 - 3.5) * (x - x.detach())).sum()
-            points[turn].append(x.detach().clone())
-            return script[len(points[turn]) - 1] + way
-
-        APGD()(Problem(x, lambda x, rows: told(x[0], 0)[None], budget, Draws(0, "x", [0])))
-        ended.add(one_descent(lambda x: told(x, 1), x[0], x[0], budget)[2])
-        torch.testing.assert_close(torch.stack(points[0]), torch.stack(points[1]), rtol=0, atol=1e-12)
-    assert len(ended) > 2
-
-
-@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("random_start", [False, True])
 def test_restarts_against_a_plain_loop(norm: Norm, random_start: bool) -> None:
     """A restart begins at random in the budget, with l2 on its rim; the best of all counts."""
@@ -169,17 +142,6 @@ def test_restarts_against_a_plain_loop(norm: Norm, random_start: bool) -> None:
         torch.testing.assert_close(found[i], wanted, rtol=0, atol=1e-9 if norm == "linf" else 1e-4)
         others += not torch.equal(wanted, ends[0][1])
     assert others
-
-
-def test_a_descent_begins_where_the_attack_says() -> None:
-    x, budget, hilly = images(), budget_of("linf"), Hilly()
-    start = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    found = APGD()(Problem(x, hilly, budget, Draws(0, "x", range(6)), start))
-    first = hilly.asked[0][1]
-    assert torch.equal(first, start.clamp(x - 0.1, x + 0.1).clamp(0, 1))
-    for i in range(6):
-        _, wanted, _ = one_descent(single(hilly, i), x[i], start[i], budget)
-        torch.testing.assert_close(found[i], wanted, rtol=0, atol=1e-9)
 
 
 def test_checkpoints_are_those_of_the_recurrence() -> None:
@@ -275,25 +237,6 @@ def test_a_row_without_slope_and_momentum_stops(norm: Norm) -> None:
     assert 2 < asked[1] < 11  # the momentum takes it on for a while
     assert asked[2] == 11
     assert torch.equal(found[0], x[0])
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_the_size_of_slopes_does_not_matter_to_l2(scale: float) -> None:
-    x = torch.full((1, 1, 2, 2), 0.5)
-    way = torch.tensor([[[[1.0, -2.0], [0.0, 2.0]]]])
-    budget = Budget(eps=0.3, alpha=0.5, steps=3, norm="l2")
-    found = APGD()(Problem(x, lambda x, rows: scale * (way * x).sum((1, 2, 3)), budget, Draws(0, "x", [0])))
-    torch.testing.assert_close(found, x - 0.3 * way / 3)
-
-
-def test_a_network_in_double_precision_leaves_pixels_as_they_are() -> None:
-    for dtype in (torch.float32, torch.float16):
-        x = images(dtype=dtype)
-        found = APGD()(
-            Problem(x, lambda x, rows: Hilly()(x, rows), budget_of("linf", 4), Draws(0, "x", range(6)))
-        )
-        assert found.dtype == dtype
-        assert not torch.equal(found, x)
 
 
 # What cannot be

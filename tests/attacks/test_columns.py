@@ -1,21 +1,11 @@
 """What attacks declare to report is what they report, in the units and directions of the paper."""
 
 import math
-import pickle
 
 import numpy as np
 import pytest
 
-from robustmetric.attacks import (
-    ATTACKS,
-    COSINE,
-    DISTANCE,
-    PERCENT,
-    Attack,
-    Column,
-    Unit,
-    attack,
-)
+from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit, attack
 
 # Name, arrow, unit, and the ERS terms of 0 and of 1.
 DECLARED: dict[str, list[tuple[str, str, Unit, tuple[float, float] | None]]] = {
@@ -48,14 +38,6 @@ def test_the_columns_of_an_attack(name: str) -> None:
             assert column.term(np.array([0.0, 1.0])).tolist() == [*terms]
 
 
-def test_columns_are_values() -> None:
-    for name in ATTACKS:
-        columns = attack(name).columns
-        assert columns == attack(name).columns
-        assert hash(columns) == hash(attack(name).columns)
-        assert pickle.loads(pickle.dumps(columns)) == columns  # noqa: S301
-
-
 @pytest.mark.parametrize(
     ("unit", "value", "text"),
     [
@@ -70,11 +52,3 @@ def test_columns_are_values() -> None:
 )
 def test_a_value_is_shown_with_the_digits_of_its_unit(unit: Unit, value: float | None, text: str) -> None:
     assert Column("mine", None, unit).show(value) == text
-
-
-def test_an_attack_without_columns_cannot_be_made() -> None:
-    class Silent(Attack):
-        name = "silent"
-
-    with pytest.raises(TypeError, match="columns"):
-        Silent()  # type: ignore[abstract]

@@ -75,21 +75,11 @@ def test_objective_where_distances_are_tied_or_zero(name: str, world: World, tie
         assert value[i].item() == pytest.approx(wanted.item(), abs=2.1e-6)
 
 
-@pytest.mark.parametrize("name", ["misrank", "promote", "demote(side='candidate')", "shift"])
-def test_goals_are_judged_by_the_definitions_whatever_the_protocol(
-    name: str, gallery: Gallery, queries: Queries, tied: Tensor
-) -> None:
-    found = []
-    for protocol in ("strict", "reference"):
-        which = attack(name, protocol=protocol)
-        target = which.aim(aimed(which, queries, gallery), queries, gallery)
-        found.append(which.objective(tied, target, queries, gallery))
-        found.append(which.measure(tied, target, queries, gallery)[which.name])
+def test_goals_are_judged_by_the_definitions_whatever_the_protocol() -> None:
+    for name in GOALS:
+        which = attack(name, protocol="reference")
+        assert which.strict
         assert which.read_early == ()
-        start = which.start(torch.rand(18, 1, 3, 3), draws=Draws(0, "x", range(18)))
-        assert (start is not None) is (name == "shift")
-    assert torch.equal(found[0], found[2])
-    torch.testing.assert_close(found[1], found[3], rtol=0, atol=0, equal_nan=True)
 
 
 # What is reported
@@ -105,16 +95,6 @@ def test_measure_against_a_sorted_ranking(name: str, world: World, moved: Tensor
         for i in range(18):
             wanted = goals.measure(which, z[i].tolist(), i, index[i].tolist(), q, g)
             assert found[which.name][i].item() == pytest.approx(wanted, abs=1e-9, nan_ok=True), (where, i)
-
-
-def test_the_worlds_have_answers_of_every_kind(world: World, moved: Tensor, tied: Tensor) -> None:
-    """The other tests say something only if attacks succeed here and fail there."""
-    q, g = world
-    for name in ENDS:
-        which = attack(name)
-        target = which.aim(aimed(which, q, g), q, g)
-        won = torch.cat([which.succeeded(which.measure(z, target, q, g)) for z in (moved, tied, q.z)])
-        assert 0 < won.sum() < len(won), name
 
 
 @pytest.mark.parametrize(("k", "nearer", "level", "inside"), [
@@ -183,22 +163,6 @@ def test_copies_in_several_classes_are_aimed_at_in_their_order() -> None:
             assert whole[i].tolist() == goals.select(which, i, q, Gallery(twins, kinds), Draws(0, "x", [i]))
 
 
-@pytest.mark.parametrize("name", [name for name in GOALS if name.startswith("misrank")])
-def test_where_all_are_of_one_class_there_is_nothing_to_misrank(name: str) -> None:
-    z = torch.nn.functional.normalize(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
-    cut = Gallery(z, torch.zeros(8, dtype=torch.long))
-    q = Queries(z[:3], cut.labels[:3], torch.arange(3))
-    which = attack(name)
-    target = which.aim(aimed(which, q, cut), q, cut)
-    value, near = which.appraise(z[3:6].requires_grad_(), target, q, cut)
-    assert value.isfinite().all()
-    assert near is not None
-    if which.side == "query":  # type: ignore[attr-defined]
-        assert not value.any()
-        assert not near.any()
-        assert which.measure(z[3:6].detach(), target, q, cut)[which.name].tolist() == [100.0] * 3
-
-
 # What is surely lost
 
 
@@ -258,18 +222,6 @@ def test_none_is_said_to_be_lost_that_is_not_where_images_lie_together(name: str
 # What a goal says of itself
 
 
-def test_a_goal_has_one_column_and_says_when_it_has_won() -> None:
-    for name in GOALS:
-        which = attack(name)
-        assert which.name == name
-        (column,) = which.columns
-        assert (column.name, column.term) == (name, None)
-        assert which.can_win is (name != "shift")
-        up = name.startswith(("misrank", "translocate"))
-        assert column.better == ("higher" if up else "lower")
-        assert column.success_value == (None if name == "shift" else 0.0 if up else 100.0)
-
-
 @pytest.mark.parametrize(
     ("which", "names"),
     [
@@ -325,12 +277,3 @@ def test_all_attempts_at_a_goal_want_the_same(
 def test_what_cannot_be_is_refused(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         attack(name, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["promote", "demote", "translocate", "promote(side='candidate')"])
-def test_more_places_than_a_gallery_has_are_refused(name: str) -> None:
-    most = attack(name, k=38)
-    most.check_fits(40)
-    with pytest.raises(ValueError, match="k is 38, too many for a gallery of 39 images; give at most 37"):
-        most.check_fits(39)
-    assert attack("demote").check_fits(5) is None  # type: ignore[func-returns-value]

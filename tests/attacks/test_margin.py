@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, margin
-from robustmetric.attacks.goals import surely_nearer
-from robustmetric.attacks.margin import SLACK, rank_hinge, rivals, smooth_margin
+from robustmetric.attacks.margin import rivals, smooth_margin
 
 pytestmark = pytest.mark.kernels
 
@@ -63,22 +62,3 @@ def test_single_precision_keeps_the_smooth_margin_of_a_copy(gallery: Gallery, qu
     torch.testing.assert_close(value.double(), wanted, rtol=0, atol=2e-3)
     assert slope.isfinite().all()
     assert torch.equal(near, exactly)
-
-
-def test_what_is_surely_nearer_is_told_by_cosines() -> None:
-    place = torch.tensor([[1.0, 0.0]])
-
-    def at(cosine: float) -> Tensor:
-        return torch.tensor([[cosine, math.sqrt(1 - cosine**2)]])
-
-    assert surely_nearer(at(0.9), at(0.9 - 1.1 * SLACK), place)
-    assert not surely_nearer(at(0.9), at(0.9 - 0.9 * SLACK), place)
-    assert not surely_nearer(at(0.5), at(0.9), place)
-    assert not surely_nearer(at(1.0), at(1 - 0.5 * SLACK), place), "distances of 0 and 0.01"
-    assert not surely_nearer(at(0.9).requires_grad_(), at(0.5), place).requires_grad
-
-
-def test_the_hinge_of_a_target_at_the_query_has_no_pull_of_its_own(gallery: Gallery) -> None:
-    z = gallery.z[:3].clone().requires_grad_()
-    (slope,) = torch.autograd.grad(rank_hinge(z, torch.arange(3)[:, None], [1.0], gallery, None).sum(), z)
-    assert not slope.any()

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import ATTACKS, Attack, Draws, Gallery, Queries, Target, attack, ranks
-from tests.helpers.crowd import Largest
 from tests.helpers.goals import GOALS, aimed, counted
 
 pytestmark = pytest.mark.kernels
@@ -207,18 +206,6 @@ def test_ca_computes_anew_what_is_too_much_to_keep(
     torch.testing.assert_close(computed(bare), computed(kept), rtol=0, atol=1e-12)
 
 
-def test_ca_computes_a_block_for_one_target_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_KEPT", 0)
-    z = torch.nn.functional.normalize(torch.randn(500, 4, generator=torch.Generator().manual_seed(0)))
-    cut = Gallery(z, torch.arange(500) % 2, chunk=200)
-    asked = Queries(z[:6], cut.labels[:6], torch.arange(6))
-    which = attack("CA+(w=30)")
-    index = aimed(which, asked, cut)
-    with Largest() as largest:  # type: ignore[no-untyped-call]
-        which.objective(z[6:12], which.aim(index, asked, cut), asked, cut)
-    assert largest.size == 6 * 200
-
-
 def test_es_begins_a_tiny_way_off() -> None:
     images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     kept = images.clone()
@@ -234,18 +221,6 @@ def test_es_begins_a_tiny_way_off() -> None:
     assert again is not None
     assert torch.equal(again[0], strict[1])
     assert torch.equal(images, kept)
-
-
-def test_the_reference_s_es_begins_along_the_diagonal(gallery: Gallery, queries: Queries) -> None:
-    """Where nothing has moved, 1e-6 less 1e-7 in every coordinate is all the difference there is."""
-    for rounding in (0.0, 1e-9):
-        z = (queries.z + rounding * torch.randn(queries.z.shape, dtype=torch.float64)).requires_grad_()
-        value = attack("ES", protocol="reference").objective(
-            z, Target(torch.empty(18, 0).long()), queries, gallery
-        )
-        (slope,) = torch.autograd.grad(value.sum(), z)
-        torch.testing.assert_close(value, torch.full_like(value, -2 * 9e-7), rtol=0.01, atol=0)
-        torch.testing.assert_close(slope, torch.full_like(slope, -0.5), rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("name", ["TMA", "GTM", "LTM", "CA+", "CA-", "QA+", "QA-"])
@@ -265,21 +240,3 @@ def test_an_image_that_is_aimed_at_itself_is_not_moved_by_rounding(
         torch.testing.assert_close(slope, found[0], rtol=0, atol=2e-3)
         if name in ("TMA", "GTM", "CA+"):
             assert not slope.any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_es_really_leaves_the_image_in_any_precision(dtype: torch.dtype) -> None:
-    images = torch.full((2, 1, 8, 8), 0.5, dtype=dtype)
-    start = attack("ES").start(images, draws=Draws(0, "x", range(2)))
-    assert start is not None
-    assert start.dtype == dtype
-    assert (start != images).flatten(1).any(1).all()
-
-
-def test_all_others_begin_at_the_image_and_are_read_at_the_end() -> None:
-    for name in EVERY:
-        for protocol in ("strict", "reference"):
-            if name not in ("ES", "shift"):
-                which = attack(name, protocol=protocol)
-                assert which.start(torch.rand(2, 1, 3, 3), draws=Draws(0, "x", range(2))) is None
-                assert which.read_early == ()

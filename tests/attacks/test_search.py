@@ -23,7 +23,7 @@ from robustmetric.attacks import (
     attack,
     make_search,
 )
-from robustmetric.perturb import Budget, Objective, frozen, pgd
+from robustmetric.perturb import Budget, Objective, frozen
 from robustmetric.sphere import embed
 
 pytestmark = pytest.mark.kernels
@@ -160,41 +160,7 @@ def test_a_query_s_perturbation_does_not_depend_on_its_batch(name: str, text: st
         assert not torch.equal(other, whole[:1])
 
 
-@pytest.mark.parametrize("search", [NES(samples=2), SPSA(samples=2), PGD()])
-def test_queries_that_have_arrived_leave_the_others_as_they_are(search: Search) -> None:
-    images = pixels()[:6]
-    wanted = images.flatten(1).sum(1) + torch.tensor([-1.0, 5.0, 0.3, 5.0, -1.0, 5.0])
-    active = []
-
-    def run(batch: Tensor) -> Tensor:
-        def objective(x: Tensor, rows: Tensor) -> Tensor:
-            active.append(len(rows))
-            weights = torch.linspace(0.5, 1.5, 25, dtype=torch.float64)
-            return (wanted[batch][rows] - (x.flatten(1) * weights).sum(1)).clamp_min(0)
-
-        return search(Problem(images[batch], objective, BUDGET, Draws(0, "x", batch.tolist())))
-
-    whole = run(torch.arange(6))
-    assert active[0] == 6
-    # A gradient that is zero stays so; an estimate may be zero by chance.
-    assert 0 < min(active) < 6 if isinstance(search, PGD) else {*active} == {6}
-    for i in range(6):
-        torch.testing.assert_close(run(torch.tensor([i]))[0], whole[i], rtol=0, atol=1e-9)
-
-
 # PGD
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_pgd_is_the_pgd_of_training(name: str) -> None:
-    task = Task(attack(name), Smooth())
-    images = task.images[:10]
-    start = task.which.start(images, draws=task.draws("search", range(10)))
-    fine = Budget(eps=0.08, alpha=0.005, steps=32)
-    with frozen(task.network):
-        wanted = pgd(images, task.goal(torch.arange(10)), fine, start=start)
-        assert torch.equal(task.run(PGD(), budget=fine), wanted)
-    assert (task.value(wanted) <= task.value(images) + 1e-9).float().mean() > 0.8
 
 
 @pytest.mark.parametrize("name", ["ES", "LTM", "GTM"])
@@ -308,30 +274,6 @@ def test_by_trial_lowers_the_objective_of_a_network_without_gradients(name: str,
     assert after.mean() < before.mean() - 0.01
     with pytest.raises(rm.UserError, match="numpy"):
         task.run(PGD())
-
-
-@pytest.mark.parametrize("text", ["nes(samples=2)", "spsa(samples=2)"])
-def test_by_trial_calls_no_autograd(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, seen = Task(attack("QA+"), Smooth()), []
-    real = task.goal(torch.arange(10))
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise AssertionError("autograd was called")
-
-    monkeypatch.setattr(torch.autograd, "grad", refuse)
-    monkeypatch.setattr(torch.autograd, "backward", refuse)
-    monkeypatch.setattr(Tensor, "backward", refuse)
-
-    def objective(x: Tensor, rows: Tensor) -> Tensor:
-        value = real(x, rows)
-        seen.append(torch.is_grad_enabled() or x.requires_grad or value.requires_grad)
-        return value
-
-    # The network is not frozen: its parameters would like to have gradients.
-    make_search(text)(Problem(task.images[:10], objective, BUDGET, task.draws("x", range(10))))
-    assert len(seen) == 2 * 2 * BUDGET.steps
-    assert not any(seen)
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("search", [NES(samples=2), SPSA(samples=2)])

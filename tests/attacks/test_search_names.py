@@ -28,7 +28,7 @@ BUDGET = Budget(eps=0.08, alpha=0.03, steps=6)
         (lambda: make_search("transfer(nse)"), r"unknown search 'nse' \(did you mean 'nes'"),
         (lambda: make_search("transfer(pgd"), "has no closing bracket"),
         (lambda: make_search("transfer(transfer(pgd))"), r"write transfer\(pgd\)"),
-        (lambda: make_search("nes", surrogate=nn.Flatten()), r"no surrogate: write transfer\(nes\)"),
+        (lambda: bind(make_search("nes"), nn.Flatten()), r"no surrogate: write transfer\(nes\)"),
         (
             lambda: bind(make_search("transfer(nes)"), None),
             r"'transfer\(nes\)' needs a surrogate, the network",
@@ -45,7 +45,7 @@ def test_a_transfer_is_bound_to_its_surrogate_later() -> None:
     search = make_search("transfer(nes)")
     assert search.network is None
     bound = bind(search, surrogate)
-    assert bound == make_search("transfer(nes)", surrogate=surrogate)
+    assert bound == Transfer(search=NES(), surrogate=surrogate)
     assert bind(bound, None) is bind(bound, surrogate) is bound
     with pytest.raises(ValueError, match="it has its own"):
         bind(bound, nn.Flatten())
@@ -79,11 +79,10 @@ def test_a_search_is_written_and_read_again(search: Search, name: str) -> None:
 @pytest.mark.parametrize("text", ["pgd", "nes", "spsa(samples=3)"])
 @pytest.mark.parametrize("blanks", ["transfer({})", " transfer( {} ) "])
 def test_any_search_may_stand_inside_transfer(text: str, blanks: str) -> None:
-    surrogate = nn.Flatten()
-    search = make_search(blanks.format(text), surrogate=surrogate)
-    assert search == Transfer(surrogate=surrogate, search=make_search(text))
+    search = make_search(blanks.format(text))
+    assert search == Transfer(search=make_search(text))
     assert search.name == f"transfer({text})"
-    assert make_search("transfer", surrogate=surrogate) == Transfer(surrogate=surrogate)
+    assert make_search("transfer") == Transfer()
 
 
 OWN = """
@@ -108,7 +107,7 @@ def test_a_search_of_a_file(tmp_path: Path) -> None:
     images = torch.rand(3, 1, 2, 2)
     moved = search(Problem(images, lambda x, rows: x.sum((1, 2, 3)), BUDGET, Draws(0, "x", range(3))))
     assert torch.equal(moved, (images + 0.5 * BUDGET.eps).clamp(0, 1))
-    carried = make_search(f"transfer({file}:Mine(far=0.5))", surrogate=nn.Flatten())
+    carried = make_search(f"transfer({file}:Mine(far=0.5))")
     assert carried.name == "transfer(mine(far=0.5))"
     assert isinstance(carried, Transfer)
     assert carried.search == search
@@ -128,22 +127,6 @@ def test_a_search_says_whether_it_follows_gradients() -> None:
     assert not carried.follows_gradient
     assert (carried.differentiates(surrogate), carried.differentiates(model)) == (True, False)
     assert not Transfer(surrogate=surrogate, search=NES()).differentiates(surrogate)
-
-
-def test_a_search_says_whether_it_keeps_the_last_point() -> None:
-    assert PGD().keeps_last
-    assert PGD(random_start=True).keeps_last
-    others = (PGD(restarts=2), PGD(best=True), NES(), SPSA(), Transfer(surrogate=nn.Flatten()))
-    assert not any(search.keeps_last for search in (*others, APGD(), Square()))
-
-
-def test_a_search_says_which_norms_it_keeps_to() -> None:
-    for search in (PGD(), NES(), SPSA()):
-        assert search.norms == ("linf",)
-        assert Transfer(surrogate=nn.Flatten(), search=search).norms == ("linf",)
-    for both in (APGD(), Square()):
-        assert both.norms == ("linf", "l2")
-        assert Transfer(surrogate=nn.Flatten(), search=both).norms == ("linf", "l2")
 
 
 @pytest.mark.parametrize(
@@ -169,12 +152,3 @@ def test_a_search_says_how_often_it_asks(text: str, asks: int) -> None:
     search(Problem(torch.full((2, 1, 3, 3), 0.5), objective, BUDGET, Draws(0, "x", range(2))))
     assert search.num_evaluations(BUDGET) == len(asked) == asks
     assert Transfer(surrogate=nn.Flatten(), search=search).num_evaluations(BUDGET) == asks
-
-
-def test_a_search_that_does_not_say_it_cannot_be_made() -> None:
-    class Silent(Search):
-        def minimise(self, problem: Problem) -> Tensor:
-            return problem.images
-
-    with pytest.raises(TypeError, match="follows_gradient"):
-        Silent()  # type: ignore[abstract]

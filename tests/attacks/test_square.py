@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws, Problem, Square
-from robustmetric.attacks.square import _bump, _move_square, _pattern, side
+from robustmetric.attacks.square import _bump, _pattern, side
 from robustmetric.perturb import Budget, Norm
 
 pytestmark = pytest.mark.kernels
@@ -135,29 +135,6 @@ def test_l2_uses_the_whole_budget_where_pixels_have_room(shape: tuple[int, int, 
     torch.testing.assert_close(sizes, torch.full_like(sizes, eps), rtol=0, atol=1e-9)
 
 
-def test_l2_moves_the_budget_from_one_square_to_another() -> None:
-    """Outside both squares nothing changes; the other square is empty then, but for where they overlap."""
-    generator, draws = torch.Generator().manual_seed(0), Draws(0, "x", range(6))
-    change = torch.randn(6, 3, 9, 7, generator=generator, dtype=torch.float64)
-    change *= 0.5 / change.flatten(1).norm(dim=1)[:, None, None, None]
-    moved = _move_square(change, 3, 0.5, draws, torch.arange(6))
-    again = Draws(0, "x", range(6))
-    spots = [(again.uniform(2) * torch.tensor([7.0, 5.0])).long().tolist() for _ in range(2)]
-    emptied = 0
-    for i in range(6):
-        (top, left), (other_top, other_left) = spots[0][i], spots[1][i]
-        for line in range(9):
-            for column in range(7):
-                new = 0 <= line - top < 3 and 0 <= column - left < 3
-                old = 0 <= line - other_top < 3 and 0 <= column - other_left < 3
-                if not new:
-                    wanted = torch.zeros(3).double() if old else change[i, :, line, column]
-                    assert torch.equal(moved[i, :, line, column], wanted)
-                    emptied += old
-    assert emptied > 20
-    torch.testing.assert_close(moved.flatten(1).norm(dim=1), torch.full((6,), 0.5).double())
-
-
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 12, 25])
 def test_l2_fills_a_square_with_two_hills_of_opposite_sign(length: int) -> None:
     pattern, left = _pattern(length), length // 2
@@ -170,22 +147,6 @@ def test_l2_fills_a_square_with_two_hills_of_opposite_sign(length: int) -> None:
     for rows in (hill[: (length + 1) // 2], hill.flip(0)[: (length + 1) // 2]):
         assert (rows.diff(dim=0) >= 0).all()  # it rises towards its middle
     assert _pattern(1).tolist() == [[1.0]]
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_more_trials_go_on_from_fewer(norm: Norm) -> None:
-    x, few, many = images(), Numpy(), Numpy()
-    some = Square(trials=50)(Problem(x, few, budget_of(norm), Draws(0, "x", range(5))))
-    more = Square(trials=100)(Problem(x, many, budget_of(norm), Draws(0, "x", range(5))))
-    assert len(few.asked) == 51
-    for (_, a, _), (_, b, _) in zip(few.asked, many.asked, strict=False):
-        assert torch.equal(a, b)
-    values = torch.stack([value for _, _, value in many.asked])
-    for i in range(5):
-        assert torch.equal(some[i], many.asked[int(values[:51, i].argmin())][1][i])
-    rows = torch.arange(5)
-    assert (few(more, rows) <= few(some, rows)).all()
-    assert (few(more, rows) < few(some, rows)).any()
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -220,31 +181,3 @@ def test_a_row_that_has_arrived_is_never_asked_again(norm: Norm) -> None:
         assert torch.equal(found[i], [p[r.index(i)] for r, p, _ in objective.asked if i in r][i - 1])
     plain = Square(trials=9)(Problem(x, Numpy(), budget_of(norm), Draws(0, "x", range(5))))
     assert torch.equal(found[0], plain[0])
-
-
-def test_no_gradient_is_asked_for() -> None:
-    x = images()
-    seen = []
-
-    def objective(x: Tensor, rows: Tensor) -> Tensor:
-        seen.append(torch.is_grad_enabled() or x.requires_grad)
-        return x.flatten(1).sum(1)
-
-    Square(trials=3)(Problem(x, objective, budget_of("linf"), Draws(0, "x", range(5))))
-    assert seen == [False] * 4
-    assert not Square().follows_gradient
-    with torch.inference_mode():
-        Square(trials=3)(Problem(x, objective, budget_of("l2"), Draws(0, "x", range(5))))
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 5), (3, 2, 2)])
-def test_the_smallest_images(norm: Norm, shape: tuple[int, int, int]) -> None:
-    x = torch.full((2, *shape), 0.5, dtype=torch.float64)
-    way = torch.linspace(-1, 1.3, math.prod(shape), dtype=torch.float64).view(shape)
-    draws = Draws(0, "x", range(2))
-    found = Square(trials=200)(Problem(x, lambda x, rows: (way * x).sum((1, 2, 3)), budget_of(norm), draws))
-    assert found.isfinite().all()
-    assert ((way * (found - x)).sum((1, 2, 3)) < 0).all()
-    if norm == "linf":
-        torch.testing.assert_close(found, x - 0.1 * way.sign())

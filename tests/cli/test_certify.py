@@ -132,7 +132,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
             "queries is 0: input should be greater than or equal to 1",
             "--queries",
         ),
-        (("--sigma", "1", "--search", "nes"), "search 'nes' keeps to the budget of each pixel", "--search"),
+        (("--sigma", "1", "--search", "nes"), "search 'nes' has no budget of the norm l2", "--search"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(

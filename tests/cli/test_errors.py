@@ -29,7 +29,6 @@ NETWORK = ("evaluate", "--model", "c2f2", "--data", "digits", *ONE)
         ([*TRAIN, "--devices", -2], "--devices", "not -2"),
         ([*TRAIN, "--devices", 10**6], "--devices", "not 1000000"),
         ([*TRAIN, "--nodes", 0], "--nodes", "not 0"),
-        ([*TRAIN, "--accelerator", "quantum"], "--accelerator", "quantum"),
         ([*TRAIN, "--epochs", 10**9], "--epochs", "1000000000"),
         ([*TRAIN, "--batch", 10**12], "--batch", "10000"),
         ([*TRAIN, "--lr", "nan"], "--lr", "finite"),
@@ -70,7 +69,7 @@ def test_an_output_of_any_encoding_is_written_to(encoding: str, tmp_path: Path) 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is one")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    assert "(--accelerator)" in refused(*TRAIN, "--accelerator", "gpu", "--out", tmp_path / "out")
+    assert "(--device)" in refused(*TRAIN, "--device", "cuda", "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize("size", [10**12, 10**22])
@@ -125,7 +124,7 @@ def test_memory_that_runs_out_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EDQUOT, "make room"),
         (errno.EIO, "look after the disk"),
         (errno.EACCES, "permissions"),
-        (errno.EROFS, "can be written to"),
+        (errno.EROFS, "writable"),
         (errno.EISDIR, "give a file"),
         (errno.ENOTDIR, "give another path"),
         (errno.EMFILE, "ulimit -n"),

@@ -48,10 +48,9 @@ def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tup
 
 
 def test_the_stages_are_told_once_each(whole: tuple[Path, str]) -> None:
-    told = re.findall(r"^(\S+): done(, about \d+ s left in all)?$", whole[1], re.MULTILINE)
+    told = re.findall(r"^(\S+): done$", whole[1], re.MULTILINE)
     attacks = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
-    assert [stage for stage, _ in told] == ["embed", "retrieval", *attacks, "checks"]
-    assert [stage for stage, left in told if left] == ["embed", *attacks]
+    assert told == ["embed", "retrieval", *attacks, "checks"]
 
 
 def test_a_finished_evaluation_is_shown_at_once(
@@ -243,7 +242,7 @@ def test_a_surrogate_is_the_network_of_its_own_run(mine: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("grey", "told"), [
-    (True, "best.safetensors is of a c2f2 for images with 1 channel, and these have 3: c2f2 gets one"),
+    (True, "conv1.weight is (32, 1, 5, 5), the model has (32, 3, 5, 5)"),
     (False, "images have shape (1, 1, 8, 8); this network takes (B, 3, H, W)"),
 ])  # fmt: skip
 def test_a_surrogate_for_images_with_other_channels(

@@ -234,7 +234,7 @@ def test_a_worker_that_was_killed_is_said_in_a_line(
     def killed(*_: object) -> None:
         raise WorkerError("worker 0 of 2 ended with code -9; what was finished is kept")
 
-    monkeypatch.setattr("robustmetric.cli.evaluate.run_workers", killed)
+    monkeypatch.setattr("robustmetric.cli.evaluate.run_tasks", killed)
     assert "worker 0 of 2 ended with code -9" in refused(*shared[1], "--devices", 2)
 
 

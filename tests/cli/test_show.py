@@ -13,44 +13,12 @@ from rich.console import Console
 
 from robustmetric import attack, load_record
 from robustmetric.attacks import DISTANCE, Column
-from robustmetric.cli.progress import duration
-from robustmetric.cli.show import Watch, show_checks, show_scores
+from robustmetric.cli.show import show_checks, show_scores
 from robustmetric.cli.terminal import Terminal
 from robustmetric.evaluation import Record
-from tests.cli.tables import BEFORE, ONE, expected, scores_in
-from tests.helpers.command import Clock, works
+from tests.cli.tables import BEFORE, expected, scores_in
+from tests.helpers.command import works
 from tests.helpers.records import a_record, altered
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("resumed", [0, 1])
-def test_the_time_left_is_that_of_all_stages(terminal: bool, resumed: int) -> None:
-    """Each unit of cost takes a minute; the pictures are told of when they begin."""
-    costs: dict[str, list[float]] = {"embed": [4, 4], "A": [10, 2], "checks": [0, 5], "pictures": [3, 3]}
-    text, clock = io.StringIO(), Clock()
-    watch = Watch(Console(file=text, force_terminal=terminal, width=100), clock)
-    watch.expect(costs)
-    left = sum(map(sum, costs.values()))
-    for stage, each in costs.items():
-        if stage != "pictures":
-            watch(stage, resumed * (stage == "embed"), len(each))
-    left -= resumed * costs["embed"][0]
-    watch("none", 0, 0)
-    for stage, each in costs.items():
-        for place, cost in enumerate(each):
-            if stage == "embed" and place < resumed:
-                continue
-            for share in (0.5, 1):
-                clock.now += 60 * cost / 2
-                left -= cost / 2
-                watch(stage, place + share, len(each))
-            told = [task.fields["left"] for task in watch.bar.tasks if task.fields["left"]]
-            known = left > 0 and (stage, place) != ("embed", 1)  # what follows has a pace of its own
-            assert told == [f"about {duration(60 * left)} left in all"] * known
-    lines = text.getvalue().splitlines()
-    assert not any(line.startswith("none") for line in lines)
-    assert terminal or lines[-1] == "pictures: done"
-    assert terminal or "A: done, about 11 min left in all" in lines
 
 
 @pytest.mark.parametrize(
@@ -148,14 +116,3 @@ def test_the_width_of_the_terminal_counts(whole: tuple[Path, str], monkeypatch: 
     assert works("compare", whole[0]).count("┏") == 2
     monkeypatch.setenv("COLUMNS", "170")
     assert works("compare", whole[0]).count("┏") == 1
-
-
-def test_a_terminal_gets_bars(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "170", "LINES": "40"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    printed = works("evaluate", run, "--out", tmp_path / "out", *ONE)
-    assert "CA+: done" not in printed
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed)
-    assert re.search(r"embed +━+ 1/1", plain)
-    assert re.search(r"CA\+ +━+ 1/1", plain)

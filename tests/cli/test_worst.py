@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from robustmetric import load_record, save_weights
+from robustmetric.cli.show import show_suite
 from robustmetric.cli.terminal import Terminal
-from robustmetric.cli.worst import show_suite
 from robustmetric.evaluation import Record, load_arrays
 from tests.cli.tables import ONE, OTHER
 from tests.helpers.command import cells, refused, works

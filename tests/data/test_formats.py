@@ -114,10 +114,10 @@ def test_what_is_read_is_read_under_any_name(form: str, tmp_path: Path) -> None:
     assert np.abs(found.astype(int) - NOISE).mean() <= (25 if lossy else 0)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".JPG", ".Png"])
 def test_a_folder_takes_every_kind_that_is_decoded(suffix: str, tmp_path: Path) -> None:
-    form = Image.registered_extensions()[suffix]
-    assert suffix in FORMATS[form]
+    form = Image.registered_extensions()[suffix.lower()]
+    assert suffix.lower() in FORMATS[form]
     for name in ("ape/1", "ape/2", "bee/1", "bee/2"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(NOISE).convert("1" if suffix == ".pbm" else "L").save(tmp_path / f"{name}{suffix}")
@@ -171,7 +171,8 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     header = content[12:29]
     file.write_bytes(content.replace(content[29:33], struct.pack(">I", zlib.crc32(header)), 1))
     with pytest.raises(
-        UserError, match=r"bomb.png: unpacks to more than 178,956,970 pixels.*save it smaller"
+        UserError,
+        match=r"bomb.png: has 40,000 x 40,000 pixels, which take 4,800,000,000 bytes",
     ):
         cached(one(file), tmp_path / "cache", size=(8, 8))
 
@@ -182,15 +183,3 @@ def test_a_large_image_is_no_bomb(tmp_path: Path) -> None:
     file.write_bytes(bomb(16_000, 6_000))  # beyond what Pillow warns of
     assert cached(one(file), tmp_path / "cache", size=(8, 8)).pixels.shape == (1, 8, 8, 3)
     assert typical_size(one(file)) == round((16_000 * 6_000) ** 0.5)
-
-
-def test_images_that_outgrow_the_memory_are_refused(tmp_path: Path) -> None:
-    images = load("digits")
-    with pytest.raises(UserError, match=r"1,000 images of digits.*take 750.0 GiB.*choose a smaller size"):
-        cached(images, tmp_path, size=(16384, 16384))
-
-
-@pytest.mark.parametrize("name", ["resize", "crop"])
-def test_a_huge_size_is_refused_with_the_memory_it_takes(name: str) -> None:
-    with pytest.raises(UserError, match=rf"{name} is 100000; .*from 1 to 16384.*27.9 GiB"):
-        Inputs(**{name: 100_000})  # type: ignore[arg-type]

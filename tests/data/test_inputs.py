@@ -63,7 +63,7 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
         Inputs().tensor(tmp_path / "bad.png")
     with pytest.raises(UserError, match=r"nowhere\.png cannot be read: No such file"):
         Inputs().tensor("nowhere.png")
-    with pytest.raises(UserError, match=r"image is a Tensor; give a file or a Pillow image"):
+    with pytest.raises(UserError, match=r"image must be a file or a Pillow image, not float32 of shape"):
         Inputs().tensor(torch.rand(1, 3, 8, 8))  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"a crop of 9 does not fit images of 8×8: .* at most 8") as caught:
         Inputs(8, 9).tensor(Image.new("L", (8, 8)))
@@ -73,8 +73,8 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"resize": 0}, "resize is 0; it must be from 1 to 16384"),
-        ({"crop": -1}, "crop is -1; it must be from 1 to 16384"),
+        ({"resize": 0}, "resize must be a whole number from 1 to 16384, not 0"),
+        ({"crop": -1}, "crop must be a whole number from 1 to 16384, not -1"),
         ({"channels": 4}, "channels is 4; it must be 1, 3 or None"),
     ],
 )

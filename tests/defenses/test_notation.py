@@ -66,12 +66,6 @@ def contents(part: object) -> object:
 # --- names that are known ---------------------------------------------------------------------------------
 
 
-def test_the_published_names_are_all_there() -> None:
-    names = published_names()
-    assert len(names) == 45
-    assert {"N/A[R]", "EST[R]", "ACT[S]", "HM[S,LGA]&ICS", "HM[S,gB(M,ξ=0.1)]"} <= set(names)
-
-
 @pytest.mark.parametrize("name", published_names())
 def test_a_published_name_is_the_defenses_own(name: str) -> None:
     assert rm.defense(name).name == name
@@ -82,20 +76,12 @@ def test_a_published_name_is_the_defenses_own(name: str) -> None:
     [
         ("HM[S,-gamma/2]", "HM[S,-γ/2]"),
         ("HM[S,−γ/2]", "HM[S,-γ/2]"),
-        ("HM[S,\u2212gamma]", "HM[S,-γ]"),
-        ("HM[S,\u22121.5]", "HM[S,-1.5]"),
-        ("HM[S,-0.5γ]", "HM[S,-γ/2]"),
-        ("HM[S,-1γ]", "HM[S,-γ]"),
         ("HM[S,2γ/4]", "HM[S,γ/2]"),
         ("HM[S,0γ]", "HM[S,0γ]"),
-        ("HM[S,-0]", "HM[S,0]"),
-        ("HM[S,+.5]", "HM[S,0.5]"),
-        ("HM[S,2.0]", "HM[S,2]"),
         ("HM[S,1/4]", "HM[S,0.25]"),
         ("HM[S,gB(M,xi=0.1)]", "HM[S,gB(M,ξ=0.1)]"),
         ("HM[S,gB(M,u=1,xi=1)]", "HM[S,gB(M,ξ=1.0,u=1.0)]"),
         ("HM[S,LGA(u=2)]", "HM[S,LGA(u=2.0)]"),
-        ("HM[S,LGA]&ICS(lambda=0.05)", "HM[S,LGA]&ICS(λ=0.05)"),
         ("HM[S,LGA]&ICS(gamma=.2,lambda=5e-2)", "HM[S,LGA]&ICS(λ=0.05,γ=0.2)"),
         ("HM[S,LGA]&L(a,a~,p~)", "HM[S,LGA]&L(a,\u00e3,p\u0303)"),
         ("HM[S,LGA]&L(p,p~,a,lambda=1)", "HM[S,LGA]&L(p,p\u0303,a,λ=1.0)"),
@@ -115,26 +101,6 @@ def test_other_spellings_give_the_papers(written: str, name: str) -> None:
     assert rm.defense(name).name == name
 
 
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-@pytest.mark.parametrize("kind", [kind for kind in TERMS if "~" in kind])
-def test_tildes_may_be_composed_or_not(form: Form, kind: str) -> None:
-    term = kind.replace("~", "\u0303")
-    name = unicodedata.normalize("NFC", f"HM[S,LGA]&{term}")
-    written = unicodedata.normalize(form, name)
-    if "a\u0303" in term or "n\u0303" in term:
-        assert unicodedata.is_normalized("NFD", written) == (form == "NFD")
-    made = hm(written)
-    assert made.terms == (SextupletTerm(kind),)
-    assert made.name == name
-
-
-def test_the_min_max_defense_is_the_constant_two() -> None:
-    made = hm("min-max[S]&ICS(λ=0.05)")
-    assert contents(made) == contents(rm.defense("HM[S,2]&ICS(λ=0.05)"))
-    assert isinstance(made.destination, Constant)
-    assert made.destination.value == 2.0
-
-
 # --- what a name is made into -----------------------------------------------------------------------------
 
 
@@ -150,15 +116,6 @@ def test_family_and_sampler(family: str, kind: type[rm.Defense], letter: str, sa
     assert type(made) is kind
     assert made.source == sampler
     assert made.margin == 0.3
-
-
-def test_every_sampler_is_source_and_destination_alike() -> None:
-    for source in SAMPLERS:
-        for other in SAMPLERS:
-            made = hm(f"HM[{source},{other}]", margin=0.3)
-            assert isinstance(made.destination, Benign)
-            assert made.source == rm.defense(f"N/A[{source}]", margin=0.3).source
-            assert made.destination.sampler == rm.defense(f"N/A[{other}]", margin=0.3).source
 
 
 @pytest.mark.parametrize("margin", [0.2, 0.3, 1.0])
@@ -181,30 +138,6 @@ def test_fractions_of_the_margin(written: str, factor: float, margin: float) -> 
     assert made.value == pytest.approx(factor * margin, abs=1e-15)
 
 
-def test_minus_half_the_margin_of_three_tenths() -> None:
-    made = destination("-γ/2", 0.3)
-    assert isinstance(made, OfMargin)
-    assert made.value == pytest.approx(-0.15)
-
-
-@pytest.mark.parametrize(
-    ("written", "value"), [("0", 0), ("2", 2), ("-2", -2), ("-.25", -0.25), ("1/8", 0.125)]
-)
-def test_constants_do_not_depend_on_the_margin(written: str, value: float) -> None:
-    for margin in (0.2, 0.3):
-        made = destination(written, margin)
-        assert type(made) is Constant
-        assert made.value == value
-
-
-@pytest.mark.parametrize(("written", "power"), [("LGA", 1.0), ("g2", 2.0), ("g1/2", 0.5)])
-@pytest.mark.parametrize(("given_u", "u"), [("", None), ("(u=2.2)", 2.2)])
-def test_gradual(written: str, power: float, given_u: str, u: float | None) -> None:
-    made = destination(written + given_u, 0.3)
-    assert isinstance(made, Gradual)
-    assert (made.power, made.u, made.margin) == (power, u, 0.3)
-
-
 def test_gradual_gives_its_values_at_the_margin_of_the_defense() -> None:
     def values(name: str, margin: float, loss: float) -> list[float]:
         made = destination(name, margin)
@@ -224,17 +157,6 @@ def test_gradual_gives_its_values_at_the_margin_of_the_defense() -> None:
     assert values("gB(gB(0,ξ=1),ξ=0.5)", 0.3, 0.15) == pytest.approx([0.75])
 
 
-def test_boosted_with_its_parameters_and_within_itself() -> None:
-    made = destination("gB(gB(-γ/2,ξ=-0.25),ξ=0.1,u=2)", 0.3)
-    assert isinstance(made, Boosted)
-    assert (made.xi, made.u, made.margin) == (0.1, 2.0, 0.3)
-    inner = made.base
-    assert isinstance(inner, Boosted)
-    assert (inner.xi, inner.u, inner.margin) == (-0.25, None, 0.3)
-    assert isinstance(inner.base, OfMargin)
-    assert inner.base.value == pytest.approx(-0.15)
-
-
 def test_terms_are_chained_in_their_order() -> None:
     made = hm("HM[S,LGA]&ICS(λ=0.05)&L(a,a~,p~)&ICS(γ=0.2)&L(a,p,n,λ=0.25,γ=0)")
     assert made.terms == (
@@ -243,10 +165,6 @@ def test_terms_are_chained_in_their_order() -> None:
         SextupletTerm("ICS", margin=0.2),
         SextupletTerm("L(a,p,n)", weight=0.25, margin=0.0),
     )
-
-
-def test_a_name_without_terms_has_none() -> None:
-    assert hm("HM[S,LGA]").terms == ()
 
 
 def test_the_other_arguments_reach_the_defense() -> None:
@@ -371,17 +289,6 @@ def names(draw: st.DrawFn) -> Spelling:
     return Spelling(written, "&".join([f"{name}]", *(term.name for term in chain)]))
 
 
-@pytest.mark.slow
-@thorough
-@given(names(), st.sampled_from([0.2, 0.15]))
-def test_reading_and_writing_are_each_others_inverse(spelling: Spelling, margin: float) -> None:
-    first = rm.defense(spelling.written, margin=margin)
-    assert first.name == spelling.name
-    second = rm.defense(first.name, margin=margin)
-    assert second.name == first.name
-    assert contents(second) == contents(first)
-
-
 @thorough
 @given(
     names(),
@@ -394,17 +301,12 @@ def test_the_representation_can_be_pasted_back(
     spelling: Spelling, eps: float, alpha: float, steps: int, margin: float
 ) -> None:
     first = rm.defense(spelling.written, eps=eps, alpha=alpha, steps=steps, margin=margin)
+    assert first.name == spelling.name
     second = eval(repr(first), {"defense": rm.defense})  # noqa: S307
     assert isinstance(second, rm.Defense)
     assert (second.name, second.budget, second.margin) == (first.name, first.budget, first.margin)
     assert repr(second) == repr(first)
-
-
-def test_the_representation_of_a_published_name() -> None:
-    for name in published_names():
-        made = rm.defense(name, eps=77 / 255, alpha=3 / 255, steps=32, margin=0.3)
-        again = eval(repr(made), {"defense": rm.defense})  # noqa: S307
-        assert contents(again) == contents(made)
+    assert contents(second) == contents(first)
 
 
 # --- names that are wrong ---------------------------------------------------------------------------------
@@ -424,91 +326,53 @@ class Wrong(NamedTuple):
 
 WRONG = [
     # family
-    Wrong("XY[S]", "XY", "unknown defense 'XY'; known: ", DEFENSES),
-    Wrong("hm[S,LGA]", "hm", "unknown defense 'hm' (did you mean 'HM'?); known: ", DEFENSES),
     Wrong("  HMM [S,LGA]", "HMM", "unknown defense 'HMM' (did you mean 'HM'?); known: ", DEFENSES),
-    Wrong("NA[R]", "NA", "unknown defense 'NA' (did you mean 'N/A'?); known: ", DEFENSES),
     Wrong("[S]", 0, "unknown defense ''; known: ", DEFENSES),
     # sampler
-    Wrong("HM[X,LGA]", "X", "unknown sampler 'X'; known: ", tuple(SAMPLERS)),
     Wrong("ACT[ s]", "s", "unknown sampler 's' (did you mean 'S'?); known: ", tuple(SAMPLERS)),
-    Wrong("EST[LGA]", "LGA", "unknown sampler 'LGA'; known: ", tuple(SAMPLERS)),
     Wrong("N/A[]", len("N/A["), "unknown sampler ''; known: ", tuple(SAMPLERS)),
-    Wrong("min-max[Q]&ICS", "Q", "unknown sampler 'Q'; known: ", tuple(SAMPLERS)),
     Wrong("HM[S&ICS,LGA]", "S&", "unknown sampler 'S&ICS'; known: ", tuple(SAMPLERS)),
     # destination
     Wrong("HM[S,LGB]", "LGB", "unknown destination 'LGB' (did you mean 'LGA'?); known: ", DESTINATIONS),
-    Wrong(
-        "HM[S,  lga ]&ICS", "lga", "unknown destination 'lga' (did you mean 'LGA'?); known: ", DESTINATIONS
-    ),
-    Wrong("HM[S,g1/3]", "g1/3", "unknown destination 'g1/3' (did you mean 'g1/2'?); known: ", DESTINATIONS),
-    Wrong("HM[S,gB(Q,ξ=0.1)]", "Q", "unknown destination 'Q'; known: ", DESTINATIONS),
     Wrong("HM[S,gB(gB(gC))]", "gC", "unknown destination 'gC'", DESTINATIONS),
     Wrong("HM[S,gB(ξ=0.1)]", "ξ", "unknown destination 'ξ=0.1'; known: ", DESTINATIONS),
-    Wrong("HM[S,gB()]", len("HM[S,gB("), "unknown destination ''; known: ", DESTINATIONS),
     Wrong("HM[S,gB]", "gB", "gB takes a destination to raise, such as gB(M) or gB(M,ξ=0.1)"),
     Wrong("HM[S,]", len("HM[S,"), "unknown destination ''; known: ", DESTINATIONS),
-    Wrong("HM[S,-]", "-", "unknown destination '-'; known: ", DESTINATIONS),
     Wrong("HM[S,LGA(u=1)x]", "x]", "nothing may follow the bracket"),
-    # a bad constant
-    Wrong("HM[S,3]", "3", "a constant destination must be in [-2, 2], not 3.0: the range of hardness"),
-    Wrong("HM[S,-2.5]", "-2.5", "a constant destination must be in [-2, 2], not -2.5: the range of hardness"),
+    Wrong("HM[S,0(u=1)]", "u", "0 takes no parameters"),
     Wrong("HM[S,20γ]", "20γ", "a constant destination must be in [-2, 2], not 4.0: the range of hardness"),
     Wrong("HM[S,gB(3)]", "3", "a constant destination must be in [-2, 2], not 3.0: the range of hardness"),
-    Wrong("HM[S,γ/0]", "γ/0", "unknown destination 'γ/0'; known: ", DESTINATIONS),
     Wrong("HM[S,1/0.0]", "1/0.0", "unknown destination '1/0.0'; known: ", DESTINATIONS),
-    Wrong("HM[S,γ/γ]", "γ/γ", "unknown destination 'γ/γ'; known: ", DESTINATIONS),
     # term
-    Wrong("HM[S,LGA]&XYZ", "XYZ", "unknown term 'XYZ'; known: ", tuple(TERMS)),
     Wrong("HM[S,LGA]&ICS& ics", "ics", "unknown term 'ics' (did you mean 'ICS'?); known: ", tuple(TERMS)),
-    Wrong("HM[S,LGA]&", len("HM[S,LGA]&"), "unknown term ''; known: ", tuple(TERMS)),
     Wrong("HM[S,LGA]&&ICS", len("HM[S,LGA]&"), "unknown term ''; known: ", tuple(TERMS)),
-    Wrong("HM[S,LGA]&L(a,p)", "L(", "unknown term 'L(a,p)' (did you mean 'L(a,p,n)'?)", tuple(TERMS)),
-    Wrong("HM[S,LGA]&L(a,p,m)", "L(", "unknown term 'L(a,p,m)' (did you mean 'L(a,p,n)'?)", tuple(TERMS)),
     Wrong("HM[S,LGA]&L(a,p,λ=1)", "L(", "unknown term 'L(a,p,λ=1)'", tuple(TERMS)),
     Wrong("HM[S,LGA]&L", len("HM[S,LGA]&"), "unknown term 'L'", tuple(TERMS)),
-    Wrong("HM[S,LGA]&ICS x", "ICS x", "unknown term 'ICSx' (did you mean 'ICS'?)", tuple(TERMS)),
     Wrong("HM[S,LGA]&ICS(λ=1)x", "x", "nothing may follow the bracket"),
-    # parameter's name
-    Wrong("HM[S,LGA(v=1)]", "v", "unknown parameter of LGA 'v'; known: u"),
+    Wrong("HM[S,LGA]x", "x", "only & and a term may follow the bracket"),
+    # parameter
     Wrong("HM[S,LGA(U=1)]", "U", "unknown parameter of LGA 'U' (did you mean 'u'?); known: u"),
-    Wrong("HM[S,LGA(ξ=1)]", "ξ", "unknown parameter of LGA 'ξ'; known: u"),
-    Wrong("HM[S,LGA()]", len("HM[S,LGA("), "unknown parameter of LGA ''; known: u"),
-    Wrong("HM[S,gB(M,R)]", "R", "unknown parameter of gB 'R'; known: u, ξ"),
     Wrong("HM[S,gB(M, λ=1)]", "λ", "unknown parameter of gB 'λ'; known: u, ξ"),
-    Wrong("HM[S,LGA]&ICS(λ=1, mu=1)", "mu", "unknown parameter of ICS 'mu'; known: γ, λ"),
-    Wrong("HM[S,LGA]&ICS(0.5)", "0.5", "unknown parameter of ICS '0.5'; known: γ, λ"),
-    Wrong("HM[S,LGA]&L(a,p,n,u=1)", "u", "unknown parameter of L(a,p,n) 'u'; known: γ, λ"),
     Wrong("HM[S,LGA]&L(a,p,n,n)", "n)", "unknown parameter of L(a,p,n) 'n'; known: γ, λ"),
-    # parameter's value
-    Wrong("HM[S,LGA(u=x)]", "u=", "u must be a number, not 'x'"),
     Wrong("HM[S,LGA(u)]", "u", "u must be a number, not ''"),
     Wrong("HM[S,gB(M,xi=1=2)]", "xi", "ξ must be a number, not '1=2'"),
-    Wrong("HM[S,LGA]&ICS(λ=γ)", "λ", "λ must be a number, not 'γ'"),
+    Wrong("HM[S,LGA]&ICS(λ=1,lambda=2)", "lambda", "λ is given twice"),
+    Wrong("HM[S,LGA(u=0)]", "u=", "u must be a number above 0, not 0.0: the loss is clipped at u (γ by def"),
+    Wrong("HM[S,gB(gB(M,ξ=nan))]", "ξ", "ξ must be a finite number, not nan"),
+    Wrong("HM[S,LGA]&ICS(γ=0.2,λ=-1)", "λ", "λ of ICS must be a number of at least 0, not -1.0"),
     # wrong number of items
     Wrong("HM[S]", "S", "HM takes a source and a destination, such as [S,LGA]"),
     Wrong("HM[]&ICS", len("HM["), "HM takes a source and a destination, such as [S,LGA]"),
-    Wrong("HM[S,LGA,M]", "S", "HM takes a source and a destination, such as [S,LGA]"),
-    Wrong("N/A[R,S]", "R", "N/A takes one sampler, such as [S]"),
-    Wrong("EST[R,LGA]", "R", "EST takes one sampler, such as [S]"),
     Wrong("min-max[S,2]", "S", "min-max takes one sampler, such as [S]"),
     # brackets
-    Wrong("HM[S,LGA", len("HM[S,LGA"), "a bracket is not closed"),
     Wrong("HM[S,gB(M]", len("HM[S,gB(M]"), "a bracket is not closed"),
-    Wrong("HM[S,LGA]&ICS(λ=1", len("HM[S,LGA]&ICS(λ=1"), "a bracket is not closed"),
-    Wrong("HM S,LGA]", "]", "a bracket closes that was not opened"),
     Wrong("HM[S,LGA]]", len("HM[S,LGA]"), "a bracket closes that was not opened"),
-    Wrong("HM[S,LGA]&ICS)", ")", "a bracket closes that was not opened"),
     # no shape at all
     Wrong("", 0, "a defense is written FAMILY[…], such as ", ("HM[S,LGA]&ICS", "N/A[R]", "EST[R]", "ACT[S]")),
     Wrong("HM", "HM", "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
-    Wrong("  S", "S", "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
-    Wrong("HM(S,LGA)", "HM", "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     Wrong("&ICS", 0, "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     # terms where their roles do not exist
-    Wrong(
-        "N/A[R]&L(a,p,n)", "L(", "HM, ACT and EST take terms after &; N/A does not, for it perturbs nothing"
-    ),
+    Wrong("N/A[R]&ICS", "ICS", "HM, ACT and EST take terms after &; N/A does not, for it perturbs nothing"),
     Wrong("ACT[S]& ICS&ICS", "ICS", "ACT leaves the anchor as it is: there is no ã, which ICS takes"),
 ]
 
@@ -533,27 +397,6 @@ def test_a_wrong_name_is_refused_and_pointed_at(wrong: Wrong) -> None:
     assert column == (wrong.at if isinstance(wrong.at, int) else wrong.name.index(wrong.at))
 
 
-@pytest.mark.parametrize(
-    ("name", "piece", "says"),
-    [
-        ("HM[S,LGA(u=0)]", "LGA", "u must be a number above 0, not 0.0: the loss is clipped at u (γ by def"),
-        ("HM[S,g2(u=-1)]", "g2", "u must be a number above 0, not -1.0: the loss is clipped at u"),
-        ("HM[S,LGA(u=nan)]", "LGA", "u must be a number above 0, not nan: the loss is clipped at u"),
-        ("HM[S,gB(M,u=inf)]", "gB", "u must be a number above 0, not inf: the loss is clipped at u"),
-        ("HM[S,gB(gB(M,ξ=nan))]", "gB(M", "ξ must be a finite number, not nan"),
-        ("HM[S,LGA]&ICS(λ=-1)", "ICS", "λ of ICS must be a number of at least 0, not -1.0"),
-        ("HM[S,LGA]&ICS(γ=inf)", "ICS", "γ of ICS must be a number of at least 0, not inf"),
-        ("HM[S,LGA]&L(a,p,n,λ=nan)", "L(", "λ of L(a,p,n) must be a number of at least 0, not nan"),
-    ],
-)
-def test_a_value_out_of_range_is_refused_and_its_piece_pointed_at(name: str, piece: str, says: str) -> None:
-    message, column = refusal(name)
-    assert message.startswith(says)
-    # At the piece or at the parameter in it, never outside.
-    begin = name.index(piece)
-    assert begin <= column < name.index(")", begin)
-
-
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("before", ["L(a,\u00e3,p\u0303)", "L(a,\u00e3,\u00f1)&L(p,p\u0303,a)"])
 def test_the_caret_stands_under_the_letter_whatever_is_drawn_above_others(form: Form, before: str) -> None:
@@ -562,12 +405,6 @@ def test_the_caret_stands_under_the_letter_whatever_is_drawn_above_others(form: 
     assert message.startswith("unknown term 'XYZ'")
     drawn = [letter for letter in name if not unicodedata.combining(letter)]
     assert column == drawn.index("X")
-
-
-def test_a_wrong_role_with_a_tilde_is_named() -> None:
-    message, column = refusal("HM[S,LGA]&L(a,\u00e3,x\u0303)")
-    assert "'L(a,a~,x~)'" in message
-    assert column == len("HM[S,LGA]&")
 
 
 def attempt(name: str) -> None:
@@ -586,29 +423,11 @@ def attempt(name: str) -> None:
 
 
 LETTERS = "HMNAESTCDRILGBgaupnix/[](),&=.-+~0123456789 \u2212γλξ\u00e3\u00f1\u0303"
-TOKENS = ["HM", "N/A", "min-max", "[", "]", "(", ")", ",", "&", "=", "S", "M", "LGA", "g2", "gB", "-", "/"]
-TOKENS += [
-    "u",
-    "ξ",
-    "xi",
-    "λ",
-    "lambda",
-    "γ",
-    "gamma",
-    "ICS",
-    "L(",
-    "a",
-    "a~",
-    "p",
-    "p\u0303",
-    "n",
-    "0.5",
-    "2",
-]
+WORDS = "HM N/A min-max [ ] ( ) , & = S M LGA g2 gB - / u ξ xi λ lambda γ ICS L( a a~ p~ p\u0303 n 0.5 2"
 
 
 @thorough
-@given(st.text(LETTERS, max_size=24) | st.lists(st.sampled_from(TOKENS), max_size=16).map("".join))
+@given(st.text(LETTERS, max_size=24) | st.lists(st.sampled_from(WORDS.split()), max_size=16).map("".join))
 def test_any_text_is_a_defense_or_a_value_error(name: str) -> None:
     attempt(name)
 
@@ -624,50 +443,10 @@ def test_any_slip_of_the_pen_is_a_defense_or_a_value_error(data: st.DataObject) 
     attempt(name)
 
 
-@pytest.mark.slow
-@thorough
-@given(
-    st.text(max_size=12), st.sampled_from(["{}", "HM[{}", "HM[S,{}]", "HM[S,LGA]&{}", "HM[S,gB({},ξ={})]"])
-)
-def test_any_letter_of_the_world_is_refused_as_a_value_error(text: str, around: str) -> None:
-    attempt(around.replace("{}", text))
-
-
-@pytest.mark.parametrize("name", ["HM[S,LGA(u=1,u=2)]", "HM[S,LGA]&ICS(λ=1,lambda=2)", "HM[S,gB(M,ξ=1,ξ=1)]"])
-def test_a_parameter_given_twice_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"\^"):
-        rm.defense(name)
-
-
-def test_text_behind_the_bracket_is_pointed_at() -> None:
-    assert refusal("HM[S,LGA]x")[1] == len("HM[S,LGA]")
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("HM[S,LGA(u=0)]", "u="), ("HM[S,gB(M,ξ=nan)]", "ξ="), ("HM[S,LGA]&ICS(γ=0.2,λ=-1)", "λ=")],
-)
-def test_a_value_out_of_range_is_pointed_at_exactly(name: str, wrong: str) -> None:
-    assert refusal(name)[1] == name.index(wrong)
-
-
-def test_a_tiny_constant_can_be_read_back() -> None:
-    made = rm.defense("HM[S,0.00001]")
-    assert contents(rm.defense(made.name)) == contents(made)
-
-
-@pytest.mark.parametrize("written", ["0.0001γ", "γ/1001", "0.3333γ"])
-def test_a_name_keeps_the_exact_multiple_of_the_margin(written: str) -> None:
+@pytest.mark.parametrize("written", ["0.0001γ", "γ/1001", "0.3333γ", "0.00001"])
+def test_a_name_keeps_the_exact_number(written: str) -> None:
     made = rm.defense(f"HM[S,{written}]")
     assert contents(rm.defense(made.name)) == contents(made)
-
-
-def test_parameters_of_a_sampler_are_refused_as_such() -> None:
-    assert "unknown destination 'M'" not in refusal("HM[S,M(u=2)]")[0]
-
-
-def test_min_max_is_listed_and_hinted_at() -> None:
-    assert "did you mean 'min-max'" in refusal("min-mix[S]")[0]
 
 
 def test_deep_nesting_is_a_value_error() -> None:

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 import robustmetric as rm
 from robustmetric.defenses.base import Network
-from robustmetric.defenses.est import shift
-from robustmetric.destination import Benign, Boosted, Destination
+from robustmetric.defenses.est import EmbeddingShifted
+from robustmetric.destination import Benign, Destination
 from robustmetric.perturb import Budget, frozen, project
 from robustmetric.sphere import embed
-from robustmetric.triplets import Batch, Hardest, Softhard, Triplets
+from robustmetric.triplets import Batch, Softhard
 
 
 def moved_as_published(network: nn.Module, image: Tensor, budget: Budget, sign: Tensor) -> Tensor:
@@ -38,8 +38,9 @@ def test_shift_by_the_reference_against_a_plain_loop(
         budget = Budget(eps=16 / 255, alpha=2 / 255, steps=steps)
         with frozen(network):
             origin = embed(network, images)
-            drawn = torch.Generator().manual_seed(1)
-            moved = shift(Network(network), images, origin, budget, generator=drawn, reference=True)
+            defense = EmbeddingShifted(budget=budget, seed=1)
+            defense.reference = True
+            moved = defense.shift(Network(network), images, origin)
             there = embed(network, moved)
             signs = torch.randint(-1, 2, (12, 64), generator=torch.Generator().manual_seed(1))
             for i in range(len(images)):
@@ -76,7 +77,7 @@ def test_est_by_the_reference_takes_its_loss_there(
 def samplers(name: str, **options: Any) -> list[Any]:
     """The samplers of a defense: its source's, and those of its destination."""
     defense = rm.defense(name, **options)
-    destination = getattr(defense, "destination", Destination())
+    destination = defense.destination or Destination()
     return [defense.source, *(part.sampler for part in destination.modules() if isinstance(part, Benign))]
 
 
@@ -145,19 +146,3 @@ def test_parts_of_ones_own_are_as_they_were_unless_they_have_the_option(tmp_path
     for reference in (False, True):
         made: Any = rm.defense(f"{file}:Knows[S]", reference=reference)
         assert made.reference is reference
-
-
-def test_made_by_hand() -> None:
-    """A sampler that declares it is taken in a defense that is put together from its parts."""
-
-    class Alone(Hardest):
-        itself = True
-
-        def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
-            drawn = super().draw(batch, generator=generator)
-            return drawn._replace(positive=drawn.anchor)
-
-    budget = Budget(eps=0.1, alpha=0.05, steps=2)
-    defense = rm.defenses.HardnessManipulation(Alone(), Boosted(Benign(Softhard())), budget=budget)
-    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) // 2
-    assert defense(rm.model("c2f2", size=8, dim=16), images, labels).loss.isfinite()

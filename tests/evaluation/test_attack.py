@@ -254,19 +254,3 @@ def test_a_block_has_the_names_of_the_files(theirs: NetworkView) -> None:
     for name, value in load(save(found)).items():
         assert len(value) == 12
         assert value.dtype == (torch.int64 if name in ("number", "target") else torch.float64)
-
-
-def test_a_search_of_one_norm_is_not_given_another(theirs: NetworkView) -> None:
-    budget = Budget(eps=0.5, alpha=0.1, steps=3, norm="l2")
-    for text in ("pgd", "nes", "spsa"):
-        with pytest.raises(
-            ValueError, match=f"{text} supports budgets of linf alone, not of l2: search with apgd or square"
-        ):
-            run(theirs, "TMA", make_search(text), budget)
-    with pytest.raises(ValueError, match=r"transfer\(pgd\) supports budgets of linf alone"):
-        run(theirs, "TMA", Transfer(surrogate=nn.Flatten()), budget)
-    for text in ("apgd", "square(trials=5)"):
-        found = run(theirs, "TMA", make_search(text), budget)
-        away = (found.images - theirs.images[NUMBERS]).flatten(1).norm(dim=1)
-        assert (away <= 0.5 + 1e-12).all()
-        assert (away > 0.1).all()

@@ -183,15 +183,6 @@ def test_margins_are_those_of_a_loop() -> None:
     assert float(mean[2]) == float(variance[2]) == 0  # a copy has no direction
 
 
-def test_many_rivals_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Moments.of([torch.eye(3)])
-    rivals = torch.nn.functional.normalize(torch.rand(11, 3).double())
-    whole = seen.margins(rivals[0], rivals)
-    monkeypatch.setattr(bounds, "_RIVALS", 4)
-    for a, b in zip(whole, seen.margins(rivals[0], rivals), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
-
-
 # By the distribution
 
 
@@ -359,27 +350,6 @@ def test_pairs_that_are_left_out_change_nothing(monkeypatch: pytest.MonkeyPatch)
         assert few < 30
         # Sums of 8 products in another order.
         assert expected == pytest.approx([every] * 3, abs=1e-9)
-
-
-def test_halves_of_alpha_are_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each bound is told may fail adds up to alpha, of all pairs, ranks and both bounds of the mean."""
-    given: dict[str, float] = {}
-    seen, anchor, others = query(0)
-    real, below = lower_bound, bounds.least_above
-
-    def mean(*args: Any) -> Tensor:
-        given["mean"] = args[3]
-        return real(*args)
-
-    def rank(ranks: Tensor, count: int, delta: float) -> Tensor:
-        given["band"] = delta * len(ranks) * len(others)
-        return below(ranks, count, delta)
-
-    monkeypatch.setattr(bounds, "lower_bound", mean)
-    monkeypatch.setattr(bounds, "least_above", rank)
-    Band.of.cache_clear()
-    sure_radius(seen, anchor, others, **HOW)
-    assert given["mean"] + given["band"] == pytest.approx(0.01, rel=1e-12)
 
 
 def test_a_copy_of_the_anchor_is_certified_nowhere() -> None:

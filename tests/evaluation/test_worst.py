@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import robustmetric as rm
 from robustmetric.attacks import Column
@@ -131,26 +130,6 @@ def test_the_passes_of_a_record_are_those_of_the_network(tiny: Tiny) -> None:
     assert model.backwards - backward == sum(goal.backward for goal in suite.goals.values())
 
 
-@pytest.mark.slow
-def test_an_undefended_network_costs_little(evaluated: Evaluated) -> None:
-    suite = evaluated(eps=0.4, suite="worst-case", attacks=["ES"], steps=1).suite
-    assert suite is not None
-    assert suite.goals["misrank"].value == 0
-    ended = {name: goal for name, goal in suite.goals.items() if name != "shift"}
-    forward, whole = (sum(getattr(goal, n) for goal in ended.values()) for n in ("forward", "undropped"))
-    assert forward <= whole / 4
-
-
-def test_queries_without_an_answer_do_not_count(evaluated: Evaluated, labels: Tensor) -> None:
-    single = labels.clone()
-    single[[3, 20]] = torch.tensor([50, 51])
-    suite = evaluated(labels=single, **FEW).suite
-    assert suite is not None
-    assert (suite.goals["misrank"].queries, suite.goals["shift"].queries) == (38, 40)
-    assert suite.goals["misrank"].value is not None
-    assert suite.goals["misrank"].undropped % 38 == 0
-
-
 def test_a_goal_that_concerns_no_query_is_null(evaluated: Evaluated, tmp_path: Path) -> None:
     labels = torch.arange(40)
     labels[39] = 38
@@ -169,22 +148,6 @@ def test_a_goal_that_concerns_no_query_is_null(evaluated: Evaluated, tmp_path: P
 
 
 # What it does not depend on: for workers and interruptions see test_job.py
-
-
-@pytest.mark.slow
-def test_the_batch_changes_nothing(tiny: Tiny, images: Tensor) -> None:
-    found = []
-    for batch in (4, 16, 64):
-        evaluation = tiny(make_network().double(), images=images.double(), **{**FEW, "batch": batch})
-        evaluation.run()
-        found.append(evaluation.worst)
-    for other in found[1:]:
-        for goal, tensors in found[0].items():
-            for name in ("number", "before", "worst", "by", "change", "outside"):
-                torch.testing.assert_close(
-                    tensors[name], other[goal][name], rtol=0, atol=1e-7, msg=f"{goal} {name}"
-                )
-            assert torch.equal(tensors["forward"].sum(0), other[goal]["forward"].sum(0))
 
 
 # Records

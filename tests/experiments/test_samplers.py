@@ -14,7 +14,7 @@ from robustmetric.data.pairs import PairLoader
 from robustmetric.experiments.samplers import DEFINED, DRAWN, EDGES, measure_samplers
 from robustmetric.models import save_weights
 from robustmetric.sphere import embed
-from robustmetric.training.network import make_network
+from robustmetric.training.module import make_network
 from robustmetric.training.recipe import Recipe, make_recipe
 from robustmetric.training.sets import load_sets
 from robustmetric.triplets import Batch, Distance, Hardest, Mined, Random, Semihard, Softhard

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -61,23 +60,6 @@ def net18() -> ResNet:
     net = resnet18(dim=16)
     randomise_batch_norm(net)
     return net.eval()
-
-
-def test_resnet18_has_torchvisions_names_in_its_order(net18: ResNet) -> None:
-    def bn(name: str) -> list[str]:
-        fields = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        return [f"{name}.{field}" for field in fields]
-
-    names = ["conv1.weight", *bn("bn1")]
-    for stage in (1, 2, 3, 4):
-        for index in (0, 1):
-            block = f"layer{stage}.{index}"
-            for i in (1, 2):
-                names += [f"{block}.conv{i}.weight", *bn(f"{block}.bn{i}")]
-            if stage > 1 and index == 0:
-                names += [f"{block}.downsample.0.weight", *bn(f"{block}.downsample.1")]
-    names += ["fc.weight", "fc.bias"]
-    assert list(net18.state_dict()) == names
 
 
 def test_resnet18_has_torchvisions_counts_and_shapes() -> None:
@@ -159,13 +141,6 @@ def test_pixel_normalisation_is_inside(net18: ResNet) -> None:
         assert not torch.allclose(net18(images), bare(images), atol=1e-3)
 
 
-def test_normalisation_moves_with_the_network_and_survives_a_copy(net18: ResNet) -> None:
-    moved = copy.deepcopy(net18).to(torch.float64)
-    assert moved.normalize.mean.dtype == torch.float64
-    assert moved(torch.rand(1, 3, 32, 32, dtype=torch.float64)).dtype == torch.float64
-    assert net18.normalize.mean.dtype == torch.float32
-
-
 def test_convolutions_start_with_fan_out_and_batch_norm_as_the_identity() -> None:
     torch.manual_seed(0)
     net = resnet18()
@@ -209,28 +184,6 @@ def test_frozen_batch_norm_keeps_its_statistics_and_learns_its_scale(
             assert module.bias.grad is not None
 
 
-@pytest.mark.parametrize("make", [resnet18, resnet50])
-def test_both_networks_can_be_frozen(make: Callable[..., ResNet]) -> None:
-    net = make(dim=4, freeze_bn=True).train()
-    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
-    assert len(norms) == {resnet18: 20, resnet50: 53}[make]
-    assert not any(module.training for module in norms)
-
-
-def test_frozen_batch_norm_gives_the_same_embeddings_in_both_modes() -> None:
-    net = shallow(freeze_bn=True)
-    images = torch.rand(2, 3, 32, 32)
-    with torch.no_grad():
-        torch.testing.assert_close(net.train()(images), net.eval()(images))
-
-
-def test_frozen_batch_norm_stays_frozen_inside_another_module() -> None:
-    net = shallow(freeze_bn=True)
-    nn.Sequential(net).eval().train()
-    assert net.training
-    assert not net.bn1.training
-
-
 def test_batch_norm_learns_its_statistics_otherwise() -> None:
     net = shallow(freeze_bn=False)
     assert net.bn1.training
@@ -254,7 +207,7 @@ def test_integer_images_are_refused(net18: ResNet) -> None:
 
 
 def test_impossible_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="dim is 0"):
+    with pytest.raises(ValueError, match="dim must be a whole number"):
         resnet18(dim=0)
     with pytest.raises(ValueError, match=r"mean is \(0.5,\); a ResNet takes 3 channels"):
         resnet18(mean=(0.5,), std=(0.5,))

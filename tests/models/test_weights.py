@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError
 from robustmetric.files import DamagedError
 from robustmetric.models import C2F2, load_weights, resnet18, save_weights
 from robustmetric.models.weights import digest_of
@@ -61,13 +62,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
 
 
-def test_a_path_may_be_a_string(tmp_path: Path) -> None:
-    path = str(tmp_path / "net.safetensors")
-    net = small()
-    save_weights(net, path)
-    assert load_weights(net, path) == []
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_files_of_torch_save(tmp_path: Path, zipped: bool, nested: bool) -> None:
@@ -91,41 +85,16 @@ def test_an_imagenet_classifier_keeps_the_models_own_last_layer(tmp_path: Path) 
         assert torch.equal(after[name], before[name] if kept else theirs[name])
 
 
-def test_a_last_layer_that_fits_is_loaded(tmp_path: Path) -> None:
-    source, target = resnet18(dim=8), resnet18(dim=8)
-    save_weights(source, tmp_path / "r18.safetensors")
-    assert load_weights(target, tmp_path / "r18.safetensors") == []
-    assert equal(state(source), state(target))
-
-
-def test_a_last_layer_of_another_width_is_an_error(tmp_path: Path) -> None:
-    net = resnet18(dim=8)
-    content = {**net.state_dict(), "fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
-    path = write(content, tmp_path / "r18.pth")
-    refuses(net, path, "fc.weight is (1000, 2048), the model has (8, 512)", "fc.bias is (1000,)")
-
-
-def test_a_missing_last_layer_is_an_error(tmp_path: Path) -> None:
-    net = resnet18(dim=8)
-    content = {name: value for name, value in net.state_dict().items() if not name.startswith("fc.")}
-    refuses(net, write(content, tmp_path / "r18.pth"), "missing from the file: fc.weight, fc.bias")
-
-
-def test_old_files_have_no_counter_of_batches(tmp_path: Path) -> None:
-    source, target = resnet18(dim=8), resnet18(dim=8)
-    content = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
-    assert len(content) == 102
-    assert load_weights(target, write(content, tmp_path / "old.pth")) == []
-    assert equal(state(source), state(target))
-
-
-def test_half_precision_is_converted(tmp_path: Path) -> None:
-    source, target = small(), small()
-    path = tmp_path / "half.safetensors"
-    save_file({name: value.half() for name, value in state(source).items()}, path)
-    assert load_weights(target, path) == []
-    assert target.fc1.weight.dtype == torch.float32
-    assert torch.equal(target.fc1.weight, source.fc1.weight.half().float())
+def test_files_of_others_are_loaded(tmp_path: Path) -> None:
+    """In half precision, without a digest, and older than BatchNorm's counter of batches."""
+    source = resnet18(dim=8)
+    content = {n: v.half() for n, v in state(source).items() if not n.endswith("num_batches_tracked")}
+    for number, metadata in enumerate((None, {"format": "pt"}, {"made": "elsewhere"})):
+        target, file = resnet18(dim=8), tmp_path / f"{number}.safetensors"
+        save_file(content, file, metadata=metadata)
+        assert load_weights(target, str(file)) == []
+        assert target.fc.weight.dtype == torch.float32
+        assert torch.equal(target.fc.weight, source.fc.weight.half().float())
 
 
 def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
@@ -135,6 +104,7 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     content["head.weight"] = torch.zeros(1)
     content["conv1.weight"] = torch.zeros(32, 3, 5, 5)
     content["fc2.bias"] = torch.zeros(9)
+    content["conv1.bias"] = torch.zeros(32, dtype=torch.int8)
     refuses(
         net,
         write(content, tmp_path / "other.pt"),
@@ -143,29 +113,14 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
         "not in the model: head.weight",
         "conv1.weight is (32, 3, 5, 5), the model has (32, 1, 5, 5)",
         "fc2.bias is (9,), the model has (8,)",
+        "conv1.bias is (32,) of torch.int8, the model has (32,)",
     )
-
-
-def test_integer_weights_do_not_fit(tmp_path: Path) -> None:
-    net = small()
-    content = {**state(net), "fc2.bias": torch.zeros(8, dtype=torch.int8)}
-    refuses(net, write(content, tmp_path / "int.pt"), "fc2.bias is (8,) of torch.int8, the model has (8,)")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     for name in ("none.pt", "none.safetensors"):
         with pytest.raises(FileNotFoundError, match=name):
             load_weights(small(), tmp_path / name)
-
-
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    refuses(small(), tmp_path, "is a folder, not a file of weights; give a file in it")
-
-
-@pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
-def test_an_empty_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    refuses(small(), tmp_path / name, "is an empty file, without weights; copy it again or save them again")
 
 
 @pytest.mark.parametrize("counters", [True, False])
@@ -284,29 +239,18 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, kind: str) ->
     trace, path = tmp_path / "trace", tmp_path / "evil.pt"
     net = small()
     content: dict[str, Any] = {**net.state_dict(), "fc1.weight": Malicious(trace)}
-    if kind == "torch":
-        torch.save(content, path)
-    elif kind == "nested":
-        torch.save({"state_dict": content}, path)
-    else:
+    if "pickle" in kind:
         path.write_bytes(pickle.dumps(content, protocol=2 if kind == "old pickle" else 4))
+    else:
+        torch.save({"state_dict": content} if kind == "nested" else content, path)
     refuses(net, path, "is not plain weights", "it was refused, and nothing in it was run", ".safetensors")
+    with pytest.raises(UserError) as caught:
+        load_weights(net, path)
+    assert caught.value.__suppress_context__, "torch's own text recommends loading the file unsafely"
     assert not trace.exists()
-
-
-def test_the_malicious_pickle_would_have_run(tmp_path: Path) -> None:
-    torch.save(Malicious(tmp_path / "trace"), tmp_path / "evil.pt")
-    torch.load(tmp_path / "evil.pt", weights_only=False)
-    assert (tmp_path / "trace").exists()
-
-
-def test_a_pickled_network_is_refused_without_unsafe_advice(tmp_path: Path) -> None:
-    path = write(nn.Linear(2, 2), tmp_path / "net.pt")
-    refuses(small(), path, "is not plain weights")
-    with pytest.raises(ValueError, match="refused") as caught:
-        load_weights(small(), path)
-    assert caught.value.__suppress_context__
-    assert "weights_only" not in str(caught.value)
+    if kind == "torch":
+        torch.load(path, weights_only=False)
+        assert trace.exists(), "it would have run"
 
 
 @pytest.mark.parametrize(
@@ -362,33 +306,6 @@ def test_only_safetensors_is_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"use a name that ends in .safetensors"):
             save_weights(small(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*runs"):
-        save_weights(small(), tmp_path / "runs" / "net.safetensors")
-
-
-def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "net.safetensors"
-    net = small()
-    save_weights(net, path)
-    before = path.read_bytes()
-
-    def full(file: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
-        save_weights(small(), path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
-
-
-def test_a_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    save_weights(small(), tmp_path / "net.safetensors")
-    (tmp_path / "plain").touch()
-    assert (tmp_path / "net.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_two_saves_are_equal(tmp_path: Path) -> None:
@@ -452,13 +369,6 @@ def test_an_archive_that_unpacks_to_more_is_not_unpacked(
     refuses(small(), bomb, "it unpacks to more than the file itself", ".safetensors")
     with pytest.raises(DamagedError, match=r"last\.ckpt .* unpacks to more .* begin a new run"):
         load_checkpoint(checkpoint)
-
-
-def test_weights_of_others_need_no_digest(tmp_path: Path) -> None:
-    net = small()
-    for metadata in (None, {"format": "pt"}, {"made": "elsewhere"}):
-        save_file(state(net), tmp_path / "net.safetensors", metadata=metadata)
-        assert load_weights(small(), tmp_path / "net.safetensors") == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])

@@ -286,7 +286,7 @@ def test_a_damaged_point_is_left_out_with_a_line(copy: tuple[Path, Record]) -> N
     assert len(told) == 3, "a point of both curves is told once"
     for name, line in zip(("eps-1", "eps-2", "steps-8"), told, strict=True):
         place = out / FOLDER / name
-        assert line.startswith(f"{place / 'record.json'} is not a whole record: ")
+        assert line.startswith(f"{place / 'record.json'} is damaged, or was changed by hand: ")
         assert line.endswith(f"; remove {place} and evaluate with --curves again")
 
 

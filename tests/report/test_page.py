@@ -409,11 +409,9 @@ def test_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "is not a record: it is not JSON"),
-        ("{}", "is not a record of this version: its schema is None, not 'robustmetric/record/1'"),
-        ('{"schema": "robustmetric/record/9"}', "its schema is 'robustmetric/record/9', not"),
-        ('{"schema": "robustmetric/record/1"}', "is not a whole record: "),
-        ("[" * 9999, "is not a record: it is not JSON"),
+        ("", "is damaged"),
+        ("{}", "is damaged"),
+        ("[" * 9999, "is damaged"),
         (None, "is damaged, or was changed by hand: its digest does not match"),
     ],
 )  # fmt: skip
@@ -579,10 +577,9 @@ def test_damaged_pictures_and_those_of_another_record(tmp_path: Path, show: Show
     file = pictured(folder, a_record(name="mine"))
     whole = file.read_text()
     for content, told in (
-        ("", "is not a list of pictures"),
-        (whole[:-9], "is not a list of pictures"),
+        ("", "is damaged"),
+        (whole[:-9], "is damaged"),
         (whole.replace('"place": [1, 2]', '"place": [1, 1]'), "is damaged, or was changed by hand"),
-        (whole.replace("pictures/1", "pictures/9"), "is not a list of pictures"),
     ):
         file.write_text(content)
         page = show(folder)
@@ -666,7 +663,7 @@ def test_curves_are_plotted_and_damaged_points_told(tmp_path: Path, show: Show) 
     (folder / FOLDER / "steps-64" / "record.json").write_text("{}")
     page = show(folder)
     assert "Each point attacks 9 queries" in page.by_id("curves").text
-    assert any("steps-64/record.json is not a record of this version" in line for line in left_out(page))
+    assert any("steps-64/record.json is damaged" in line for line in left_out(page))
     assert not show(planned()).has("curves")
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from robustmetric.data.pairs import draw_pairs, random
-from robustmetric.training.network import make_network
+from robustmetric.training.folder import RunFolder
+from robustmetric.training.module import make_network
 from robustmetric.training.parts import source_of
 from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import train
-from robustmetric.training.runs import RunFolder
 from robustmetric.training.sets import PairData, load_sets
 from tests.helpers.command import refused, works
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import robustmetric as rm
 from robustmetric.data import decode as decoding
-from robustmetric.data.stored import Stored
+from robustmetric.data.cache import Stored
 from robustmetric.retrieval import retrieval_scores
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import Recipe, load_recipe, make_recipe
 from robustmetric.training.run import train
-from robustmetric.training.runs import RunFolder
 from robustmetric.training.sets import PairData, load_sets, set_apart
 from tests.helpers.runs import make_pictures
 

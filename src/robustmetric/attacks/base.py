@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from robustmetric.registry import Registry, lookup, registry
 
 Protocol = Literal["strict", "reference"]
 """By the definitions, or as published figures were made, where the two differ."""
+
+Appraisal = tuple[Tensor, Tensor | None]
+"""The objective (B,), and which queries (B,) surely are where the attack wants them; None if none ever is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,37 +70,23 @@ class Attack(ABC):
     def __post_init__(self) -> None:
         lookup("protocol", self.protocol, dict.fromkeys(get_args(Protocol)))
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name in tables, records and on the command line; a class attribute where it can be."""
+    name: ClassVar[str]
+    """The name in tables, records and on the command line."""
+    columns: ClassVar[tuple[Column, ...]]
+    """What `measure` returns, in order."""
+    perturbs: ClassVar[str] = "query"
+    """What the perturbed image is: "query", or a "candidate" that is ranked for the images it aims at."""
+    read_early: ClassVar[tuple[str, ...]] = ()
+    """Columns that are read one step before the last."""
+    same_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of other attacks that say the same of a query, by the definitions."""
 
-    @property
-    @abstractmethod
-    def columns(self) -> tuple[Column, ...]:
-        """What `measure` returns, in order; a class attribute where it can be."""
-
-    @property
-    def perturbs(self) -> str:
-        """What the perturbed image is: "query", or a "candidate" that is ranked for the images it aims at."""
-        return "query"
-
-    @property
-    def read_early(self) -> tuple[str, ...]:
-        """Columns that are read one step before the last."""
-        return ()
-
-    @property
-    def same_columns(self) -> tuple[str, ...]:
-        """Columns of other attacks that say the same of a query, by the definitions."""
-        return ()
-
-    @abstractmethod
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Return what each of B `queries` aims at: (B, W) positions in the `gallery`; W may be 0.
+        """Return what each of B `queries` aims at: (B, W) positions in the `gallery`; by default none, W = 0.
 
         Random numbers come from `draws`, which has a stream for each query.
         """
+        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
         """Return what the objective needs in each step, prepared once for B `queries`.
@@ -113,14 +102,11 @@ class Attack(ABC):
         `queries` has the benign embeddings, `target` what they aim at in the `gallery`.
         """
 
-    def appraise(
-        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
-    ) -> tuple[Tensor, Tensor | None]:
+    def appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Appraisal:
         """Return the objective (B,), and which queries (B,) surely are where the attack wants them.
 
         `z` (B, D) are the embeddings of the `queries` now, `target` is what they aim at in the `gallery`. In
-        doubt a query is not: the search continues. None for an attack that always wants more, as one without
-        a column that has a `success_value`.
+        doubt the search continues. The second is None if no column has a `success_value`.
         """
         value = self.checked_objective(z, target, queries, gallery)
         if not self.can_win:
@@ -139,9 +125,16 @@ class Attack(ABC):
         """Return where the search begins, with numbers from `draws`; None at the `images` (B, C, H, W)."""
         return None
 
+    def counts(self, images: int) -> dict[str, int]:
+        """Return its options that are numbers of images in a gallery of N `images`, by name."""
+        return {}
+
     def check_fits(self, images: int) -> None:
         """Reject a gallery with too few `images`, N, to find the targets in."""
-        return
+        counts, most = self.counts(images), images - 2
+        if sum(counts.values()) > most:
+            given = " and ".join(f"{option} is {count}" for option, count in counts.items())
+            raise UserError(f"{given}, too many for a gallery of {images} images; give at most {most}")
 
     def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return attacks with the same aim, each with another objective: `targets` of them by class."""
@@ -171,60 +164,41 @@ class Attack(ABC):
         """Return `queries` with their places in the `gallery`: for the reference, the nearest image."""
         return queries if self.strict else replace(queries, own=nearest(queries.z, gallery, 1)[:, 0])
 
-    # What the methods above return is checked here: a breach names the method and what was expected. This
-    # looks at one value per query, which costs next to nothing.
+    # What the methods above return is checked here: one value per query, which costs next to nothing.
 
     def check(self) -> None:
         """Reject an attack with methods, a name or columns that cannot be used."""
         for method, parameters in _PARAMETERS.items():
             check_signature(f"{type(self).__name__}.{method}", getattr(self, method), parameters)
-        columns = self.columns if isinstance(self.columns, tuple) else ()
-        names = [column.name for column in columns if isinstance(column, Column)]
-        known = ", ".join(names)
-        for name, fits, wanted in (
-            ("name", isinstance(self.name, str) and self.name != "", "a text"),
-            ("columns", 0 < len({*names}) == len(columns), "a tuple of Columns of different names"),
-            ("read_early", {*self.read_early} <= {*names}, f"names of its columns: {known}"),
-            ("perturbs", self.perturbs in ("query", "candidate"), "'query' or 'candidate'"),
+        name, columns = getattr(self, "name", None), getattr(self, "columns", None)
+        listed = columns if isinstance(columns, tuple) else ()
+        names = [column.name for column in listed if isinstance(column, Column)]
+        for member, value, fits, wanted in (
+            ("name", name, isinstance(name, str) and name, "a text"),
+            ("columns", columns, 0 < len({*names}) == len(listed), "a tuple of Columns of different names"),
+            ("read_early", self.read_early, {*self.read_early} <= {*names}, "names of its columns"),
+            ("perturbs", self.perturbs, self.perturbs in ("query", "candidate"), "'query' or 'candidate'"),
         ):
-            self._require(name, repr(getattr(self, name)), fits, wanted)
+            self._require(member, bool(fits), repr(value), f"be {wanted}")
 
     def checked_select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Call `select`."""
-        index = self.select(queries, gallery, draws=draws)
-        wanted = (
-            f"integers of shape ({len(queries)}, W), positions in the gallery from 0 to {len(gallery) - 1}"
-        )
+        index, last = self.select(queries, gallery, draws=draws), len(gallery) - 1
+        wanted = f"return integers of shape ({len(queries)}, W), positions in the gallery from 0 to {last}"
         rows = isinstance(index, Tensor) and index.ndim == 2 and len(index) == len(queries)
-        self._require("select", index, rows and index.dtype in WHOLE, wanted)
-        outside = index[(index < 0) | (index >= len(gallery))].tolist()
-        self._require("select", f"positions {shorten(outside)}", not outside, wanted)
+        self._require("select", rows and index.dtype in WHOLE, index, wanted)
+        outside = index[(index < 0) | (index > last)].tolist()
+        self._require("select", not outside, f"positions {shorten(outside)}", wanted)
         return index
-
-    def checked_aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
-        """Call `aim`."""
-        target = self.aim(index, queries, gallery)
-        self._require("aim", target, isinstance(target, Target), "a Target, such as Target(index)")
-        return target
 
     def checked_objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Call `objective`."""
         return self._checked_value("objective", self.objective(z, target, queries, gallery), z)
 
-    def checked_appraise(
-        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
-    ) -> tuple[Tensor, Tensor | None]:
+    def checked_appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Appraisal:
         """Call `appraise`."""
-        found = self.appraise(z, target, queries, gallery)
-        pair = isinstance(found, tuple) and len(found) == 2
-        self._require("appraise", found, pair, "the values, and which queries have succeeded")
-        value, won = self._checked_value("appraise", found[0], z), found[1]
-        if won is not None:
-            bools = isinstance(won, Tensor) and won.dtype == torch.bool and won.shape == (len(z),)
-            self._require("appraise", won, bools, f"next to the values None, or ({len(z)},) bools")
-            wanted = "None next to the values, or give a column a success_value"
-            self._require("appraise", "successes", self.can_win, wanted)
-        return value, won
+        value, won = self.appraise(z, target, queries, gallery)
+        return self._checked_value("appraise", value, z), won
 
     def checked_measure(
         self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
@@ -232,44 +206,41 @@ class Attack(ABC):
         """Call `measure`; the columns come in their order."""
         found = self.measure(z, target, queries, gallery)
         names = [column.name for column in self.columns]
-        wanted = (
-            f"a dict of its columns, {', '.join(names)}, each with floats of shape ({len(z)},), NaN where "
-            "undefined"
-        )
-        self._require("measure", found, isinstance(found, dict), wanted)
-        self._require("measure", f"columns {', '.join(map(str, found))}", {*found} == {*names}, wanted)
-        for name in names:
-            got = f"{describe(found[name])} for {name}"
-            self._require("measure", got, is_floats(found[name], (len(z),)), wanted)
-            finite = not found[name].isinf().any() or not z.isfinite().all()
-            self._require("measure", f"infinity for {name}", finite, wanted)
+        wanted = f"return a dict of {', '.join(names)}, each floats of shape ({len(z)},), NaN where undefined"
+        self._require("measure", isinstance(found, dict), found, wanted)
+        self._require("measure", {*found} == {*names}, f"columns {', '.join(map(str, found))}", wanted)
+        for name, value in found.items():
+            floats = is_floats(value, (len(z),))
+            self._require("measure", floats, f"{describe(value)} for {name}", wanted)
+            finite = not value.isinf().any() or not z.isfinite().all()
+            self._require("measure", finite, f"infinity for {name}", wanted)
         return {name: found[name] for name in names}
 
     def checked_start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
         """Call `start` for `images` (B, C, H, W)."""
         begin = self.start(images, draws=draws)
         fits = begin is None or (is_floats(begin, images.shape) and bool(begin.isfinite().all()))
-        wanted = f"None, or finite floats of shape {tuple(images.shape)}, as the images"
-        self._require("start", begin, fits, wanted)
+        wanted = f"return None, or finite floats of shape {tuple(images.shape)}, as the images"
+        self._require("start", fits, begin, wanted)
         return begin
 
     def _checked_value(self, method: str, value: Tensor, z: Tensor) -> Tensor:
-        wanted = f"finite floats of shape ({len(z)},), computed from z by torch: a value for each query"
-        self._require(method, value, is_floats(value, (len(z),)), wanted)
+        wanted = f"return finite floats of shape ({len(z)},), computed from z by torch, one for each query"
+        self._require(method, is_floats(value, (len(z),)), value, wanted)
         cut_off = z.requires_grad and torch.is_grad_enabled() and not value.requires_grad
-        self._require(method, "values without a gradient", not cut_off, wanted)
+        self._require(method, not cut_off, "values without a gradient", wanted)
         # A finite sum has finite terms, and is quicker to look at. Broken embeddings are the network's fault
         # and reported elsewhere.
         finite = math.isfinite(value.detach().sum()) or value.isfinite().all() or not z.isfinite().all()
-        self._require(method, "NaN or infinity", bool(finite), wanted)
+        self._require(method, bool(finite), "NaN or infinity", wanted)
         return value
 
-    def _require(self, method: str, got: object, fits: bool, wanted: str) -> None:
-        """Reject what a `method` returned, or an attribute; `got` is that, or text that describes it."""
+    def _require(self, member: str, fits: bool, got: object, wanted: str) -> None:
+        """Reject what a method returned, or an attribute, unless it `fits`; text in `got` describes it."""
         if not fits:
+            verb = "returned" if member in _PARAMETERS else "is"
             said = got if isinstance(got, str) else describe(got)
-            verbs = ("returned", "return") if method in _PARAMETERS else ("is", "be")
-            raise UserError(f"{type(self).__name__}.{method} {verbs[0]} {said}; it must {verbs[1]} {wanted}")
+            raise UserError(f"{type(self).__name__}.{member} {verb} {said}; it must {wanted}")
 
 
 _PARAMETERS = {
@@ -287,19 +258,3 @@ ATTACKS: Registry[Attack] = registry("attack", Attack)
 def is_floats(value: object, shape: tuple[int, ...]) -> bool:
     """Return whether `value` is a tensor of floats with this `shape`."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.shape == shape
-
-
-def changed_options(part: Any, *but: str) -> dict[str, Any]:
-    """Return the options of an attack or a search, `part`, that differ from their defaults, without `but`."""
-    options = {f.name: f.default for f in fields(part) if f.name not in but}
-    return {name: value for name, usual in options.items() if (value := getattr(part, name)) != usual}
-
-
-def with_options(name: str, options: dict[str, Any], comma: str = ",") -> str:
-    """Return a `name` with `options`, a `comma` between them, as it is read back.
-
-    >>> with_options("CA+", {}), with_options("SP-QA+", {"m": 2, "xi": 0.5})
-    ('CA+', 'SP-QA+(m=2,xi=0.5)')
-    """
-    given = comma.join(f"{key}={value!r}" for key, value in options.items())
-    return f"{name}({given})" if given else name

@@ -12,15 +12,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import ATTACKS, Attack, Target, changed_options, with_options
+from robustmetric.attacks.base import ATTACKS, Appraisal, Attack, Target
 from robustmetric.attacks.columns import DISTANCE, Column
 from robustmetric.attacks.draws import Draws, choose, distinct
 from robustmetric.attacks.margin import SLACK, kth_nearest, rank_hinge, rivals, smooth_margin
 from robustmetric.attacks.plain import EmbeddingShift
-from robustmetric.attacks.ranks import check_fits
 from robustmetric.errors import UserError, number, whole
 from robustmetric.gallery import Gallery, Queries, away_from, count_mates, count_nearer, hit_at_1, nearest
-from robustmetric.registry import lookup
+from robustmetric.registry import changed_options, lookup, with_options
 from robustmetric.sphere import pair_distance
 from robustmetric.squares import distances, keys_of, positions_of, square_distance
 
@@ -34,12 +33,14 @@ class Goal(Attack):
     """
 
     family: ClassVar[str]
-    better: ClassVar[
-        Literal["higher", "lower"]
-    ]  # what is reported: the share kept, or the share of successes
-    by_query: ClassVar[tuple[str, ...]]  # its objectives for the side query, the usual one first
+    better: ClassVar[Literal["higher", "lower"]]
+    """What is reported: the share of answers that are kept, or of successes."""
+    by_query: ClassVar[tuple[str, ...]]
+    """Its objectives for the side query, the usual one first."""
     sides: ClassVar[tuple[str, ...]] = ("query", "candidate")
-    says_same: ClassVar[tuple[str, ...]] = ()  # columns of other attacks, if no option is changed
+    says_same: ClassVar[tuple[str, ...]] = ()
+    """Columns of other attacks that say the same, if no option is changed."""
+    strict = True
 
     by: str | int | None = None
     side: str = "query"
@@ -60,27 +61,27 @@ class Goal(Attack):
         return self.by_query if self.side == "query" else ("margin",)
 
     @property
-    def strict(self) -> bool:
-        """Goals are judged by the definitions."""
-        return True
+    def how(self) -> str | int:
+        """The objective that it goes by."""
+        return self.objectives[0] if self.by is None else self.by
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """Its name with the options that are not the usual ones."""
         return self._name_without()
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[Column, ...]:  # type: ignore[override]
         """Its one column."""
         return (Column(self.name, self.better, success_value=0.0 if self.better == "higher" else 100.0),)
 
     @property
-    def perturbs(self) -> str:
+    def perturbs(self) -> str:  # type: ignore[override]
         """The side of the perturbed image."""
         return self.side
 
     @property
-    def same_columns(self) -> tuple[str, ...]:
+    def same_columns(self) -> tuple[str, ...]:  # type: ignore[override]
         """Columns of other attacks that say the same of a query, by the definitions."""
         return self.says_same if self.drawn_as == self.family else ()
 
@@ -92,11 +93,6 @@ class Goal(Attack):
     def _name_without(self, *but: str) -> str:
         changed = changed_options(self, *but)
         return with_options(self.family, {k: changed[k] for k in ("k", "side", "tau", "by") if k in changed})
-
-    @property
-    def how(self) -> str | int:
-        """The objective that it goes by."""
-        return self.objectives[0] if self.by is None else self.by
 
     def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return attacks with the same aim, one for each of its objectives."""
@@ -162,7 +158,7 @@ class Misrank(Goal):
         if not isinstance(self.how, str):
             return nearest_wrong(queries, gallery, self.how)
         if self.side == "query":
-            return queries.own[:, None][:, :0]
+            return super().select(queries, gallery, draws=draws)
 
         def makes_sense(rows: Tensor, asked: Tensor) -> Tensor:
             first, kind = _first_of(asked, queries.own[rows], gallery), gallery.labels[asked]
@@ -174,9 +170,7 @@ class Misrank(Goal):
         asked = _first_that(pool, makes_sense)
         return torch.stack([asked, _first_of(asked, queries.own, gallery)], dim=1)
 
-    def appraise(
-        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
-    ) -> tuple[Tensor, Tensor | None]:
+    def appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Appraisal:
         """Return the margin (B,), and which queries (B,) surely have an image of another class in front."""
         if self.side == "candidate":
             asked, first = target.index.T
@@ -270,11 +264,7 @@ class Shift(EmbeddingShift):
     name = "shift"
     columns = (Column("shift", "lower", DISTANCE),)
     same_columns = ("ES:D",)
-
-    @property
-    def strict(self) -> bool:
-        """Goals are judged by the definitions."""
-        return True
+    strict = True
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return the distance from the benign embedding."""
@@ -305,9 +295,9 @@ class _Placed(Goal):
         """Return how many places of a gallery of N `images` count: `k`, or 1 % of them."""
         return -(-images // 100) if self.k is None else self.k
 
-    def check_fits(self, images: int) -> None:
-        """Reject a gallery with too few `images`, N, to have so many places."""
-        check_fits("k", self.places(images), images)
+    def counts(self, images: int) -> dict[str, int]:
+        """Return the number of places that count in a gallery of N `images`."""
+        return {"k": self.places(images)}
 
     def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
         """Return the targets; of a candidate with who has the last place that counts, (B, 1)."""
@@ -317,9 +307,7 @@ class _Placed(Goal):
         place = kth_nearest(gallery.z[asked], gallery, count, queries.any_camera, asked)
         return Target(index, place[:, None])
 
-    def appraise(
-        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
-    ) -> tuple[Tensor, Tensor | None]:
+    def appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Appraisal:
         """Return how far (B,) the image is from where it is wanted, and which (B,) surely are there."""
         sign = 1.0 if self.enters else -1.0
         index = target.index[:, 0]

@@ -45,17 +45,9 @@ class TargetedMismatch(Attack):
         return {"TMA": (z.double() * gallery.z[target.index[:, 0]].double()).sum(1)}
 
 
-class _Untargeted(Attack):
-    """An attack that aims at no image."""
-
-    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Return no image: (B, 0)."""
-        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
-
-
 @ATTACKS.register("ES")
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingShift(_Untargeted):
+class EmbeddingShift(Attack):
     """Move the embedding away from the benign one; reported are the distance, ES:D, and R@1, ES:R."""
 
     name = "ES"
@@ -66,7 +58,7 @@ class EmbeddingShift(_Untargeted):
     )
 
     @property
-    def read_early(self) -> tuple[str, ...]:
+    def read_early(self) -> tuple[str, ...]:  # type: ignore[override]
         """The reference reads the distance one step before the last."""
         return () if self.strict else ("ES:D",)
 
@@ -92,7 +84,7 @@ class EmbeddingShift(_Untargeted):
 
 @ATTACKS.register("LTM")
 @dataclass(frozen=True, kw_only=True)
-class LearningToMisrank(_Untargeted):
+class LearningToMisrank(Attack):
     """Bring the farthest image of another class nearer than the nearest of the query's; reported is R@1."""
 
     name = "LTM"

@@ -5,19 +5,20 @@ Zhou et al., "Adversarial Ranking Attack and Defense", ECCV 2020.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from robustmetric.attacks.base import ATTACKS, Attack, Target, changed_options, with_options
+from robustmetric.attacks.base import ATTACKS, Attack, Target
 from robustmetric.attacks.columns import Column, from_lowered_rank, from_raised_rank
 from robustmetric.attacks.draws import Draws, choose, choose_near
 from robustmetric.attacks.margin import rank_hinge
-from robustmetric.errors import UserError, number, whole
+from robustmetric.errors import number, whole
 from robustmetric.gallery import Gallery, Queries, away_from, count_nearer, exclude, nearest
-from robustmetric.registry import lookup
+from robustmetric.registry import changed_options, lookup, with_options
 from robustmetric.sphere import cross_distance, pair_distance
 from robustmetric.squares import square_distance
 
@@ -25,36 +26,27 @@ from robustmetric.squares import square_distance
 _KEPT = 2**26
 
 
-def check_fits(letter: str, count: int, images: int) -> None:
-    """Reject a `count` of targets, the option `letter`, that is too large for a gallery of N `images`."""
-    if count > images - 2:
-        raise UserError(
-            f"{letter} is {count}, too many for a gallery of {images} images; give at most {images - 2}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class SignedAttack(Attack):
     """An attack that raises (+) random targets, or lowers (−) targets among the 1 % nearest.
 
-    The number of targets is the field that `letter` names.
+    The options in `letters` are numbers of targets, the first that of the images it raises or lowers.
     """
 
     family: ClassVar[str]
-    letter: ClassVar[str]
+    letters: ClassVar[tuple[str, ...]]
 
     sign: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
         lookup("sign", self.sign, {"+": 1, "-": -1})
-        whole(self.letter, self.count, 1)
+        for letter, count in self.counts(0).items():
+            whole(letter, count, 1)
 
-    @property
-    def count(self) -> int:
-        """The number of targets of a query."""
-        count: int = getattr(self, self.letter)
-        return count
+    def counts(self, images: int) -> dict[str, int]:
+        """Return the numbers of targets, by option."""
+        return {letter: getattr(self, letter) for letter in self.letters}
 
     @property
     def direction(self) -> float:
@@ -62,25 +54,21 @@ class SignedAttack(Attack):
         return 1.0 if self.sign == "+" else -1.0
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """The family and the sign, with the options that are not the usual ones."""
         return with_options(self.family + self.sign, changed_options(self, "protocol", "sign"))
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[Column, ...]:  # type: ignore[override]
         """The rank of the targets, in %: high where raising them failed, low where lowering them did."""
         if self.sign == "+":
             return (Column(self.name, "higher", term=from_raised_rank),)
         return (Column(self.name, "lower", term=from_lowered_rank),)
 
-    def check_fits(self, images: int) -> None:
-        """Reject a gallery with too few `images`, N, to find the targets in."""
-        check_fits(self.letter, self.count, images)
-
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return the targets: (B, W) positions in the gallery."""
         self.check_fits(len(gallery))
-        asking, uniform = self.asking(queries, gallery), draws.uniform(self.count)
+        asking, uniform = self.asking(queries, gallery), draws.uniform(getattr(self, self.letters[0]))
         if self.sign == "+":
             return choose(uniform, gallery, asking.own, strict=self.strict)
         return choose_near(uniform, asking, gallery, strict=self.strict)
@@ -94,22 +82,21 @@ class SignedAttack(Attack):
         found = []
         for t in index.T:
             place = gallery.z[t]
-            asks = place if self.perturbs == "candidate" else z
-            found.append(self.rank(asks, square_distance(z, place), queries, t, gallery))
+            asks, level = place if self.perturbs == "candidate" else z, square_distance(z, place)
+            found.append(self.rank(asks, level, queries, t, gallery))
         return torch.stack(found).double().mean(0)
 
-    def rank(self, z: Tensor, level: Tensor, queries: Queries, other: Tensor, gallery: Gallery) -> Tensor:
+    def rank(self, z: Tensor, level: Tensor, queries: Queries, target: Tensor, gallery: Gallery) -> Tensor:
         """Return the rank (B,), in % from first to last, of what is at a square `level` (B,) from `z` (B, D).
 
-        Strictly, tied images share the middle rank, and neither the `queries` nor the `other` (B,) are
+        Strictly, tied images share the middle rank, and neither the `queries` nor the `target` (B,) are
         ranked. The reference counts images that are nearer.
         """
         if not self.strict:
             return (100 * count_nearer(z, level, gallery)[0]).float() / len(gallery)
-        nearer, tied = count_nearer(z, level, gallery, queries.any_camera, other)
-        own = queries.own
-        left = len(gallery) - (own >= 0).long() - ((other >= 0) & (other != own)).long()
-        return 100 * (nearer + tied.float() / 2) / left
+        nearer, tied = count_nearer(z, level, gallery, queries.any_camera, target)
+        ranked = len(gallery) - (queries.own >= 0).long() - (target != queries.own).long()
+        return 100 * (nearer + tied.float() / 2) / ranked
 
 
 @ATTACKS.register("CA+", sign="+")
@@ -126,7 +113,7 @@ class CandidateAttack(SignedAttack):
     """
 
     family = "CA"
-    letter = "w"
+    letters = ("w",)
     perturbs = "candidate"
 
     w: int = 1
@@ -135,11 +122,8 @@ class CandidateAttack(SignedAttack):
         """Return with the targets how far all images are from them, (B, w, N), if that is not too much."""
         if index.numel() * len(gallery) > _KEPT:
             return Target(index)
-        rivals = gallery.z.new_empty(*index.shape, len(gallery))
-        for k, q in enumerate(index.T):
-            for block in gallery.blocks():
-                rivals[:, k, block] = self._rivals(q, block, queries, gallery)
-        return Target(index, rivals)
+        kept = [torch.cat(list(self._rivals(q, queries, gallery)), dim=1) for q in index.T]
+        return Target(index, torch.stack(kept, dim=1))
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Return the mean over images x of max(0, ±(d(q, x̃) − d(q, x))): how far x̃ is from first, or last."""
@@ -149,11 +133,8 @@ class CandidateAttack(SignedAttack):
         level = dist.detach()
         value, opened = torch.zeros_like(level), torch.zeros_like(level)
         for k, q in enumerate(target.index.T):
-            for block in gallery.blocks():
-                if target.extra is None:
-                    rivals = self._rivals(q, block, queries, gallery)
-                else:
-                    rivals = target.extra[:, k, block]
+            kept = None if target.extra is None else target.extra[:, k].split(gallery.chunk, dim=1)
+            for rivals in kept or self._rivals(q, queries, gallery):
                 gap = level[:, k, None] - rivals if self.sign == "+" else rivals - level[:, k, None]
                 value[:, k] += gap.clamp_min_(0).sum(1)
                 opened[:, k] += gap.sign_().sum(1)
@@ -162,14 +143,14 @@ class CandidateAttack(SignedAttack):
             ranked -= 1 + (queries.own >= 0).long()
         return ((value + self.direction * opened * (dist - level)) / ranked[:, None]).mean(1)
 
-    @torch.no_grad()
-    def _rivals(self, q: Tensor, block: slice, queries: Queries, gallery: Gallery) -> Tensor:
-        """Return how far a block of n images is from those that query, `q` (B,): (B, n)."""
-        rivals = cross_distance(gallery.z[q], gallery.z[block])
-        if self.strict:
-            # Neither the image that queries nor the candidate's original is a rival: their hinge never opens.
-            exclude(rivals, self.direction * torch.inf, queries.any_camera, gallery, block, q)
-        return rivals
+    def _rivals(self, q: Tensor, queries: Queries, gallery: Gallery) -> Iterator[Tensor]:
+        """Yield by block of the gallery how far its n images are from those that query, `q` (B,): (B, n)."""
+        for block in gallery.blocks():
+            rivals = cross_distance(gallery.z[q], gallery.z[block])
+            if self.strict:
+                # Neither the image that queries nor the candidate's original is a rival: no hinge opens.
+                exclude(rivals, self.direction * torch.inf, queries.any_camera, gallery, block, q)
+            yield rivals
 
 
 @ATTACKS.register("QA+", sign="+")
@@ -186,7 +167,7 @@ class QueryAttack(SignedAttack):
     """
 
     family = "QA"
-    letter = "m"
+    letters: ClassVar[tuple[str, ...]] = ("m",)
 
     m: int = 1
 
@@ -213,18 +194,18 @@ class SemanticsPreservingQueryAttack(QueryAttack):
     """
 
     family = "SP-QA"
+    letters = ("m", "keep")
 
     keep: int = 5
     xi: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("keep", self.keep, 1)
         if self.xi is not None:
             number("xi", self.xi, 0)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[Column, ...]:  # type: ignore[override]
         """The candidates' rank, and that of the kept images; the ERS has a term for neither."""
         # A low rank of what is kept is good for the attacker, and says nothing of the network alone.
         better = super().columns[0].better
@@ -235,15 +216,6 @@ class SemanticsPreservingQueryAttack(QueryAttack):
         """The weight of each target's hinge: of the candidates, and of the images to keep."""
         xi = (1.0 if self.sign == "+" else 100.0) if self.xi is None else float(self.xi)
         return super().weights + [xi / self.keep] * self.keep
-
-    def check_fits(self, images: int) -> None:
-        """Reject a gallery with too few `images`, N, to find the targets in."""
-        super().check_fits(images)
-        if self.m + self.keep > images - 2:
-            raise UserError(
-                f"m is {self.m} and keep is {self.keep}, together too many for a gallery of {images} images; "
-                f"give at most {images - 2} together"
-            )
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return the (B, m) candidates, and the nearest images that are none: (B, m + keep)."""

@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks.base import changed_options, is_floats, with_options
+from robustmetric.attacks.base import is_floats
 from robustmetric.attacks.draws import Draws
 from robustmetric.errors import UserError, check_signature, describe, instance, number, whole
 from robustmetric.perturb import Budget, Norm, Objective, directions, pgd
-from robustmetric.registry import Registry, registry
+from robustmetric.registry import Registry, changed_options, registry, with_options
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,21 +50,17 @@ class Search(ABC):
     """
 
     norms: ClassVar[tuple[Norm, ...]] = ("linf",)
+    follows_gradient: ClassVar[bool]
+    """Whether it follows gradients of the network under attack: white-box, and not by trial."""
+    keeps_last: ClassVar[bool] = False
+    """Whether what it returns is the end of one descent, and not the best of several points."""
+    network: ClassVar[nn.Module | None] = None
+    """The network that perturbations are searched on, if it is not the one under attack."""
 
     @property
     def name(self) -> str:
         """The search as it is written on the command line."""
         return with_options(type(self).__name__.lower(), changed_options(self), ", ")
-
-    @property
-    @abstractmethod
-    def follows_gradient(self) -> bool:
-        """Whether it follows gradients of the network under attack: white-box, and not by trial."""
-
-    @property
-    def keeps_last(self) -> bool:
-        """Whether what it returns is the end of one descent, and not the best of several points."""
-        return False
 
     def differentiates(self, model: nn.Module) -> bool:
         """Return whether gradients of this network, `model`, are needed."""
@@ -73,11 +69,6 @@ class Search(ABC):
     def num_evaluations(self, budget: Budget) -> int:
         """Return how often it evaluates the objective within a `budget`, as far as can be said."""
         return budget.steps
-
-    @property
-    def network(self) -> nn.Module | None:
-        """The network that perturbations are searched on, if it is not the one under attack."""
-        return None
 
     @abstractmethod
     def minimise(self, problem: Problem) -> Tensor:
@@ -98,8 +89,9 @@ class Search(ABC):
                 parameter="norm",
             )
         moved, shape = self.minimise(problem), problem.images.shape
-        if not (is_floats(moved, shape) and moved.isfinite().all()):
-            broken = " with NaN or infinity" if is_floats(moved, shape) else ""
+        floats = is_floats(moved, shape)
+        if not floats or not moved.isfinite().all():
+            broken = " with NaN or infinity" if floats else ""
             raise UserError(
                 f"{type(self).__name__}.minimise returned {describe(moved)}{broken}; it must return finite "
                 f"floats of shape {tuple(shape)}, as the images"
@@ -108,9 +100,11 @@ class Search(ABC):
 
     def check(self) -> None:
         """Reject a search with a method or a name that cannot be used."""
-        check_signature(f"{type(self).__name__}.minimise", self.minimise, "problem")
+        who = type(self).__name__
+        check_signature(f"{who}.minimise", self.minimise, "problem")
         if not isinstance(self.name, str) or not self.name:
-            raise UserError(f"{type(self).__name__}.name is {describe(self.name)}; it must be a text")
+            raise UserError(f"{who}.name is {describe(self.name)}; it must be a text")
+        instance(f"{who}.follows_gradient", getattr(self, "follows_gradient", None), bool)
 
 
 class Lowest:
@@ -188,7 +182,7 @@ class PGD(Search):
         instance("best", self.best, bool)
 
     @property
-    def keeps_last(self) -> bool:
+    def keeps_last(self) -> bool:  # type: ignore[override]
         """Whether what it returns is the end of one descent, and not the best of several points."""
         return self.restarts == 1 and not self.best
 
@@ -312,7 +306,7 @@ class Transfer(Search):
         return f"transfer({self.search.name})"
 
     @property
-    def network(self) -> nn.Module | None:
+    def network(self) -> nn.Module | None:  # type: ignore[override]
         """The surrogate."""
         return self.surrogate
 
@@ -335,36 +329,31 @@ def bind(search: Search, surrogate: nn.Module | None) -> Search:
     >>> bind(make_search("transfer"), nn.Flatten()).network
     Flatten(start_dim=1, end_dim=-1)
     """
-    if isinstance(search, Transfer) and search.surrogate is None:
-        if surrogate is None:
-            raise UserError(
-                f"search {search.name!r} needs a surrogate, the network that is searched on: give one",
-                parameter="surrogate",
-            )
-        return replace(search, surrogate=surrogate)
-    if surrogate is not None and search.network is not surrogate:
-        other = f"write transfer({search.name}), or " if search.network is None else "it has its own: "
-        raise UserError(
-            f"search {search.name!r} takes no surrogate: {other}leave the surrogate out",
-            parameter="surrogate",
-        )
+    waits = isinstance(search, Transfer) and search.surrogate is None
+    if waits and surrogate is not None:
+        return replace(search, surrogate=surrogate)  # type: ignore[call-arg]
+    if waits or (surrogate is not None and search.network is not surrogate):
+        told = "needs a surrogate, the network that is searched on: give one"
+        if not waits:
+            other = f"write transfer({search.name}), or " if search.network is None else "it has its own: "
+            told = f"takes no surrogate: {other}leave the surrogate out"
+        raise UserError(f"search {search.name!r} {told}", parameter="surrogate")
     return search
 
 
-def make_search(name: str, *, surrogate: nn.Module | None = None) -> Search:
+def make_search(name: str) -> Search:
     """Make a search by its name, with its options in brackets.
 
     `name` is that of a registered search, or ``"file.py:Mine(option=1)"``; either may stand in the brackets
-    of ``"transfer(nes)"``, and PGD does if there are none. `surrogate` is the network that a transfer
-    searches on; it may be bound later.
+    of ``"transfer(nes)"``, and PGD does if there are none.
 
     >>> make_search("pgd")
     PGD(restarts=1, random_start=False, best=False)
     """
     found = re.fullmatch(r"\s*transfer\s*(?:\((.*)\))?\s*", name, re.DOTALL)
     if found is None:
-        return bind(SEARCHES.make(name), surrogate)
+        return SEARCHES.make(name)
     inner = make_search((found[1] or "").strip() or "pgd")
     if isinstance(inner, Transfer):
         raise UserError(f"search {name!r}: transfer cannot stand in its own brackets; write {inner.name}")
-    return Transfer(search=inner, surrogate=surrogate)
+    return Transfer(search=inner)

@@ -7,61 +7,63 @@ import io
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
-import typer
-from rich.table import Table
 from safetensors.torch import save as as_safetensors
 
-from robustmetric.attacks import ATTACKS, Attack
-from robustmetric.cli.app import OWN, app, stoppable
-from robustmetric.cli.options import Tested, takes
-from robustmetric.cli.request import Request
-from robustmetric.cli.show import Watch
-from robustmetric.cli.terminal import wide
+from robustmetric.attacks import Attack
+from robustmetric.cli import options
+from robustmetric.cli.app import app
+from robustmetric.cli.progress import Progress
+from robustmetric.cli.request import Request, Tested, takes
+from robustmetric.cli.terminal import Terminal
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Settings, run_attack
 from robustmetric.evaluation.attack import AttackResult
-from robustmetric.evaluation.job import Progress, Ticks
+from robustmetric.evaluation.job import Ticks
 from robustmetric.files import save
 from robustmetric.locks import claimed
 from robustmetric.registry import split_names
 from robustmetric.report.cards import Album, Picture, card, rendered
 from robustmetric.report.page import make_html
 from robustmetric.report.records import alpha_of, eps_of
-from robustmetric.text import one_line, printable, spreadsheet_text
+from robustmetric.text import one_line, printable, shortened, spreadsheet_text
 
 ARRAYS, RANKS, PAGE = "images.safetensors", "ranks.csv", "attack.html"
 TEXTS = ("file", "class", "target's file", "target's class")  # columns of text; all others are numbers
-LINES = 20  # of the table on the terminal
+LINES, NAME = 20, 24  # of the table on the terminal, and letters of a name there
 BETWEEN = " // "  # files of several targets: no path has two slashes in a row, but at its beginning
 
 
 @app.command()
 @takes(
+    Settings,
     *(name for name in Settings.model_fields if name not in ("attacks", "checks", "suite")),
-    transfers=True,
-    queries=16,
+    without=(),
+    queries=Annotated[
+        int, options.option(options.ATTACK, "Number of images that are attacked.", show_default="16")
+    ],
 )
 def attack(
     tested: Tested,
     settings: dict[str, object],
     *,
-    name: str = typer.Option(..., "--attack", help=f"{', '.join(ATTACKS)} {OWN}."),
-    out: Path = typer.Option(..., "--out", "-o", help="Folder for the images, which must not exist."),
+    name: options.AttackName,
+    out: Annotated[Path, options.out("New folder for the page, the images and their ranks.")],
 ) -> None:
     """Run one attack; write a page of what it did, the images before and after, and their ranks."""
-    console = wide()
+    console = Terminal()
     if len(split_names(name)) > 1:
         raise UserError(f"one attack is run, not {name!r}: evaluate takes several", parameter="name")
-    request = Request.of(tested, {**settings, "attacks": [name], "checks": "none"})
+    request = Request.of(tested, {"queries": 16, **settings, "attacks": [name], "checks": "none"})
     if out.exists():
         raise UserError(f"{out} exists already: give another folder", parameter="out")
-    with stoppable(console, "nothing was written: run the same command again"), claimed(out, "an attack"):
+    with claimed(out, "an attack"):
         networks = request.networks()
-        data = request.images(console)
-        with Watch(console) as watch:
-            evaluation = request.evaluation(networks, data, progress=watch)
+        with Progress(console) as watch:
+            data = request.images(watch)
+            evaluation = request.evaluation(networks, data, None, watch)
             evaluation.probe()
             with evaluation.subject.frozen():
                 evaluation.embed()
@@ -83,11 +85,11 @@ def attack(
             draft.rename(out)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    console.print(_title(evaluation), highlight=False)
-    console.print(_table(pictures, rows))
+    console.say(_title(evaluation))
+    _show(console, pictures[:LINES], rows)
     if len(rows) > LINES:
-        console.print(f"{len(rows) - LINES} more queries are in {RANKS}")
-    console.print(f"page, images, arrays and ranks of {len(rows)} queries are in {out}")
+        console.say(f"{len(rows) - LINES} more queries are in {RANKS}")
+    console.say(f"page, images, arrays and ranks of {len(rows)} queries are in {out}")
 
 
 def _attacked(evaluation: Evaluation, watch: Progress) -> list[tuple[torch.Tensor, AttackResult]]:
@@ -161,17 +163,16 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
     return text.getvalue()
 
 
-def _table(pictures: Sequence[Picture], rows: Sequence[Mapping[str, str]]) -> Table:
-    """Lay out the first queries, with values before and after in one cell."""
-    names, found = ("image", "file", "class", "target's class"), []
-    for picture, row in zip(pictures[:LINES], rows, strict=False):
-        cells = {name: one_line(row[name]) for name in names if name in row}
-        cells |= {heading: f"{before} → {after}" for heading, before, after in picture.values}
-        cells["rank"] = " → ".join("-" if place is None else str(place) for place in picture.place)
-        found.append(cells)
-    table = Table()
-    for name in found[0]:
-        table.add_column(name, overflow="ellipsis", no_wrap=True)
-    for cells in found:
-        table.add_row(*cells.values())
-    return table
+def _show(console: Terminal, pictures: Sequence[Picture], rows: Sequence[Mapping[str, str]]) -> None:
+    """Print the queries, with values before and after in one cell."""
+    keys = [name for name in ("image", "file", "class", "target's class") if name in rows[0]]
+    cells = [
+        [
+            *(shortened(one_line(row[name]), lambda text: len(text) <= NAME) for name in keys),
+            *(f"{before} → {after}" for _, before, after in picture.values),
+            " → ".join("-" if place is None else str(place) for place in picture.place),
+        ]
+        for picture, row in zip(pictures, rows, strict=False)
+    ]
+    headings = [heading for heading, _, _ in pictures[0].values]
+    console.table([*keys, *headings, "rank"], cells, keys=len(keys))

@@ -23,14 +23,13 @@ def demo(
     seed: int = typer.Option(0, help="Starts every random draw."),
 ) -> None:
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
-    from robustmetric.cli.progress import Training
-    from robustmetric.cli.show import Watch, show_checks, show_scores
-    from robustmetric.cli.worst import show_suite
+    from robustmetric.cli.progress import Progress
+    from robustmetric.cli.show import show_checks, show_scores, show_suite
     from robustmetric.data import load
     from robustmetric.evaluation import Data, Evaluation, Plan, Subject, load_arrays
     from robustmetric.report.page import write_report
     from robustmetric.report.pictures import make_pictures
-    from robustmetric.training.progress import Teller
+    from robustmetric.training.callbacks import ShowProgress
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
     from robustmetric.training.stops import Stopped
@@ -42,17 +41,13 @@ def demo(
         recipe = load_recipe("digits", {"defense": name, "epochs": epochs, "seed": seed})
         folder = out / re.sub(r"\W+", "-", name).strip("-")
         console.print(f"train {name}, in {folder}")
-        shown = Training(console)
         try:
-            bar = [Teller(shown, lambda _: None, "")] if console.is_terminal else []
-            with stoppable(console, KEPT):
+            with stoppable(console, KEPT), Progress(console) as shown:
+                bar = [ShowProgress(shown.update, lambda _: None, "")] if console.is_terminal else []
                 train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
         except Stopped as stopped:
-            shown.stop()
             console.print(f"stopped by {stopped}; {KEPT}")
             raise typer.Exit(exit_code(str(stopped))) from None
-        finally:
-            shown.stop()
         run = load_run(folder)
         test = run.inputs.pixels(load("digits", split="test"))
         subject = Subject(
@@ -64,9 +59,8 @@ def demo(
         )
         plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
         folders.append(folder / f"evaluation-{queries}")
-        with stoppable(console, KEPT), Watch(console) as watch:
+        with stoppable(console, KEPT), Progress(console) as watch:
             evaluation = Evaluation(subject, plan, folders[-1], watch)
-            watch.expect(evaluation.costs)
             record = evaluation.run()
             make_pictures(Evaluation(subject, plan), record, load_arrays(folders[-1]), folders[-1], watch)
         show_checks(console, record)

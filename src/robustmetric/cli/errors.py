@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterator
+
+from robustmetric.files import remedy
 
 _MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|out of memory|storage size calculation overflowed"
@@ -13,21 +14,6 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 _KEPT = "what is finished is kept: run the same command again"
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"make room; {_KEPT}"),
-    errno.EFBIG: f"use another disk; {_KEPT}",
-    errno.EIO: f"look after the disk; {_KEPT}",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or give another path"),
-    errno.EROFS: "give a path that can be written to",
-    errno.ENOENT: "give another path",
-    errno.ENOTDIR: "a part of the path is a file: give another path",
-    errno.EISDIR: "give a file, not a folder",
-    errno.EEXIST: "give another path",
-    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL), "give another path"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files, such as by ulimit -n 4096"),
-    errno.ENOMEM: "close other programs, or ask for less at once",
-    errno.EAGAIN: f"too much runs at the same time; {_KEPT}",
-}
 
 
 def out_of_memory(error: BaseException) -> str | None:
@@ -50,8 +36,8 @@ def out_of_memory(error: BaseException) -> str | None:
 def told_of_files(error: BaseException) -> str | None:
     """Return what to say of an `error` of the system: the file, what is wrong with it and what to do.
 
-    >>> told_of_files(IsADirectoryError(errno.EISDIR, "Is a directory", "runs"))
-    'runs: Is a directory; give a file, not a folder'
+    >>> told_of_files(IsADirectoryError(21, "Is a directory", "runs"))
+    'runs: Is a directory; give a file, not a folder; what is finished is kept: run the same command again'
     >>> told_of_files(ValueError("elsewhere")) is None
     True
     """
@@ -63,7 +49,7 @@ def told_of_files(error: BaseException) -> str | None:
         return str(error)  # it is one of ours, and says all
     files = [os.fsdecode(file) for file in (error.filename, error.filename2) if isinstance(file, str | bytes)]
     place = f"{' and '.join(files)}: " if files else ""
-    return f"{place}{error.strerror}; {_REMEDIES.get(error.errno, _KEPT)}"
+    return f"{place}{error.strerror}; {remedy(error) or 'give another path'}; {_KEPT}"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -1,153 +1,137 @@
-"""The options that commands share, each written once: of the network and the images, and of a plan."""
+"""The options of the command line: each is declared once, with its help, for all commands that use it."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 
-from robustmetric.cli.app import FIT, OWN, TRUST
-from robustmetric.data import DATA
-from robustmetric.data.decode import Fit
 from robustmetric.errors import UserError, fraction
-from robustmetric.evaluation import Settings
-from robustmetric.models import MODELS
-from robustmetric.registry import split_names, unknown
 
-ON = typer.Option("local", help="Where workers run: local, as processes here, or ray, as tasks of Ray.")
-ADDRESS = typer.Option(
-    None, help="The Ray cluster, HOST:PORT or auto; by default Ray is started on this machine alone."
-)
-RUN = typer.Argument(help="Folder of a run.")
-WEIGHTS = typer.Option(None, help="Its weights: last, best or a file; by default those that evaluate takes.")
-DEVICE = typer.Option("auto", help="auto, cpu, cuda or mps.")
+# What is imported here must be quick to import: names from elsewhere are repeated, and a test compares them.
+
+PANELS = NETWORK, IMAGES, ATTACK, OUTPUT, MACHINE = "Network", "Images", "Attack", "Output", "Machine"
+"""The panels of the help, in its order."""
 
 
-def check_engine(on: str, address: str | None) -> None:
-    """Refuse an engine that is not there, and the address of another one."""
-    if on not in (engines := dict.fromkeys(("local", "ray"))):
-        raise UserError(unknown("engine", on, engines), parameter="on")
-    if address is not None and on != "ray":
-        raise UserError(f"an address goes with --on ray, not with {on}", parameter="address")
+def option(panel: str, told: str, *names: str, **how: Any) -> Any:
+    """Declare an option in a panel of the help, by default named as its parameter."""
+    return typer.Option(*names, help=told, rich_help_panel=panel, **how)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tested:
-    """What the command line says of a network and its images; an option of each field's name."""
+def level(text: str) -> float:
+    """Read a number such as 8/255 or 0.03.
 
-    run: Annotated[Path | None, typer.Argument(help="Folder of a run; or give --model and --weights.")] = None
-    data: Annotated[str | None, typer.Option(help=f"{', '.join(sorted(DATA))} {OWN}.")] = None
-    root: Annotated[Path | None, typer.Option(help="Where its files are.")] = None
-    split: Annotated[
-        str, typer.Option(help="Which of its images: test, or all, training images included.")
-    ] = "test"
-    gallery: Annotated[
-        Path | None, typer.Option(help="Rank these instead: a folder of classes or a CSV file.")
-    ] = None
-    queries_from: Annotated[
-        Path | None, typer.Option(help="Query with these instead: a folder of classes or a CSV file.")
-    ] = None
-    model: Annotated[str | None, typer.Option(help=f"{', '.join(MODELS)}, timm:NAME {OWN}.")] = None
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Its weights: safetensors or a torch file; of a run, last or best. By default a run's best "
-            "where validation images chose them, else its last."
-        ),
-    ] = None
-    dim: Annotated[int | None, typer.Option(help="Length of its embeddings, of a network by name.")] = None
-    size: Annotated[
-        int | None, typer.Option(help="Size that images are brought to; resize and crop in one.")
-    ] = None
-    resize: Annotated[int | None, typer.Option(help="Size that images are brought to, before cropping.")] = (
-        None
-    )
-    crop: Annotated[int | None, typer.Option(help="Size of the middle that is taken of them.")] = None
-    fit: Annotated[Fit | None, typer.Option(help=FIT)] = None
-    surrogate: Annotated[
-        Path | None,
-        typer.Option(help="For transfer and the suite: folder of the run that perturbations come from."),
-    ] = None
-    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto"
-    cache: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out images that cannot be read.")
-    ] = False
-
-    def __post_init__(self) -> None:
-        for name, most in (("size", 4096), ("resize", 4096), ("crop", 4096), ("dim", 65_536)):
-            if (getattr(self, name) or 0) > most:
-                raise UserError(f"{name} must be at most {most:,}, not {getattr(self, name)}", parameter=name)
-
-
-def takes(
-    *settings: str, transfers: bool = False, **defaults: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take the options of `Tested` and those of a plan that `settings` names.
-
-    The command is called with a `Tested` and with the settings of its plan, as far as they were given, before
-    its own options. Only a command that `transfers` perturbations takes a surrogate. `defaults` are those of
-    settings where they differ from the plan's.
+    >>> level("51/255")
+    0.2
     """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[2:]
-        hints = get_type_hints(Tested, include_extras=True)
-        asked = [f for f in fields(Tested) if transfers or f.name != "surrogate"]
-        tested = [_parameter(f.name, hints[f.name], f.default) for f in asked]
-        planned = [_of_plan(name, defaults) for name in settings]
-
-        @wraps(command)
-        def call(**values: Any) -> None:
-            network = Tested(**{f.name: values.pop(f.name) for f in asked})
-            plan = {name: _read(name, values.pop(name)) for name in settings}
-            command(network, {k: v for k, v in plan.items() if v is not None}, **values)
-
-        parameters = [tested[0], *own, *tested[1:], *planned]
-        # The places that a signature is read from.
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {p.name: p.annotation for p in parameters}
-        return call
-
-    return decorate
-
-
-def _of_plan(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    """Make the option of a plan's field: its help is the field's description, its default the field's."""
-    field = Settings.model_fields[name]
-    alpha, attacks = (Settings.model_fields[key].default for key in ("alpha", "attacks"))
-    texts = {"eps": None, "alpha": f"{255 * alpha:g}/255", "attacks": ",".join(attacks)}
-    default = defaults.get(name, texts.get(name, field.default))
-    kind = str if name in texts or name in ("protocol", "norm") else field.annotation
-    told = str(field.description)
-    if name == "queries":
-        told = told.partition("; ")[0] + ("; by default all" if default is None else "")
-    told += f", {OWN}." if name in ("search", "attacks", "checks") else "."
-    told = told[:1].upper() + told[1:] if told[:1].isascii() else told
-    annotation = Annotated[kind if default is not None else kind | None, typer.Option(help=told)]  # type: ignore[operator,valid-type]
-    return _parameter(name, annotation, default)
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _read(name: str, value: Any) -> Any:
-    """Read a setting from its text: levels as fractions, attacks as a list."""
-    if name == "attacks":
-        return split_names(value)
-    if name in ("eps", "alpha") and value is not None:
-        level = fraction(value)
-        if not isinstance(level, float):
-            allowed = "[0, 1]" if name == "eps" else "(0, 1]"
-            raise UserError(
-                f"{name} must be a number in {allowed} such as 8/255 or 0.03, not {value!r}", parameter=name
-            )
-        return level
+    value = fraction(text)
+    if not isinstance(value, float):
+        raise typer.BadParameter(f"{text!r} is no number such as 8/255 or 0.03")
     return value
+
+
+def number(panel: str, told: str, *names: str, **how: Any) -> Any:
+    """Declare an option that takes a number such as 8/255."""
+    return option(panel, told, *names, parser=level, metavar="<number>", **how)
+
+
+# The network
+Run = Annotated[Path, typer.Argument(help="Run folder.")]
+Model = Annotated[str | None, option(NETWORK, "c2f2, resnet18, resnet50, timm:NAME or FILE.py:NAME.")]
+Weights = Annotated[str | None, option(NETWORK, "Weights file; of a run also last or best.")]
+Dim = Annotated[int | None, option(NETWORK, "Embedding size of a network by name.")]
+Surrogate = Annotated[Path | None, option(NETWORK, "Run folder of the network that transfer attacks use.")]
+Trust = Annotated[bool, option(NETWORK, "Run the code that a run or a recipe brings along.", "--trust")]
+
+# The images
+Data = Annotated[
+    str | None,
+    option(
+        IMAGES,
+        "cars, csv, cub, digits, fashion-mnist, folder, inshop, market1501, mnist, sop or FILE.py:NAME.",
+    ),
+]
+Root = Annotated[Path | None, option(IMAGES, "Dataset directory.")]
+Split = Annotated[Literal["test", "all"], option(IMAGES, "Test images, or all.")]
+Gallery = Annotated[Path | None, option(IMAGES, "Rank these images: a folder of classes or a CSV file.")]
+QueriesFrom = Annotated[Path | None, option(IMAGES, "Query with these images: a folder or a CSV file.")]
+Size = Annotated[int | None, option(IMAGES, "Resize images to SIZE×SIZE.")]
+Resize = Annotated[int | None, option(IMAGES, "Resize images before cropping.")]
+Crop = Annotated[int | None, option(IMAGES, "Crop the middle CROP×CROP.")]
+Fit = Annotated[Literal["squeeze", "crop", "pad"] | None, option(IMAGES, "How an image becomes a square.")]
+Cache = Annotated[Path | None, option(IMAGES, "Folder of decoded images.")]
+SkipBroken = Annotated[bool, option(IMAGES, "Leave out images that cannot be read.", "--skip-broken")]
+
+# The attack
+SETTINGS: dict[str, Any] = {
+    "attacks": Annotated[
+        str,
+        option(ATTACK, "Attacks, such as CA+,QA-(m=5),ES or FILE.py:NAME.", show_default="all of the ERS"),
+    ],
+    "suite": Annotated[str, option(ATTACK, "worst-case runs many strong attacks as well.")],
+    "protocol": Annotated[
+        Literal["strict", "reference"], option(ATTACK, "Rules of the attacks; reference is as published.")
+    ],
+    "eps": Annotated[
+        float,
+        number(ATTACK, "ε, the largest change of a pixel.", show_default="of the data"),
+    ],
+    "norm": Annotated[Literal["linf", "l2"], option(ATTACK, "Norm of a change; l2 is that of the image.")],
+    "alpha": Annotated[float, number(ATTACK, "α, the step size.", show_default="3/255")],
+    "steps": Annotated[int, option(ATTACK, "η, the number of steps.")],
+    "search": Annotated[str, option(ATTACK, "pgd, apgd, nes, spsa, square, transfer or FILE.py:NAME.")],
+    "queries": Annotated[int, option(ATTACK, "Number of images that are attacked.", show_default="all")],
+    "seed": Annotated[int, option(ATTACK, "Random seed.")],
+    "checks": Annotated[str, option(ATTACK, "Checks: none, quick or full, and others by name.")],
+    "batch": Annotated[int, option(MACHINE, "Images per batch.")],
+    # of certify
+    "sigma": Annotated[
+        float, number(ATTACK, "σ, the deviation of the noise, such as 0.25.", show_default=False)
+    ],
+    "radii": Annotated[str, option(ATTACK, "L2 radii, such as 0.25,0.5.", show_default="σ/4, σ/2, σ")],
+    "samples": Annotated[int, option(ATTACK, "Noisy copies of a query.")],
+    "choose": Annotated[int, option(ATTACK, "Noisy copies that choose its rivals.")],
+    "gallery_samples": Annotated[int, option(ATTACK, "Noisy copies of each ranked image.")],
+    "attack_samples": Annotated[int, option(ATTACK, "Noisy copies that an attack sees.")],
+    "failure_probability": Annotated[
+        float, number(ATTACK, "Failure probability per certificate.", "--failure-probability")
+    ],
+    # of verify
+    "count": Annotated[int, option(IMAGES, "Number of pairs that are drawn, half of them same.")],
+    "far": Annotated[float, number(ATTACK, "FAR that the threshold is chosen for.", show_default="0.01")],
+    "threshold": Annotated[
+        float, number(ATTACK, "Distance up to which a pair is same.", show_default="chosen by the FAR")
+    ],
+}
+"""The fields of the plans of evaluate, certify, verify and attack."""
+AttackName = Annotated[str, option(ATTACK, "Name of the attack, such as ES.", "--attack")]
+SkipAttack = Annotated[bool, option(ATTACK, "Attack nothing.", "--skip-attack")]
+
+# The output and the machine
+Force = Annotated[bool, option(OUTPUT, "Overwrite the output file.", "--force")]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], option(MACHINE, "Where networks run.")]
+Devices = Annotated[int, option(MACHINE, "Worker processes that share the work.")]
+On = Annotated[Literal["local", "ray"], option(MACHINE, "Where workers run: here or as tasks of Ray.")]
+Address = Annotated[str | None, option(MACHINE, "Ray cluster, HOST:PORT or auto.", show_default="one here")]
+
+
+def out(told: str, **how: Any) -> Any:
+    """Declare where output goes."""
+    return option(OUTPUT, told, "--out", "-o", **how)
+
+
+def check_address(on: str, address: str | None) -> None:
+    """Reject the address of a cluster that is not used."""
+    if address is not None and on != "ray":
+        raise UserError(f"an address is for --on ray, not for {on}", parameter="address")
+
+
+# Until all commands use those above:
+ON = typer.Option("local", help="Where workers run: local or ray.")
+ADDRESS = typer.Option(None, help="Ray cluster, HOST:PORT or auto.")
+RUN = typer.Argument(help="Run folder.")
+WEIGHTS = typer.Option(None, help="Weights file; of a run also last or best.")
+DEVICE = typer.Option("auto", help="auto, cpu, cuda or mps.")
+check_engine = check_address

@@ -6,25 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import typer
 
+from robustmetric.cli import options
 from robustmetric.cli.app import app
 from robustmetric.cli.sheets import show_sheet
-from robustmetric.cli.terminal import wide
+from robustmetric.cli.terminal import Terminal
 from robustmetric.errors import UserError
 from robustmetric.evaluation.record import RECORD
 from robustmetric.experiments.outcome import RESULT, read_result, run_of
-from robustmetric.files import DamagedError, save
+from robustmetric.files import save
 from robustmetric.locks import claimed
 from robustmetric.report.page import make_page
 from robustmetric.report.records import named_records, told_apart
 from robustmetric.report.sheet import SUFFIXES, sheet_of_records
-from robustmetric.training.code import bare
-from robustmetric.training.entries import read_file
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.table import read_rows
+from robustmetric.training.folder import RunFolder, read_rows
+from robustmetric.training.recipe import bare, read_file
 
 Format = Literal["html", "md", "csv", "latex", "svg", "pdf", "png"]
 Make = Callable[[], bytes | str]
@@ -33,18 +32,20 @@ WANTED = f"give a record ({RECORD}, or a folder that holds one), a run, or a cel
 
 @app.command()
 def report(
-    paths: list[Path] = typer.Argument(
-        metavar="RECORD...", help="Record files, runs, cells of reproduce, or folders that hold cells."
-    ),
-    out: Path | None = typer.Option(None, "--out", "-o", help="File of the page, table or plots."),
-    to: Format | None = typer.Option(None, help="Format of the file; that of its suffix by default."),
-    force: bool = typer.Option(False, "--force", help="Overwrite the file."),
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RECORD...", help="Record files, runs, or cells of reproduce.")
+    ],
+    out: Annotated[Path | None, options.out("File of the page, table or plots.")] = None,
+    to: Annotated[
+        Format | None, options.option(options.OUTPUT, "Format of the file.", show_default="its suffix")
+    ] = None,
+    force: options.Force = False,
 ) -> None:
     """Compare records in a table, and write a page of HTML, a table or plots.
 
     Pictures of attacks are made by evaluate --report, and curves by evaluate --report --curves.
     """
-    console = wide()
+    console = Terminal()
     kind = _format(out, to, force)
     found = Sources.of(paths)
     named = named_records(found.records)
@@ -55,8 +56,7 @@ def report(
         raise UserError(f"there is no record in {', '.join(map(str, paths))}: {WANTED}")
     if out is None:
         return
-    say = partial(console.print, highlight=False, soft_wrap=True)
-    parts: Mapping[str, Make] = {"": lambda: make_page(found.records, say, out=out)}
+    parts: Mapping[str, Make] = {"": lambda: make_page(found.records, console.say, out=out)}
     if kind in SUFFIXES:
         parts = {"": lambda: table.text(kind)}
     elif kind != "html":
@@ -67,7 +67,7 @@ def report(
             claims.enter_context(claimed(file, "a report", force=force))
         for file, make in files.items():
             save(file, make())
-            say(f"written: {file}")
+            console.say(f"written: {file}")
 
 
 def _format(out: Path | None, to: Format | None, force: bool) -> str:
@@ -107,9 +107,7 @@ class Sources(NamedTuple):
             self.samplers[folder] = cell
             return
         run = RunFolder(folder) if cell is None else run_of(folder)
-        if run.exists and run.metrics.is_file():
-            if not (rows := read_rows(run.metrics)):
-                raise DamagedError(f"{run.metrics} is no table with a step in each row: restore or remove it")
+        if run.exists and (rows := read_rows(run.metrics)):
             self.runs[run.path] = rows
         if cell is not None:
             self.records.extend(sorted(file.parent for file in run.path.glob(f"evaluation*/{RECORD}")))

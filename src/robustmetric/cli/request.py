@@ -1,143 +1,234 @@
-"""What a command line asks to be evaluated, as plain data that can be sent to workers."""
+"""What a command line asks to be tested: a network, images and a plan, as data that workers can take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_type_hints
 
 import torch
-from rich.console import Console
+import typer
+from pydantic import BaseModel
 from torch import nn
 
-from robustmetric.cli.app import OWN
-from robustmetric.cli.options import Tested
-from robustmetric.cli.progress import Decoding
-from robustmetric.data import DATA, load
+from robustmetric.cli import options
+from robustmetric.cli.progress import Progress
+from robustmetric.data import load
 from robustmetric.data.base import Split
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Evaluation, Plan, Subject
 from robustmetric.evaluation.data import Data, data_by_marks, data_of_two
-from robustmetric.evaluation.job import Progress
 from robustmetric.evaluation.plan import usual_eps
 from robustmetric.models.source import NetworkSource, try_network
-from robustmetric.registry import lookup
+from robustmetric.registry import split_names
 from robustmetric.text import printable
-from robustmetric.training.runs import RunFolder, Which
+from robustmetric.training.folder import RunFolder, Which
 from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
 
-SPLITS: dict[str, Split] = {"test": "test", "all": "all"}
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """The network and the images that are tested: an option of the command line for each field."""
+
+    run: Annotated[Path | None, typer.Argument(help="Run folder; or give --model and --weights.")] = None
+    model: options.Model = None
+    weights: options.Weights = None
+    dim: options.Dim = None
+    surrogate: options.Surrogate = None
+    trust: options.Trust = False
+    data: options.Data = None
+    root: options.Root = None
+    split: options.Split = "test"
+    gallery: options.Gallery = None
+    queries_from: options.QueriesFrom = None
+    size: options.Size = None
+    resize: options.Resize = None
+    crop: options.Crop = None
+    fit: options.Fit = None
+    cache: options.Cache = None
+    skip_broken: options.SkipBroken = False
+    device: options.Device = "auto"
+
+    def __post_init__(self) -> None:
+        for name, most in (("size", 4096), ("resize", 4096), ("crop", 4096), ("dim", 65_536)):
+            if (getattr(self, name) or 0) > most:
+                raise UserError(f"{name} must be at most {most:,}, not {getattr(self, name)}", parameter=name)
+
+    def folder(self, out: Path | None, name: str) -> Path:
+        """Return the folder `out` of the output, by default the one of this `name` in the run's."""
+        if out is None and self.run is None:
+            raise UserError(f"give a folder for the {name}", parameter="out")
+        return out or RunFolder(self.run or "").path / name
+
+    def run_folder(self) -> RunFolder | None:
+        """Return the run, if one is given: it brings a network of its own."""
+        if self.run is None:
+            return None
+        for name in ("model", "dim"):
+            if (given := getattr(self, name)) is not None:
+                raise UserError(
+                    f"a run has its own network: leave {given} out, or {self.run}", parameter=name
+                )
+        return _run_folder(self.run, self.trust, "run")
+
+
+def takes(
+    plan: type[BaseModel], *settings: str, without: Collection[str] = ("surrogate",), **other: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take the options of `Tested`, and those of the fields `settings` of a `plan`.
+
+    The command is called with a `Tested` and with the settings that were given, before its own options. It
+    has no options for the fields `without`; `other` declares options of settings in another way.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[2:]
+        hints = get_type_hints(Tested, include_extras=True)
+        used = [field for field in fields(Tested) if field.name not in without]
+        tested = [_parameter(field.name, hints[field.name], field.default) for field in used]
+        planned = [_of_plan(plan, name, other.get(name, options.SETTINGS.get(name))) for name in settings]
+
+        @wraps(command)
+        def call(**values: Any) -> None:
+            network = Tested(**{p.name: values.pop(p.name) for p in tested})
+            given = {name: value for name in settings if (value := values.pop(name)) is not None}
+            if "attacks" in given:
+                given["attacks"] = split_names(given["attacks"])
+            command(network, given, **values)
+
+        parameters = sorted([*tested, *planned, *own], key=_panel)
+        # The places that a signature is read from.
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return decorate
+
+
+def _of_plan(plan: type[BaseModel], name: str, declared: Any) -> inspect.Parameter:
+    """Return the option of a plan's field, whose default the help shows."""
+    kind, info = get_args(declared)
+    default = plan.model_fields[name].default if info.show_default is True else None
+    return _parameter(name, declared if default is not None else Annotated[kind | None, info], default)
+
+
+def _panel(parameter: inspect.Parameter) -> int:
+    declared = (*getattr(parameter.annotation, "__metadata__", ()), parameter.default)[0]
+    panel = getattr(declared, "rich_help_panel", None)
+    return options.PANELS.index(panel) if panel in options.PANELS else -1
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images by the name of a data set, where its files are, and which of them."""
+    """A `split` of a data set, by its name and directory."""
 
     data: str
     root: Path | None
     split: Split
 
+    @classmethod
+    def at(cls, path: Path) -> Images:
+        """Return all images at a path: of a file as a table, of a directory as a folder of classes."""
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {path} to take images from: give a folder or a CSV file")
+        return cls("csv" if path.is_file() else "folder", path, "all")
+
     @property
     def title(self) -> str:
-        """What a record calls them."""
+        """Their name in a record."""
         data = without_folder(self.data)
         return data if self.split == "test" else f"{data} ({self.split})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """A network, its images and how to attack it, with all that can be told of them before they are loaded.
+    """A network, its images and how to attack it, with all that is known before they are loaded.
 
-    `name` and `data` are what a record calls the network and the images, `inputs` is what the network takes.
-    `queries` are the images that query, `gallery` those that are ranked, if they are others. `chosen` says
-    how the weights were chosen, `trained_on` are the classes that the network was trained on, if that is
-    known. `surrogate` is the network that perturbations come from, and what it takes.
+    `name` and `data` are the names of network and images in a record. `queries` are the images that query,
+    `gallery` those that are ranked, if they are others. `chosen` says how the weights were chosen,
+    `trained_on` names the classes of the training, where that is known. `surrogate` is the network that
+    perturbations come from, with its inputs.
     """
 
+    tested: Tested
     name: str
     data: str
     source: NetworkSource
     inputs: Inputs
     queries: Images
     gallery: Images | None
-    settings: Mapping[str, Any]
-    surrogate: tuple[NetworkSource, Inputs] | None
     chosen: str | None
     trained_on: tuple[str, ...] | None
-    device: str
-    cache: Path | None
-    skip_broken: bool
+    settings: Mapping[str, Any]
+    surrogate: tuple[NetworkSource, Inputs] | None
 
     @classmethod
     def of(cls, tested: Tested, settings: Mapping[str, Any]) -> Request:
-        """Work out what the options ask for; whatever cannot be is refused before an image is decoded."""
-        split = lookup("split", tested.split, SPLITS)
-        device_of_share(tested.device, 0)
-        made = _of_run(tested, split) if tested.run is not None else _of_network(tested, split)
-        usual = made.pop("usual")
-        request = cls(
-            settings={**(usual if settings.get("norm", "linf") == "linf" else {}), **settings},
-            surrogate=_surrogate(tested.surrogate, tested.trust),
-            device=tested.device,
-            cache=tested.cache,
-            skip_broken=tested.skip_broken,
-            **made,
-        )
+        """Resolve the options; what cannot be is rejected before an image is decoded."""
+        device_of_share(tested.device)
+        run = tested.run_folder()
+        entries = _of_network(tested) if run is None else _of_run(tested, run)
+        eps = entries.pop("eps")
+        surrogate = None
+        if tested.surrogate is not None:
+            other = _run_folder(tested.surrogate, tested.trust, "surrogate")
+            surrogate = other.source(), other.inputs()
+        usual = {"eps": eps} if settings.get("norm", "linf") == "linf" else {}
+        request = cls(tested=tested, settings={**usual, **settings}, surrogate=surrogate, **entries)
         plan = request.plan()
-        if tested.surrogate is not None and not plan.transfers and plan.suite is None:
+        if surrogate is not None and not plan.transfers and plan.suite is None:
             raise UserError(
                 f"a surrogate needs the search transfer or a suite, not {plan.settings.search!r} alone",
                 parameter="surrogate",
             )
-        if tested.surrogate is None and plan.transfers:
-            raise UserError(
-                "transfer needs a network to come from: give the folder of a run", parameter="surrogate"
-            )
+        if surrogate is None and plan.transfers:
+            raise UserError("transfer needs a surrogate: give the folder of a run", parameter="surrogate")
         return request
 
     def plan(self) -> Plan:
         """Make the plan."""
         return Plan.make(**self.settings)
 
-    def images(self, console: Console | None = None) -> Data:
-        """Load the images; say on a console which files cannot be read."""
-        decoding = None if console is None else Decoding(console)
-        named = [self.queries] if self.gallery is None else [self.queries, self.gallery]
-        found = []
-        try:
-            for images in named:
-                found += load_pixels(
-                    images.data,
-                    images.root,
-                    self.inputs,
-                    [images.split],
-                    self.cache,
-                    skip_broken=self.skip_broken,
-                    watch=decoding,
-                    report=partial(console.print, markup=False, soft_wrap=True)
-                    if console
-                    else lambda _: None,
-                )
-        finally:
-            if decoding is not None:
-                decoding.bar.stop()
-        files = [relative_files(pixels, images.root) for images, pixels in zip(named, found, strict=True)]
+    def images(self, progress: Progress | None = None) -> Data:
+        """Load the images; show how far that is, and which files cannot be read."""
+        found: list[Pixels] = []
+        sides = [self.queries] if self.gallery is None else [self.queries, self.gallery]
+        for side in sides:
+            found += load_pixels(side.data, side.root, self.inputs, [side.split], **self.reading(progress))
+        return self.data_of(found, [side.root for side in sides], progress)
+
+    def reading(self, progress: Progress | None) -> dict[str, Any]:
+        """Return how images are read."""
+        return {
+            "cache": self.tested.cache,
+            "skip_broken": self.tested.skip_broken,
+            "watch": None if progress is None else progress.decoding,
+            "report": (lambda _: None) if progress is None else progress.say,
+        }
+
+    def data_of(
+        self, found: Sequence[Pixels], roots: Sequence[Path | None], progress: Progress | None
+    ) -> Data:
+        """Return the images that were found below the roots, of one side or of both."""
+        files = [relative_files(pixels, root) for pixels, root in zip(found, roots, strict=True)]
         skipped = [str(file) for pixels in found for file in pixels.skipped]
-        for file in skipped if console is not None else ():
-            console.print(f"left out, not readable: {file}")  # type: ignore[union-attr]
+        if progress is not None:
+            for file in skipped:
+                progress.say(f"left out, not readable: {file}")
         if len(found) == 1:
             data = data_by_marks(found[0], self.inputs.crop, files[0])
         else:
             data = data_of_two(found[0], found[1], self.inputs.crop, files[0], files[1])
-        return self.named(data, skipped)
-
-    def named(self, data: Data, skipped: Sequence[str]) -> Data:
-        """Return the data with the name for the record, and files that were `skipped`."""
         return replace(data, name=self.data, skipped=[printable(file) for file in skipped])
 
     def networks(
@@ -150,21 +241,21 @@ class Request:
     ) -> tuple[nn.Module, nn.Module | None]:
         """Make the network and the surrogate on the `share`-th device, and try them on an image.
 
-        The network needs a `gradient` if the search of the plan follows it, unless it is said here. `first`
-        is the image, by default the first that queries.
+        The network needs a `gradient` if the search follows it, unless told otherwise. The image is the
+        `first` one, by default of those that query.
         """
-        device, plan = device_of_share(self.device, share), self.plan()
+        device, plan = device_of_share(self.tested.device, share), self.plan()
         if first is None:
             first = self.inputs.first(load(self.queries.data, self.queries.root, self.queries.split))
         network = self.source.make(*self.inputs.shape(first)).to(device)
-        other = None
+        image, other = self.inputs.images(first)[:1], None
         if self.surrogate is not None:
             source, inputs = self.surrogate
             try:
                 other = source.make(*inputs.shape(first)).to(device)
                 if not tried:
                     follows = plan.search_on(other).differentiates(other) or plan.suite is not None
-                    try_network(other, self.inputs.images(first)[:1], gradient=follows)
+                    try_network(other, image, gradient=follows)
             except UserError as error:
                 raise UserError(
                     f"the surrogate does not fit the images: {error}", parameter="surrogate"
@@ -172,115 +263,89 @@ class Request:
         if not tried:
             if gradient is None:
                 gradient = plan.search_on(other).differentiates(network)
-            try_network(network, self.inputs.images(first)[:1], gradient=gradient)
+            try_network(network, image, gradient=gradient)
         return network, other
 
-    def evaluation(
-        self,
-        networks: tuple[nn.Module, nn.Module | None],
-        data: Data,
-        out: Path | None = None,
-        progress: Progress | None = None,
-        report: Callable[[str], None] = print,
-    ) -> Evaluation:
-        """Return the evaluation of networks and data that were made."""
-        return Evaluation(self.subject(networks, data), self.plan(), out, progress, report)
-
     def subject(self, networks: tuple[nn.Module, nn.Module | None], data: Data) -> Subject:
-        """Return the networks and data that were made, as they are evaluated."""
+        """Return what is tested, from its networks and data."""
         classes = None if self.trained_on is None else [printable(name) for name in self.trained_on]
-        return Subject(
-            networks[0],
-            data,
-            surrogate=networks[1],
-            train_classes=classes,
-            name=self.name,
-            weights=self.chosen,
-        )
+        network, surrogate = networks
+        named: dict[str, Any] = {"train_classes": classes, "name": self.name, "weights": self.chosen}
+        return Subject(network, data, surrogate=surrogate, **named)
+
+    def evaluation(
+        self, networks: tuple[nn.Module, nn.Module | None], data: Data, out: Path | None = None, *how: Any
+    ) -> Evaluation:
+        """Return the evaluation of networks and data; `how` are its progress and report."""
+        return Evaluation(self.subject(networks, data), self.plan(), out, *how)
 
 
-def device_of_share(name: str, share: int) -> torch.device:
-    """Choose a device by name; several workers get one GPU each, as long as there are some."""
+def device_of_share(name: str, share: int = 0) -> torch.device:
+    """Return a device by its name; workers get one GPU each, as long as there are some."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = "cuda" if there["cuda"] else "cpu"
-    if name not in there:
-        raise UserError(f"the device is auto, cpu, cuda or mps, not {name!r}", parameter="device")
-    if not there[name]:
+    if not there.get(name):
         raise UserError(f"torch finds no {name} here: use cpu", parameter="device")
     return torch.device(name, share % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
 
 
 def loaded_run(folder: Path, weights: str | None, device: str, trust: bool) -> Run:
-    """Load what a run trained, for a command that needs no images of its own, onto a device."""
-    which = next((w for w in get_args(Which) if w == weights), None)
-    run = load_run(folder, which or _file(weights), trust=trust)
-    run.network.to(device_of_share(device, 0))
+    """Load what a run trained onto a device, for a command that needs no images of the run."""
+    run = load_run(folder, _weights(weights), trust=trust)
+    run.network.to(device_of_share(device))
     return run
 
 
-def _of_run(tested: Tested, split: Split) -> dict[str, Any]:
-    """Take what a run trained."""
-    run = RunFolder(tested.run or "", trust=tested.trust)
-    if tested.model is not None:
-        raise UserError(
-            f"a run and a model exclude each other, for a run has a network of its own: leave the model out, "
-            f"or give no run instead of {tested.run}",
-            parameter="model",
-        )
+def _run_folder(folder: Path, trust: bool, parameter: str) -> RunFolder:
+    run = RunFolder(folder, trust=trust)
     if not run.exists:
         raise UserError(
-            f"{tested.run} is no run, it has no {run.recipe_file.name}: give the folder of a run, or a "
-            "network by its name",
-            parameter="model",
+            f"{str(folder)!r} is not a run folder: no {run.recipe_file.name} in it", parameter=parameter
         )
-    if tested.dim is not None:
-        raise UserError(
-            f"a run has embeddings of the length that it was trained with: leave {tested.dim} out",
-            parameter="dim",
-        )
-    recipe = run.recipe()
-    which = next((w for w in get_args(Which) if w == tested.weights), None)
-    weights = run.choose(which or _file(tested.weights))
-    source = run.source(weights.file)
-    images = Images(tested.data or recipe.data, tested.root or recipe.root, split)
+    return run
+
+
+def _of_run(tested: Tested, run: RunFolder) -> dict[str, Any]:
+    """Return the entries of a request for what a run trained."""
+    recipe, weights = run.recipe(), run.choose(_weights(tested.weights))
+    images = Images(tested.data or recipe.data, tested.root or recipe.root, tested.split)
     queries, gallery = _sides(tested, images)
-    same = (tested.data or recipe.data, tested.root or recipe.root) == (recipe.data, recipe.root)
-    others = gallery is not None or tested.data not in (None, recipe.data)
     chosen = weights.chosen
-    if chosen == "chosen on test images" and not (same and gallery is None and tested.queries_from is None):
+    own = (images.data, images.root) == (recipe.data, recipe.root) and queries is images and gallery is None
+    if chosen == "chosen on test images" and not own:
         chosen = f"{chosen} of its run"
+    any_size = gallery is not None or tested.data not in (None, recipe.data)
     return {
         "name": run.name,
         "data": images.title,
-        "source": source,
-        "inputs": replace(run.inputs(any_size=others), **_sizes(tested)),
+        "source": run.source(weights.file),
+        "inputs": replace(run.inputs(any_size=any_size), **_sizes(tested)),
         "queries": queries,
         "gallery": gallery,
         "chosen": chosen,
         "trained_on": run.train_classes(),
-        "usual": {"eps": recipe.eps},
+        "eps": recipe.eps,
     }
 
 
-def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
-    """Take a network by its name or file, with weights of one's own."""
+def _of_network(tested: Tested) -> dict[str, Any]:
+    """Return the entries of a request for a network by its name or file, with a file of weights or none."""
     if tested.model is None:
-        raise UserError("say what to evaluate: the folder of a run, or --model NAME with --weights FILE")
-    data, root = tested.data, tested.root
+        raise UserError("no network: give the folder of a run, or --model NAME with --weights FILE")
+    data, root, file = tested.data, tested.root, _weights(tested.weights, of_run=False)
     if data is None and tested.gallery is not None and tested.queries_from is not None:
-        data, root = "csv" if tested.queries_from.is_file() else "folder", tested.queries_from
+        place = Images.at(tested.queries_from)
+        data, root = place.data, place.root
     if data is None:
-        raise UserError(f"which images? give --data ({', '.join(sorted(DATA))} {OWN}) and --root")
-    NetworkSource(tested.model).check()
-    file = _file(tested.weights)
+        raise UserError("no images: give --data NAME, and its --root", parameter="data")
     source = NetworkSource(tested.model, dim=tested.dim, weights=file)
-    images = Images(data, root, split)
+    source.check()
+    images = Images(data, root, tested.split)
     queries, gallery = _sides(tested, images)
+    name = without_folder(tested.model)
     return {
-        "name": without_folder(tested.model)
-        if file is None
-        else f"{without_folder(tested.model)} {file.name}",
+        "name": name if file is None else f"{name} {file.name}",
         "data": images.title,
         "source": source,
         "inputs": usual_inputs(data, root, tested.model, _sizes(tested)),
@@ -288,46 +353,29 @@ def _of_network(tested: Tested, split: Split) -> dict[str, Any]:
         "gallery": gallery,
         "chosen": None if file is not None else "no weights were given",
         "trained_on": None,
-        "usual": {"eps": usual_eps(data)},
+        "eps": usual_eps(data),
     }
 
 
-def _surrogate(folder: Path | None, trust: bool) -> tuple[NetworkSource, Inputs] | None:
-    """Take the network of another run, with what it takes."""
-    if folder is None:
-        return None
-    run = RunFolder(folder, trust=trust)
-    if not run.exists:
-        raise UserError(
-            f"{folder} is no run: a surrogate is the folder of one, which train wrote", parameter="surrogate"
-        )
-    return run.source(), run.inputs()
-
-
 def _sides(tested: Tested, own: Images) -> tuple[Images, Images | None]:
-    """Say which images query and, if they are others, which are ranked."""
+    """Return the images that query and, if they are others, those that are ranked."""
     if tested.gallery is None and tested.queries_from is None:
         return own, None
-    asked, ranked = (own if path is None else _at(path) for path in (tested.queries_from, tested.gallery))
+    asked, ranked = (own if p is None else Images.at(p) for p in (tested.queries_from, tested.gallery))
     return asked, ranked
 
 
-def _at(path: Path) -> Images:
-    """Take all images of a place: a file as a table, a directory as a folder of classes."""
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path} to take images from: give a folder or a CSV file")
-    return Images("csv" if path.is_file() else "folder", path, "all")
-
-
-def _file(weights: str | None) -> Path | None:
-    """Take a file of weights, if one is given."""
-    if weights is not None and not Path(weights).is_file():
-        raise UserError(f"there is no weights file {weights}: give another file", parameter="weights")
-    return None if weights is None else Path(weights)
+def _weights(given: str | None, *, of_run: bool = True) -> Any:
+    """Return a file of weights, or the name of a run's."""
+    if given is None or (of_run and given in get_args(Which)):
+        return given
+    if not Path(given).is_file():
+        raise UserError(f"there is no weights file {given}: give another file", parameter="weights")
+    return Path(given)
 
 
 def _sizes(tested: Tested) -> dict[str, Any]:
-    """Return the sizes and fit that are given, in place of the usual ones or of those trained with."""
+    """Return the sizes and the fit that are given, in place of the usual ones or of those trained with."""
     size = tested.size
     asked = {"resize": tested.resize or size, "crop": tested.crop or size, "fit": tested.fit}
     return {name: value for name, value in asked.items() if value is not None}

@@ -1,217 +1,142 @@
-"""Scores, checks and progress on a terminal."""
+"""Scores, checks and the worst case on a terminal."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Table
-from rich.text import Text
-
-from robustmetric.cli.progress import SILENCE, duration
-from robustmetric.cli.terminal import styled
-from robustmetric.evaluation import COLUMNS, Record
-from robustmetric.evaluation.plan import STAGES
-from robustmetric.report.records import data_of, eps_of
-from robustmetric.text import printable
+from robustmetric.cli.terminal import Cell, Terminal, styled
+from robustmetric.evaluation import COLUMNS, Certificate, Record, Verification
+from robustmetric.evaluation.record import Score
+from robustmetric.report.records import alpha_of, data_of, eps_of
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
-_BESIDE = 120  # columns of a terminal on which what was found and what is allowed have room side by side
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
+CAREFUL = "these images chose the weights, so the scores are better than on others"
 
 
-def show_scores(console: Console, records: Sequence[Record], rows: Sequence[str] | None = None) -> None:
-    """Print scores in the paper's columns, a line for each record; in two tables where one is too wide.
+def show_scores(console: Terminal, records: Sequence[Record], rows: Sequence[str] | None = None) -> None:
+    """Print scores, a row for each record: those without attacks and the ERS, then each attack's.
 
     `rows` names the records; by default they have the names of their networks.
     """
     rows = rows or [record.network.name for record in records]
-    measured = [n for n in (*COLUMNS, *_others(records)) if any(n in r.scores for r in records)]
-    overall = ["ERS"] if any(r.ers for r in records) else []
-    whole = [*_CLEAN, *measured, *overall]
-    if not _fits(console, rows, records, whole):
-        console.print(_table(rows, records, [*_CLEAN, *overall]))
-        whole = measured
-    while whole:
-        count = len(whole)
-        while count > 1 and not _fits(console, rows, records, whole[:count]):
-            count -= 1
-        console.print(_table(rows, records, whole[:count]))
-        whole = whole[count:]
-    for row, record in zip(rows, records, strict=True):
-        console.print(_summary(row, record), highlight=False, soft_wrap=not console.is_terminal)
-
-
-def show_checks(console: Console, record: Record) -> None:
-    """Print what the checks found; what is allowed stands beside it, or below where that is too narrow."""
-    if not record.checks:
-        return
-    beside = console.width >= _BESIDE
-    table = Table("check", "", "figure", "what was found", box=None)
-    table.columns[0].overflow = "fold"
-    if beside:
-        table.add_column("allowed")
-    for check in record.checks:
-        cells = [
-            styled(check.name),
-            styled((check.status, _COLOURS[check.status])),
-            styled("" if check.figure is None else f"{check.figure:.3g}"),
-        ]
-        if beside:
-            cells += [styled(check.says), styled((check.limit, "dim"))]
-        else:
-            cells.append(styled(check.says, (f"\nallowed: {check.limit}", "dim")))
-        table.add_row(*cells)
-    console.print(table)
-
-
-class Watch:
-    """Progress of long work: a bar for each stage on a terminal, else a line at least every minute.
-
-    Tell it what all pieces of all stages cost before they begin: then it says how long all that is left will
-    take, at the pace of the embedding and then of all behind it. What was done when a stage was first told
-    does not count.
-    """
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console, self.clock = console, clock
-        self.bar = Progress(
-            TextColumn("{task.description:<10}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.tasks: dict[str, TaskID] = {}
-        self.costs: dict[str, Sequence[float]] = {}
-        self.counts: dict[str, tuple[float, float, int]] = {}  # done at first, done now, total
-        # When the embedding began, and when what follows it (True), with what was made by then.
-        self.begun: dict[bool, tuple[float, float]] = {}
-        self.spoke = clock()
-
-    def __enter__(self) -> Watch:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
-    def expect(self, costs: Mapping[str, Sequence[float]]) -> None:
-        """Expect stages with pieces of these `costs`, in any unit; where it is not told, a piece costs 1."""
-        self.costs |= costs
-
-    def __call__(self, stage: str, done: float, total: int) -> None:
-        """Show how far a stage is; one without pieces is none, and a piece counts by its share."""
-        if total == 0:
-            return
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bar.add_task(printable(stage), total=total, left="")
-        first, before, _ = self.counts.get(stage, (done, -1, total))
-        self.counts[stage] = (first, done, total)
-        left = self._left()
-        self.bar.update(self.tasks[stage], completed=done)
-        current = next((s for s, (_, done, total) in self.counts.items() if done < total), stage)
-        for name, task in self.tasks.items():
-            self.bar.update(task, left=left if name == current else "")
-        if self.console.is_terminal:
-            return
-        told = ""
-        if done == total != before:
-            told = f"{stage}: done"
-        elif self.clock() - self.spoke >= SILENCE and done < total:
-            told = f"{stage}: {done:.1f} of {total}"
-        if told:
-            self.spoke = self.clock()
-            self.console.print(", ".join(filter(None, (told, left))), highlight=False)
-
-    def say(self, text: str) -> None:
-        """Print a line above the bars."""
-        self.console.print(text, highlight=False, soft_wrap=True)
-
-    def _left(self) -> str:
-        """Say how long all stages together will take from here, as soon as that is known."""
-        made = missing = 0.0
-        for stage in {**self.costs, **self.counts}:
-            costs = self.costs.get(stage)
-            first, done, total = self.counts.get(stage, (0, 0, len(costs or ())))
-            first, done, whole = (_cost(costs or [1.0] * total, count) for count in (first, done, total))
-            made, missing = made + done - first, missing + whole - done
-        embedded = all(self.counts[s][1] == self.counts[s][2] for s in STAGES[:-1] if s in self.counts)
-        if embedded not in self.begun:
-            self.begun[embedded] = (self.clock(), made)
-        when, before = self.begun[embedded]
-        if made <= before or missing <= 0:
-            return ""
-        return f"about {duration((self.clock() - when) / (made - before) * missing)} left in all"
-
-
-def _cost(costs: Sequence[float], done: float) -> float:
-    """Return what so many pieces cost, the first ones; one in the making counts by its share."""
-    whole = int(done)
-    return sum(costs[:whole]) + (done - whole) * sum(costs[whole : whole + 1])
-
-
-def _fits(console: Console, rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> bool:
-    table = _table(rows, records, names)
-    return table.__rich_measure__(console, console.options.update(max_width=10**4)).maximum <= console.width
-
-
-def _table(rows: Sequence[str], records: Sequence[Record], names: Sequence[str]) -> Table:
+    others = [n for record in records for n in record.scores if n not in COLUMNS]
+    overall = ["ERS"] if any(record.ers for record in records) else []
+    measured = [n for n in dict.fromkeys([*COLUMNS, *others]) if any(n in r.scores for r in records)]
+    names = [*_CLEAN, *overall, *measured]
     columns = [next((r for r in records if n in r.columns()), records[0]).column(n) for n in names]
-    table = Table("", *(column.heading for column in columns))
-    for row, record in zip(rows, records, strict=True):
-        table.add_row(row, *(_cell(record, n) for n in names))
-    if len(records) == 1 and any(n in records[0].scores for n in names):
+    cells: list[list[Cell]] = [
+        [row, *(_score(record, n) for n in names)] for row, record in zip(rows, records, strict=True)
+    ]
+    if len(records) == 1 and measured:
         # Of the queries that were attacked, which need not be all.
-        before = {n: s.before for n, s in records[0].scores.items()}
-        cells = ("" if before.get(c.name) is None else c.show(before[c.name]) for c in columns)
-        table.add_row("before the attack", *cells, style="dim")
-    return table
+        before = {n: score.before for n, score in records[0].scores.items()}
+        shown = ("" if before.get(c.name) is None else c.show(before[c.name]) for c in columns)
+        cells.append(["before the attack", *shown])
+    console.table(["", *(column.heading for column in columns)], cells)
+    for row, record in zip(rows, records, strict=True):
+        console.say(_summary(row, record))
 
 
-def _cell(record: Record, name: str) -> Text:
+def show_checks(console: Terminal, record: Record) -> None:
+    """Print what the checks of a record found, and what they allow."""
+    rows: list[list[Cell]] = [
+        [
+            check.name,
+            styled((check.status, _COLOURS[check.status])),
+            "" if check.figure is None else f"{check.figure:.3g}",
+            styled(check.says, (f"\nallowed: {check.limit}", "dim")),
+        ]
+        for check in record.checks
+    ]
+    if rows:
+        console.table(["check", "", "figure", "result"], rows, keys=4)
+
+
+def show_suite(console: Terminal, records: Sequence[Record], rows: Sequence[str] | None = None) -> None:
+    """Print the worst case of each goal of the suite; of a single record also which attack broke what."""
+    rows = rows or [record.network.name for record in records]
+    found = [(row, r, r.suite) for row, r in zip(rows, records, strict=True) if r.suite is not None]
+    goals: list[list[str]] = []
+    for row, record, suite in found:
+        for name, goal in suite.goals.items():
+            column = record.goal_column(name)
+            before, worst, low, high, alone = map(
+                column.show, (goal.before, goal.value, goal.low, goal.high, goal.alone)
+            )
+            goals.append([row, column.heading, before, worst, f"{low} to {high}", alone])
+    if goals:
+        console.table(["worst case", "goal", "before", "worst", "95 %", "suite alone"], goals, keys=2)
+    for row, record, suite in found:
+        console.say(
+            f"{row}: {record.settings.suite}; {suite.forward:,} passes, "
+            f"{100 * suite.forward / max(1, suite.undropped):.0f} % of the {suite.undropped:,} "
+            "it takes if no query drops out"
+        )
+    if len(records) == 1 and found:
+        console.table(["goal and its attacks", "broke first", "passes"], _attempts(records[0]))
+
+
+def interval(score: Score) -> str:
+    """Show the interval of a score in nine letters at most."""
+    ends = ("-" if end is None else f"{end:.1f}" for end in (score.low, score.high))
+    return "–".join(end.replace("100.0", "100") for end in ends)
+
+
+def show_weights(console: Terminal, document: Certificate | Verification) -> None:
+    """Warn if the images that are tested chose the weights, or if there were none."""
+    if document.network.weights == "chosen on test images":
+        console.say(styled(("careful:", "yellow"), f" {CAREFUL}"))
+    elif document.network.weights == "no weights were given":
+        console.say("no weights were given: the network is as it was made")
+
+
+def _score(record: Record, name: str) -> Cell:
     invalid = name == "ERS" and record.ers is not None and not record.ers.valid
     return styled(record.show(name), (" invalid" if invalid else "", "bold red"))
 
 
-def _summary(row: str, record: Record) -> Text:
-    asked = f"{record.queries.count} of {record.queries.of} images of {record.data.classes} classes attacked"
-    how = (
-        f"{record.settings.protocol} protocol, ε = {eps_of(record)}, "
-        f"α = {255 * record.settings.alpha:.3g}/255, η = {record.settings.steps}, {record.settings.search}"
-    )
-    told = ""
+def _summary(row: str, record: Record) -> Cell:
+    settings, queries, weights = record.settings, record.queries, record.network.weights
+    parts = [f"{row}:"]
     if record.ers is not None:
-        interval = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
-        told = f"ERS {record.show('ERS')} ({interval}) at R@1 {record.show('R@1')}; "
-    text = f"{row}: {told}{asked}; {data_of(record)}; {how}"
+        ends = " to ".join("-" if v is None else f"{v:.1f}" for v in (record.ers.low, record.ers.high))
+        parts[0] += f" ERS {record.show('ERS')} ({ends}) at R@1 {record.show('R@1')}"
+    parts += [
+        f"{queries.count} of {queries.of} images of {record.data.classes} classes attacked",
+        data_of(record),
+        f"{settings.protocol} protocol, ε = {eps_of(record)}, α = {alpha_of(record)}, η = {settings.steps}, "
+        f"{settings.search}",
+    ]
     if record.data.gallery is not None:
-        text += f"; searched in {record.data.gallery} images"
-    if record.queries.left_out:
-        text += (
-            f"; {record.queries.left_out} queries have no image of their class to find: not in R@1, R@2, mAP"
-        )
-    if (weights := record.network.weights) is not None:
-        text += f"; weights {weights}" if weights.startswith("chosen") else f"; {weights}"
+        parts.append(f"searched in {record.data.gallery} images")
+    if queries.left_out:
+        parts.append(f"{queries.left_out} queries have no image of their class to find: not in R@1, R@2, mAP")
+    if weights is not None:
+        parts.append(f"weights {weights}" if weights.startswith("chosen") else weights)
     if record.data.cameras:
-        text += "; images of a query's class and camera do not count"
-    parts: list[str | tuple[str, str]] = [text]
-    if record.network.weights == "chosen on test images":
-        careful = " these images chose the weights, so R@1 is better than on others"
-        parts += ["\n  ", ("careful:", "yellow"), careful]
+        parts.append("images of a query's class and camera do not count")
+    told: list[str | tuple[str, str]] = ["; ".join(parts).replace(":; ", ": ", 1)]
+    if weights == "chosen on test images":
+        told += ["\n  ", ("careful:", "yellow"), f" {CAREFUL}"]
     if record.ers is not None and not record.ers.valid:
-        parts += ["\n  ", ("the ERS is not valid:", "bold red"), f" {record.ers.why}"]
+        told += ["\n  ", ("the ERS is not valid:", "bold red"), f" {record.ers.why}"]
     elif record.unchecked:
-        told = " only collapse was looked for: --checks quick says how far to trust these scores"
-        parts += ["\n  ", ("not checked:", "yellow"), told]
-    return styled(*parts)
+        told += ["\n  ", ("not checked:", "yellow"), " only a collapse was: take --checks quick"]
+    return styled(*told)
 
 
-def _others(records: Sequence[Record]) -> list[str]:
-    return list(dict.fromkeys(n for r in records for n in r.scores if n not in COLUMNS))
+def _attempts(record: Record) -> list[list[str]]:
+    """List by goal the attacks that broke anything, each with the share that it was the first to break."""
+    rows = []
+    for name, goal in record.suite.goals.items() if record.suite is not None else ():
+        rows.append([name, "", f"{goal.forward:,}"])
+        for one in goal.attacks:
+            if one.broke:
+                called = one.attack if one.search is None else f"{one.attack} by {one.search}"
+                passes = "" if one.search is None else f"{one.forward:,}"
+                rows.append([f"  {called}", f"{one.broke:.1f} %", passes])
+        idle = [one.forward for one in goal.attacks if not one.broke and one.forward]
+        if idle:
+            rows.append([f"  {len(idle)} more", "0.0 %", f"{sum(idle):,}"])
+    return rows

@@ -41,6 +41,7 @@ class ImageSet:
       every image is both.
     - `columns`: further columns of a table by name, N texts each.
     - `root`: where the data set lies; `load` sets it.
+    - `unread`: how many files of each ending were left aside, as they are no images that are read.
 
     >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
     >>> len(ImageSet("tiny", "train", torch.tensor([0, 0]), ("zero",), pixels=grey))
@@ -59,6 +60,7 @@ class ImageSet:
     is_gallery: Tensor | None = None
     columns: Columns = field(default_factory=dict)
     root: Path | None = None
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.files is None) == (self.pixels is None):

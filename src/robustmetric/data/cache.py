@@ -1,52 +1,126 @@
-"""Images decoded and resized once, into one file that every later run reads.
+"""Images decoded and resized once, into one file that later runs map into memory.
 
-A cache is two files: `<data set>-<split>-<size>-<key>.npy`, which `numpy.load` opens, and a `.json` of the
-same name that says what is in it, with digests of itself and of the pixels, block by block. They are checked
-whenever a cache is opened; the images of a damaged block are decoded anew. The key is a digest of what the
-cache was made from: data set, split, size, fit, channels, and each file's path, length and modification
-time, with its box. A file replaced by another of the same length and time is the one change that it cannot
-see.
-
-How a build survives: each image is written at its final place in a `.partial` file, and marked in a journal
-with a digest of its file and its pixels once they are on disk. Whatever ends a build (Ctrl-C, a kill, a full
-disk, broken images), the next one decodes only the images without a valid mark. Images that have the same
-mark in a finished cache are copied from there, so that a changed file redoes itself alone. A cache gets its
-name when it is complete, and is never changed after that: other processes may have it open.
+A cache is an array in numpy's format and a JSON object after it: a digest of what the array was made from
+(path, size, time of change and box of each file, the size of images, Pillow's version), the files that were
+left out, and a digest of each block of images. A block is compared with its digest when it is first read. A
+file replaced by another of the same size and time of change is the one change that goes unnoticed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
-from collections.abc import Callable
+import re
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+import PIL
+from filelock import FileLock
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 from torch import Tensor
 
 from robustmetric.data.base import Columns, ImageSet
-from robustmetric.data.cache_build import Progress, broken_message, built, locked
-from robustmetric.data.cache_plan import Finished, Plan
-from robustmetric.data.decode import LONGEST, Channels, Fit, Size, decoded_or_reason, resized, whole_images
-from robustmetric.data.stored import Pictures, block_digests, content_digest
+from robustmetric.data.decode import Channels, Fit, Size, decoded_or_reason, one_size, resized, whole_images
 from robustmetric.errors import UserError
+from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
+
+BLOCK = 16  # images that share a digest
+LISTED = 20  # broken files that a message names
+
+_AHEAD_BYTES = 1 << 28  # of images decoded before they are written
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+class ChangedError(DamagedError):
+    """A cache with other pixels than were written to it."""
+
+
+class Stored:
+    """Pixels (N, H, W, C) with 8 bits in the cache `path`, mapped into memory, checked when first read.
+
+    Indexed like an array; the result is an array in memory.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            npy.read_magic(file)
+            shape, _, dtype = npy.read_array_header_1_0(file)
+            mapped = np.memmap(file, dtype, "r", start := file.tell(), shape)
+            file.seek(start + mapped.nbytes)
+            about = json.loads(file.read())
+        if about["sha256"] != digest_of_entries(about) or (about["shape"], "|u1") != ([*shape], dtype.str):
+            raise DamagedError(f"{path} is damaged: its description does not match its digest")
+        self.made_from: str = about["made_from"]
+        self.skipped = {int(row): str(reason) for row, reason in about["skipped"].items()}
+        self.blocks = [bytes.fromhex(digest) for digest in about["blocks"]]
+        count, height, width, channels = shape
+        self.shape = (count, height, width, channels)
+        self._pixels = mapped.view(np.ndarray)
+        self._rows = np.arange(len(self))
+        self._checked = np.zeros(len(self.blocks), bool)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, (self.path,)
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes of the pixels."""
+        return int(self._pixels.nbytes)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def __getitem__(self, index: Any) -> NDArray[np.uint8]:
+        rows = self._rows[index[0] if isinstance(index, tuple) else index]
+        for block in np.unique(rows // BLOCK).tolist():
+            self._check(block)
+        found: NDArray[np.uint8] = self._pixels[index]
+        return found if found.flags.writeable else found.copy()
+
+    def _check(self, block: int) -> None:
+        if self._checked[block]:
+            return
+        begin, end = block * BLOCK, min(block * BLOCK + BLOCK, len(self))
+        if hashlib.sha256(self._pixels[begin:end].data).digest() != self.blocks[block]:
+            with suppress(OSError):
+                self.path.unlink()  # the next start makes it again
+            raise ChangedError(
+                f"the cache {self.path} is damaged in its images {begin:,} to {end - 1:,}, and was removed: "
+                "run the same command again, which decodes the images anew"
+            )
+        self._checked[block] = True
+
+
+Pictures: TypeAlias = NDArray[np.uint8] | Stored
+"""Pixels (N, H, W, C) with 8 bits, in memory or in a file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
     """N decoded images: `pixels` (N, H, W, C) uint8, in memory or in a file; `labels` (N,) into `classes`.
 
-    `skipped` are the files that were left out because they could not be read. The others tell, as in an
-    ImageSet, what is known of the images that are kept.
-
-    >>> import torch
-    >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
-    >>> len(Pixels(grey, torch.tensor([0, 0]), ("zero",)))
-    2
+    `skipped` are the files that were left out because they cannot be read. The other fields are those of the
+    `ImageSet`, for the images that are kept.
     """
 
     pixels: Pictures
@@ -65,7 +139,13 @@ class Pixels:
     @cached_property
     def digest(self) -> str:
         """A sha256 of the pixels and their shape, in hexadecimal: the same wherever they are stored."""
-        return content_digest(self.pixels.shape, block_digests(self.pixels))
+        if isinstance(self.pixels, Stored):
+            blocks = self.pixels.blocks
+        else:
+            starts = range(0, len(self), BLOCK)
+            parts = (np.ascontiguousarray(self.pixels[begin : begin + BLOCK]) for begin in starts)
+            blocks = [hashlib.sha256(part.data).digest() for part in parts]
+        return hashlib.sha256(b"".join([repr([*self.pixels.shape]).encode(), *blocks])).hexdigest()
 
 
 def cached(
@@ -75,64 +155,47 @@ def cached(
     size: Size | None,
     channels: Channels = 3,
     fit: Fit = "squeeze",
-    workers: int = 1,
     skip_broken: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     report: Callable[[str], object] = print,
 ) -> Pixels:
     """Return the N images as 8-bit pixels (N, H, W, C), decoded into `folder` unless they are there already.
 
-    Each image is turned upright (EXIF), laid on white where it is transparent, brought to 8-bit RGB or grey
-    (`channels` 3 or 1; CMYK without colour management, 16 bits by scaling), cut to its box if it has one, and
-    brought to `size` = (height, width) by Pillow's antialiased bilinear filter: squeezed, or as `fit` says
-    ("crop" takes the middle, "pad" keeps all and fills up with white). `size=None` keeps images as they are;
-    they must then all have one size. Of an animation the first frame counts. An image set that
-    holds pixels is fitted in memory and never written to `folder`.
+    Each image is turned upright (EXIF), laid on white where it is transparent, converted to 8-bit RGB or grey
+    (`channels` 3 or 1), cut to its box if it has one, and resized to `size` = (height, width) by Pillow's
+    antialiased bilinear filter, as `fit` says. With `size=None` all must have one size. An image set that
+    holds pixels is resized in memory.
 
-    Decoding uses `workers` threads, at most one a core. `progress` is called with (done, total) while a cache
-    is built, and not when one is reused; `report` gets a sentence if one is found damaged. Images that cannot
-    be decoded raise one ValueError that lists them, after all others have been decoded and kept; with
-    `skip_broken` they are left out and given in `Pixels.skipped`. Caches of the same data set, split, size,
-    fit and channels made from other files give the images that have not changed, and are removed once the new
-    one is complete. A second process that asks for the same cache waits for the first one and takes its
-    result; on Windows nothing is locked, so build from one process there.
-
-    >>> import torch
-    >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
-    >>> digits = ImageSet("tiny", "train", torch.tensor([0, 0]), ("zero",), pixels=grey)
-    >>> cached(digits, Path("unused"), size=(16, 16)).pixels.shape
-    (2, 16, 16, 3)
+    `progress` is called with (done, total) while images are decoded; `report` gets a sentence if a cache is
+    damaged. Images that cannot be decoded raise one error that lists them; with `skip_broken` they are left
+    out and named in `Pixels.skipped`. A second process that asks for the same cache waits for the first one.
     """
-    _check(images, size, channels, workers)
+    if len(images) == 0:
+        raise UserError(f"the {images.split} split of {images.name} has no images; check its root and split")
     if images.pixels is not None:
-        _check_memory(images, size, channels)
         return _known(_fitted(images.pixels, size, channels, fit), images)
-    plan = Plan.of(images, folder, size, channels, fit)
+    source = _Source(images, folder, size, channels, fit)
     with whole_images():
-        result = _reused(plan, skip_broken)
-        if result is None:
-            with locked(plan):
-                # Another process may have built it while this one waited.
-                result = _reused(plan, skip_broken) or built(plan, workers, skip_broken, progress, report)
-    if not result.skipped:
-        return _known(result.pixels, images)
-    kept = images.take([row for row in range(len(images)) if row not in result.skipped])
-    # A file may be listed several times.
-    skipped = dict.fromkeys(plan.sources[row].file for row in sorted(result.skipped))
-    return _known(result.pixels, kept, tuple(skipped))
+        found = source.opened(skip_broken)
+        if found is None:
+            with writing(source.path, "or choose another folder for the cache"):
+                folder.mkdir(parents=True, exist_ok=True)
+                with FileLock(source.path.with_suffix(".lock")):
+                    # Another process may have built it while this one waited.
+                    found = source.opened(skip_broken, report)
+                    if found is None:
+                        found = source.built(skip_broken, progress)
+    if not found.skipped:
+        return _known(found, images)
+    kept = images.take([row for row in range(len(images)) if row not in found.skipped])
+    files = images.files or ()
+    return _known(found, kept, tuple(dict.fromkeys(files[row] for row in sorted(found.skipped))))
 
 
 def first_readable(
     images: ImageSet, *, size: Size | None, channels: Channels = 3, fit: Fit = "squeeze"
 ) -> Pixels:
-    """Decode the first image that can be read, as `cached` does, to try a network on; nothing is written.
-
-    >>> import torch
-    >>> grey = np.zeros((2, 8, 8, 1), dtype=np.uint8)
-    >>> digits = ImageSet("tiny", "train", torch.tensor([0, 0]), ("zero",), pixels=grey)
-    >>> first_readable(digits, size=(16, 16)).pixels.shape
-    (1, 16, 16, 3)
-    """
+    """Decode the first image that can be read, as `cached` does, to try a network on; nothing is written."""
     if images.pixels is not None:
         return _known(_fitted(images.pixels[:1], size, channels, fit), images.take([0]))
     reason = "there is none"
@@ -147,47 +210,130 @@ def first_readable(
     )
 
 
+class _Source:
+    """What a cache is made from, and its file `path`."""
+
+    def __init__(
+        self, images: ImageSet, folder: Path, size: Size | None, channels: Channels, fit: Fit
+    ) -> None:
+        self.images, self.size, self.channels, self.fit = images, size, channels, fit
+        self.files = [(file, images.box(row)) for row, file in enumerate(images.files or ())]
+        made_of = [[str(file), *_stat(file), *(box or ())] for file, box in self.files]
+        content = [PIL.__version__, images.name, images.split, size, channels, fit, made_of]
+        self.made_from = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        shown = f"{size[0]}x{size[1]}{'' if fit == 'squeeze' else fit}" if size else "original"
+        stem = re.sub(r"[^\w.-]", "_", f"{images.name}-{images.split}-{shown}x{channels}")
+        self.path = folder / f"{stem}.npy"
+
+    def opened(self, skip_broken: bool, report: Callable[[str], object] | None = None) -> Stored | None:
+        """Open the cache if it is there, whole, of these files, and what it leaves out is still broken."""
+        try:
+            found = Stored(self.path)
+        except FileNotFoundError:
+            return None
+        except Exception:  # a damaged header makes numpy raise nearly anything
+            if report is not None:
+                report(f"the cache {self.path} is damaged: its images are decoded again")
+            return None
+        if found.made_from != self.made_from:
+            return None
+        # A changed permission repairs a file without changing its size or time.
+        broken = {row: self._decoded(row, (1, 1)) for row in found.skipped}
+        if any(not isinstance(reason, str) for reason in broken.values()):
+            return None
+        if broken and not skip_broken:
+            raise self._error(broken)
+        return found
+
+    def built(self, skip_broken: bool, progress: Callable[[int, int], None] | None) -> Stored:
+        """Decode all images into the cache, and open it."""
+        total = len(self.files)
+        size = self.size or one_size(self.files)
+        shape = (*size, self.channels)
+        for draft in self.path.parent.glob(f".{self.path.name}.*.tmp"):  # left by a process that was killed
+            draft.unlink(missing_ok=True)
+
+        def fill(file: BinaryIO) -> None:
+            _write_header(file, (total, *shape))
+            broken: dict[int, str] = {}
+            blocks = []
+            for row, pixels in enumerate(self._readable(size, broken, progress)):
+                if row % BLOCK == 0:
+                    blocks.append(hashlib.sha256())
+                blocks[-1].update(pixels)
+                file.write(pixels)
+            if broken and not (skip_broken and blocks):
+                raise self._error(broken)
+            about = {
+                "made_from": self.made_from,
+                "shape": [total - len(broken), *shape],
+                "skipped": {str(row): reason for row, reason in broken.items()},
+                "blocks": [block.hexdigest() for block in blocks],
+            }
+            file.write(json.dumps({**about, "sha256": digest_of_entries(about)}).encode())
+            file.seek(0)
+            _write_header(file, (total - len(broken), *shape))
+
+        write_atomically(self.path, fill)
+        return Stored(self.path)
+
+    def _readable(
+        self, size: Size, broken: dict[int, str], progress: Callable[[int, int], None] | None
+    ) -> Iterator[bytes]:
+        """Yield the pixels of the images that can be read, and put the others into `broken`."""
+        told = progress or (lambda done, total: None)
+        total = len(self.files)
+        told(0, total)
+        ahead = min(256, max(1, _AHEAD_BYTES // (math.prod(size) * self.channels)))
+        for row, found in in_threads(partial(self._decoded, size=size), range(total), ahead):
+            if isinstance(found, str):
+                broken[row] = found
+            else:
+                yield found.tobytes()
+            told(row + 1, total)
+
+    def _decoded(self, row: int, size: Size) -> NDArray[np.uint8] | str:
+        return decoded_or_reason(*self.files[row], size, self.channels, self.fit)
+
+    def _error(self, broken: Mapping[int, object]) -> UserError:
+        lines = [f"  {self.files[row][0]}: {reason}" for row, reason in broken.items()]
+        more = [f"  and {len(broken) - LISTED} more"] if len(broken) > LISTED else []
+        what = f"{len(broken)} of the {len(self.files)} images of {self.images.name} ({self.images.split})"
+        advice = "Repair or replace them and run again, or leave them out with skip_broken."
+        text = "\n".join([f"{what} cannot be read:", *lines[:LISTED], *more, advice])
+        return UserError(text, parameter="skip_broken")
+
+
+def in_threads(
+    work: Callable[[Item], Made], items: Iterable[Item], ahead: int
+) -> Generator[tuple[Item, Made], None, None]:
+    """Yield each item with what `work` makes of it, in order; threads work on up to `ahead` items more."""
+    waiting: deque[tuple[Item, Future[Made]]] = deque()
+    pool = ThreadPoolExecutor(cores())
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(work, item)))
+            if len(waiting) > ahead:
+                first, made = waiting.popleft()
+                yield first, made.result()
+        for first, made in waiting:
+            yield first, made.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """Return how many processors this process may use."""
+    # Fewer than the machine has, where a scheduler or container gives this process a part of them.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _known(pixels: Pictures, images: ImageSet, skipped: tuple[Path, ...] = ()) -> Pixels:
     """Return the pixels of these images with all that is known of them."""
-    return Pixels(
-        pixels,
-        images.labels,
-        images.classes,
-        skipped,
-        files=images.files,
-        cameras=images.cameras,
-        is_query=images.is_query,
-        is_gallery=images.is_gallery,
-        columns=images.columns,
-    )
-
-
-def _check(images: ImageSet, size: Size | None, channels: int, workers: int) -> None:
-    if len(images) == 0:
-        raise UserError(f"the {images.split} split of {images.name} has no images; check its root and split")
-    if size is not None and (len(size) != 2 or min(size) < 1 or max(size) > LONGEST):
-        raise UserError(
-            f"size is {size!r}; expected (height, width), both from 1 to {LONGEST}, or None", parameter="size"
-        )
-    if channels not in (1, 3):
-        raise UserError(f"channels is {channels!r}; expected 3 (RGB) or 1 (grey)")
-    if workers < 1:
-        raise UserError(f"workers is {workers!r}; expected at least 1")
-
-
-def _check_memory(images: ImageSet, size: Size | None, channels: Channels) -> None:
-    """Refuse to bring images that are in memory to a size that this machine has no memory for."""
-    if size is None or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
-        return
-    needed = len(images) * math.prod(size) * channels
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > memory:
-        raise UserError(
-            f"the {len(images):,} images of {images.name} ({images.split}) are held in memory: at "
-            f"{size[0]} x {size[1]} pixels they take {needed / 2**30:,.1f} GiB, and this machine has "
-            f"{memory / 2**30:,.1f}; choose a smaller size",
-            parameter="size",
-        )
+    known = {
+        name: getattr(images, name) for name in ("files", "cameras", "is_query", "is_gallery", "columns")
+    }
+    return Pixels(pixels, images.labels, images.classes, skipped, **known)
 
 
 def _fitted(pixels: NDArray[np.uint8], size: Size | None, channels: Channels, fit: Fit) -> NDArray[np.uint8]:
@@ -195,22 +341,22 @@ def _fitted(pixels: NDArray[np.uint8], size: Size | None, channels: Channels, fi
     if pixels.shape[3] == channels and size in (None, pixels.shape[1:3]):
         result: NDArray[np.uint8] = pixels.view()
     else:
-        pictures = pixels[..., 0] if pixels.shape[3] == 1 else pixels
-        result = np.stack([resized(Image.fromarray(picture), size, channels, fit) for picture in pictures])
+        # All at once: too much is refused before any work.
+        result = np.empty((len(pixels), *(size or pixels.shape[1:3]), channels), np.uint8)
+        for row, picture in enumerate(pixels[..., 0] if pixels.shape[3] == 1 else pixels):
+            result[row] = resized(Image.fromarray(picture), size, channels, fit)
     result.flags.writeable = False
     return result
 
 
-def _reused(plan: Plan, skip_broken: bool) -> Finished | None:
-    """Open the cache if it is there, whole, and all that was skipped in it is still broken."""
-    result = plan.opened()
-    if result is None or not result.skipped:
-        return result
-    # A changed permission repairs a file without changing its length or time.
-    now = {row: decoded_or_reason(*plan.sources[row][:2], (1, 1), 1) for row in result.skipped}
-    broken = {row: reason for row, reason in now.items() if isinstance(reason, str)}
-    if len(broken) < len(now):
-        return None
-    if not skip_broken:
-        raise UserError(broken_message(plan, broken), parameter="skip_broken")
-    return result
+def _stat(file: Path) -> tuple[int, int]:
+    try:
+        stat = file.stat()
+    except OSError:
+        return -1, -1  # decoding it will say why
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
+    """Write the start of a .npy file; its length does not depend on the number of rows."""
+    npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})

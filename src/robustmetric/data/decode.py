@@ -36,37 +36,23 @@ the endings of its files."""
 SUFFIXES = tuple(chain.from_iterable(FORMATS.values()))
 """The endings of files that are taken for images."""
 
-LONGEST = 16384  # pixels of a side that images may be brought to
+LONGEST = 16384  # pixels of a side that images may be resized to
+LIMIT = 300_000_000  # bytes that an image may take when it is decoded: 100 megapixels in RGB
 
 _ORIENTATION = 0x0112  # EXIF's number for the way up
+_STRIP = 256  # rows that are laid on white at a time
 
 
 def decoded(
     file: Path, box: Box | None, size: Size | None, channels: Channels, fit: Fit = "squeeze"
 ) -> NDArray[np.uint8]:
-    """Decode one file, or the box of it, into (H, W, C).
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Image.new("RGB", (20, 10), "red").save(Path(folder, "red.png"))
-    ...     decoded(Path(folder, "red.png"), (0, 0, 5, 10), None, 3).shape
-    (10, 5, 3)
-    """
+    """Decode one file, or the box of it, into (H, W, C)."""
     with open_image(file) as image:
         return prepared(image, box, size, channels, fit)
 
 
 def open_image(file: Path) -> Image.Image:
-    """Open an image `file` of one of the formats that are read; its content decides, not its name.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0")
-    ...     open_image(Path(folder, "a.png"))
-    Traceback (most recent call last):
-    ...
-    PIL.UnidentifiedImageError: cannot identify image file ...
-    """
+    """Open an image `file` of one of the formats that are read; its content decides, not its name."""
     return Image.open(file, formats=list(FORMATS))
 
 
@@ -75,9 +61,16 @@ def prepared(
 ) -> NDArray[np.uint8]:
     """Bring an open image, or the box of it, into (H, W, C), as `decoded` does.
 
-    >>> prepared(Image.new("RGBA", (20, 10)), None, (4, 4), 3).tolist()[0][0]
-    [255, 255, 255]
+    An image that takes more than `LIMIT` bytes is decoded at a reduced scale if it is a JPEG file, and
+    refused otherwise.
     """
+    if _bytes(image) > LIMIT and size is not None and box is None and not image.info.get("progressive"):
+        image.draft(None, (max(size), max(size)))
+    if (needed := _bytes(image)) > LIMIT:
+        raise UserError(
+            f"has {image.width:,} x {image.height:,} pixels, which take {needed:,} bytes when decoded; "
+            f"at most {LIMIT:,} are allowed: save it smaller"
+        )
     image.load()
     picture = _eight_bits(_upright(image))
     if box is not None:
@@ -90,6 +83,10 @@ def prepared(
     return resized(picture, size, channels, fit)
 
 
+def _bytes(image: Image.Image) -> int:
+    return image.width * image.height * max(3, len(image.getbands()))
+
+
 def decoded_or_reason(
     file: Path, box: Box | None, size: Size | None, channels: Channels, fit: Fit = "squeeze"
 ) -> NDArray[np.uint8] | str:
@@ -100,20 +97,25 @@ def decoded_or_reason(
     """
     try:
         return decoded(file, box, size, channels, fit)
-    except MemoryError:
-        raise
+    except MemoryError:  # the file is not to blame: it is not left out as a broken one
+        raise UserError(
+            f"there is not enough memory to decode {file}: close other programs, or save it smaller"
+        ) from None
     except Exception as error:  # damaged files make Pillow's readers raise nearly anything
-        return _reason(file, error)
+        if isinstance(error, UnidentifiedImageError):
+            empty = file.stat().st_size == 0
+            return (
+                "is empty (0 bytes)" if empty else "is not PNG, JPEG, WebP, BMP, GIF, TIFF or PPM, or damaged"
+            )
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        return str(error) or type(error).__name__
 
 
 def resized(
     image: Image.Image, size: Size | None, channels: Channels, fit: Fit = "squeeze"
 ) -> NDArray[np.uint8]:
-    """Convert and resize an 8-bit image into (H, W, C).
-
-    >>> resized(Image.new("L", (4, 2)), (4, 4), 1, "pad")[:, 0, 0].tolist()
-    [255, 0, 0, 255]
-    """
+    """Convert and resize an 8-bit image into (H, W, C)."""
     mode = "RGB" if channels == 3 else "L"
     if image.mode != mode:
         image = image.convert(mode)
@@ -136,13 +138,13 @@ _FITS: dict[Fit, Callable[[Image.Image, tuple[int, int], int], Image.Image]] = {
 }
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of an open image once it is turned upright.
-
-    >>> upright_size(Image.new("L", (20, 10)))
-    (20, 10)
-    """
-    return (image.height, image.width) if 5 <= _orientation(image) <= 8 else image.size
+def header(file: Path) -> tuple[Size, str]:
+    """Return the size of the upright image in a `file` and its mode; nothing is decoded."""
+    with open_image(file) as image:
+        # Pillow would decode a PNG to look for EXIF behind the pixels.
+        has_exif = image.format != "PNG" or "exif" in image.info
+        turned = has_exif and 5 <= _orientation(image) <= 8
+        return ((image.width, image.height) if turned else (image.height, image.width)), image.mode
 
 
 def one_size(images: Iterable[tuple[Path, Box | None]]) -> Size:
@@ -154,7 +156,7 @@ def one_size(images: Iterable[tuple[Path, Box | None]]) -> Size:
     sizes: dict[Size, Path] = {}
     for file, box in images:
         try:
-            sizes.setdefault(_box_size(box) if box else _file_size(file), file)
+            sizes.setdefault((box[3] - box[1], box[2] - box[0]) if box else header(file)[0], file)
         except Exception:  # noqa: S112  decoding it will say why
             continue
         if len(sizes) > 1:
@@ -171,21 +173,16 @@ def one_size(images: Iterable[tuple[Path, Box | None]]) -> Size:
 def whole_images() -> Iterator[None]:
     """Refuse truncated images, even where another library has told Pillow to fill them with grey.
 
-    What Pillow would warn of names no file, and is left out: images are read, or told with a reason.
-
-    >>> with whole_images():
-    ...     ImageFile.LOAD_TRUNCATED_IMAGES
-    False
+    Pillow's own limit of pixels gives way to `LIMIT`, and its warnings, which name no file, are left out.
     """
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
+    ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = False, None
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             yield
     finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
+        ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = before
 
 
 def _orientation(image: Image.Image) -> int:
@@ -209,30 +206,13 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode == "F":
         raise UserError("has floating-point pixels, whose range is not known; save it with 8 or 16 bits")
-    if image.has_transparency_data:
-        # White is what product photos are shown on; dropping alpha would bring up colours nobody sees.
-        opaque = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
-    return image
-
-
-def _reason(file: Path, error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        empty = file.stat().st_size == 0
-        return "is empty (0 bytes)" if empty else "is not PNG, JPEG, WebP, BMP, GIF, TIFF or PPM, or damaged"
-    if isinstance(error, Image.DecompressionBombError):
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        return f"unpacks to more than {limit:,} pixels, as files do that fill the memory; save it smaller"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
-
-
-def _box_size(box: Box) -> Size:
-    return box[3] - box[1], box[2] - box[0]
-
-
-def _file_size(file: Path) -> Size:
-    with open_image(file) as image:
-        width, height = upright_size(image)
-        return height, width
+    if not image.has_transparency_data:
+        return image
+    # White is what product photos are shown on; dropping alpha would bring up colours nobody sees.
+    flat = Image.new("RGB", image.size)
+    opaque = image if image.mode == "RGBA" else image.convert("RGBA")
+    for top in range(0, image.height, _STRIP):  # strips, because each step takes a copy
+        strip = opaque.crop((0, top, image.width, min(top + _STRIP, image.height)))
+        white = Image.new("RGBA", strip.size, "white")
+        flat.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return flat

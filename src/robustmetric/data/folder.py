@@ -1,52 +1,48 @@
-"""Images of one's own: a directory for each class."""
+"""A directory of images for each class."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from robustmetric.data.base import ImageSet, Part, sets_apart
 from robustmetric.data.decode import SUFFIXES
-from robustmetric.data.listing import check_root, half, listed, with_queries
+from robustmetric.data.listing import check_root, count_classes, half, with_queries
 from robustmetric.errors import UserError, shorten
-
-HINT = "mend or remove these links"
 
 
 @sets_apart
 def read_folder(root: Path | None, split: Part) -> ImageSet:
     """Read a directory that holds one directory for each class, or one for each split with the classes in it.
 
-    The splits are ``train``; ``test``, or else ``query`` and ``gallery``; and ``val`` or ``validation``,
-    which is the test split if there is no other. Without them, the first half of the classes, sorted by name,
-    trains and the rest tests. Images are the files directly in a class's directory that end in .jpg, .jpeg,
-    .png, .webp, .bmp, .gif, .tif, .tiff, .ppm, .pgm, .pbm or .pnm, in natural order (2 before 10); of films
-    and files of several pages the first counts. Other files and hidden ones are ignored, links are followed.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     for image in ("cat/2.png", "cat/10.png", "dog/1.png"):
-    ...         Path(root, image).parent.mkdir(exist_ok=True)
-    ...         Path(root, image).touch()
-    ...     train = read_folder(Path(root), "train")
-    >>> train.classes, [file.name for file in train.files]
-    (('cat',), ['2.png', '10.png'])
+    The splits are `train`; `test`, or else `query` and `gallery`; and `val` or `validation`, which is the
+    test split if there is no other. Without them, the first half of the classes, sorted by name, trains and
+    the rest tests. Images are the files directly in a class's directory with one of the endings `SUFFIXES`,
+    in natural order (2 before 10). Hidden files are ignored, links are followed; files that cannot be opened
+    are broken images.
     """
     root = check_root("folder", root, "the directory that holds a directory of images for each class")
     splits = _splits(root)
-    if splits:
-        rows = [row for folder in splits[split] for row in _rows(_images(folder))]
-    elif split == "validation":
-        rows = []
-    else:
-        images = _images(root)
-        rows = _rows({name: images[name] for name in half(images, split)})
-    found = listed("folder", split, rows, {name: name for _, name in rows}, hint=HINT)
-    if split == "test" and len(splits.get("test", ())) == 2:
-        return with_queries(found, [file.is_relative_to(root / "query") for file, _ in rows])
-    return found
+    if not splits and split == "validation":
+        return ImageSet("folder", split, count_classes([])[0], (), files=())
+    found = [_Classes(folder) for folder in (splits[split] if splits else [root])]
+    kept = None if splits or split == "validation" else half(found[0].images, split)
+    pairs = [
+        (file, name)
+        for classes in found
+        for name, files in classes.images.items()
+        if kept is None or name in kept
+        for file in files
+    ]
+    labels, names = count_classes([name for _, name in pairs])
+    unread = sum((classes.unread for classes in found), Counter[str]())
+    images = ImageSet(
+        "folder", split, labels, tuple(names), files=tuple(file for file, _ in pairs), unread=unread
+    )
+    if split == "test" and len(found) == 2:
+        return with_queries(images, [file.is_relative_to(root / "query") for file, _ in pairs])
+    return images
 
 
 def _splits(root: Path) -> dict[Part, list[Path]]:
@@ -64,42 +60,30 @@ def _splits(root: Path) -> dict[Part, list[Path]]:
     return {"train": [train], "validation": own if tests else [], "test": tests or own}
 
 
-def _rows(images: Mapping[str, Sequence[Path]]) -> list[tuple[Path, str]]:
-    return [(image, name) for name, files in images.items() for image in files]
+class _Classes:
+    """The directories of a folder: the `images` of each, and the endings of the files that are `unread`."""
 
-
-def _images(root: Path) -> dict[str, list[Path]]:
-    """Return the images of each class, classes sorted by name."""
-    visible = sorted(path for path in root.iterdir() if not path.name.startswith("."))
-    if broken := [str(path) for path in visible if not path.exists()]:
-        raise FileNotFoundError(f"links that lead nowhere: {shorten(broken)}; {HINT}")
-    classes = {path.name: _class_images(path) for path in visible if path.is_dir()}
-    if not classes:
-        raise UserError(f"{root} holds no directories; put the images of each class into one of its own")
-    if empty := [root / name for name, images in classes.items() if not images]:
-        found = Counter(
-            path.suffix.lower() or "without an ending"
-            for folder in empty
-            for path in folder.iterdir()
-            if path.is_file() and not path.name.startswith(".")
-        )
-        held = shorten([f"{count} {kind}" for kind, count in found.most_common()])
-        raise UserError(
-            f"{len(empty)} class directories hold no images that are read: "
-            f"{shorten([str(path) for path in empty])}; in them are {held or 'no files'}, and read are "
-            f"{', '.join(SUFFIXES)}, directly in each. Convert images of another kind, to .png for one; keep "
-            "other directories outside the root; and call splits train and test, val, or query and gallery"
-        )
-    return classes
-
-
-def _class_images(directory: Path) -> list[Path]:
-    images = [
-        path
-        for path in directory.iterdir()
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and not path.is_dir()
-    ]
-    return sorted(images, key=lambda path: _natural(path.name))
+    def __init__(self, root: Path) -> None:
+        visible = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+        if broken := [str(path) for path in visible if not path.exists()]:
+            raise UserError(f"links that lead nowhere: {shorten(broken)}; mend or remove them")
+        self.images: dict[str, list[Path]] = {}
+        self.unread: Counter[str] = Counter()
+        for folder in (path for path in visible if path.is_dir()):
+            files = [path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir()]
+            known = [path for path in files if path.suffix.lower() in SUFFIXES]
+            self.images[folder.name] = sorted(known, key=lambda path: _natural(path.name))
+            self.unread.update(path.suffix.lower() or "without an ending" for path in {*files} - {*known})
+        if not self.images:
+            raise UserError(f"{root} holds no directories; put the images of each class into one of its own")
+        if empty := [str(root / name) for name, images in self.images.items() if not images]:
+            held = shorten([f"{count} {kind}" for kind, count in self.unread.most_common()])
+            raise UserError(
+                f"{len(empty)} class directories hold no images that are read: {shorten(empty)}; in all are "
+                f"also {held or 'no files'}, and read are {', '.join(SUFFIXES)}, directly in each. Convert "
+                "images of another kind, to .png for one; keep other directories outside the root; and call "
+                "splits train and test, val, or query and gallery"
+            )
 
 
 def _natural(name: str) -> tuple[list[str | int], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +10,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from robustmetric.data import published
+from robustmetric.data.arrays import read_digits, read_mnist
 from robustmetric.data.base import ImageSet, Part, Split, merged
-from robustmetric.data.cars import read_cars
-from robustmetric.data.cub import read_cub
-from robustmetric.data.digits import read_digits
 from robustmetric.data.folder import read_folder
-from robustmetric.data.idx import read_fashion_mnist, read_mnist
-from robustmetric.data.inshop import read_inshop
 from robustmetric.data.listing import check_retrievable
-from robustmetric.data.market import read_market1501
-from robustmetric.data.sop import read_sop
 from robustmetric.data.table import read_csv
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, check_signature, describe, instance
 from robustmetric.registry import Registry, lookup, registry
 from robustmetric.usercode import UserCodeError, own_traceback
 
@@ -32,13 +26,17 @@ DATA: Registry[ImageSet] = registry("data set")
 # In the order in which they are shown.
 for _name, _read in {
     "digits": read_digits,
-    "mnist": read_mnist,
-    "fashion-mnist": read_fashion_mnist,
-    "cub": read_cub,
-    "cars": read_cars,
-    "sop": read_sop,
-    "inshop": read_inshop,
-    "market1501": read_market1501,
+    **published.originals(
+        {
+            "mnist": read_mnist,
+            "fashion-mnist": read_mnist,
+            "cub": published.read_cub,
+            "cars": published.read_cars,
+            "sop": published.read_sop,
+            "inshop": published.read_inshop,
+            "market1501": published.read_market1501,
+        }
+    ),
     "folder": read_folder,
     "csv": read_csv,
 }.items():
@@ -48,48 +46,38 @@ for _name, _read in {
 def load(name: str, root: Path | str | None = None, split: Split = "train") -> ImageSet:
     """Read one split of a data set; nothing is downloaded, and no image is decoded.
 
-    ``name`` is one of ``DATA``, or ``file.py:function`` for a function ``(root, split) -> ImageSet`` of your
-    own; options of it stand in brackets, ``file.py:function(year=2020)``. ``root`` is where the data set lies
-    (``~`` is the home directory); digits needs none. Labels (N,) count the classes of the ``split`` from
-    0. Some class must have two images, except in the split "all", which is every image, with the classes of
-    all splits merged by name. "validation" is what the data itself sets apart.
+    `name` is one of `DATA`, or `file.py:function` for a function `(root, split) -> ImageSet`, with its
+    options in brackets, `file.py:function(year=2020)`. `root` is the dataset directory (`~` is the home
+    directory); digits needs none. Labels (N,) count the classes of the `split` from 0. Some class must have
+    two images, except in the split "all", which is every image, with the classes of all splits merged by
+    name. "validation" is what the data itself sets apart.
 
     >>> train = load("digits")
     >>> train.pixels.shape, train.labels[:3], train.classes[:3]
     ((1000, 8, 8, 1), tensor([0, 1, 2]), ('0', '1', '2'))
-    >>> len(load("digits", split="all"))
-    1797
-    >>> load("cubs")
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: unknown data set 'cubs' (did you mean 'cub'?); known: cars, csv, cub, ...
     """
     reader = _Reader(name, root)
     lookup("split", split, dict.fromkeys(get_args(Split)))
-    if split == "validation":
-        if (images := reader.validation()) is None:
-            raise UserError(
-                f"{name} sets no validation images apart; choose train, test or all, or set some apart: a "
-                "folder by a directory val beside train and test, a CSV file by rows with the split "
-                "validation beside test, a function of your own by the decorator sets_apart",
-                parameter="split",
-            )
-        return check_retrievable(images)
     if split == "all":
         apart = reader("validation") if reader.sets_apart else None
         parts = [reader("train"), *([] if apart is None else [apart]), reader("test")]
         return replace(merged(parts), root=reader.root)
-    return check_retrievable(reader(split))
+    images = reader(split) if split != "validation" else reader.validation()
+    if images is None:
+        raise UserError(
+            f"{name} sets no validation images apart; choose train, test or all, or set some apart: a "
+            "folder by a directory val beside train and test, a CSV file by rows with the split "
+            "validation beside test, a function of your own by the decorator sets_apart",
+            parameter="split",
+        )
+    return check_retrievable(images)
 
 
 def own_validation(name: str, root: Path | str | None = None) -> ImageSet | None:
     """Read the images that the data itself sets apart to choose the weights by; None if it does not.
 
     These are the rows of a table with the split validation, if others say test, and what a folder has in
-    val or validation beside train and test. ``name`` and ``root`` are those of `load`.
-
-    >>> own_validation("digits") is None
-    True
+    val or validation beside train and test. `name` and `root` are those of `load`.
     """
     images = _Reader(name, root).validation()
     return None if images is None else check_retrievable(images)
@@ -100,8 +88,8 @@ class _Reader:
 
     def __init__(self, name: str, root: Path | str | None) -> None:
         self.name = name
-        self.read = DATA.bind(name)
-        _check_signature(name, self.read)
+        self.read: Callable[..., Any] = DATA.bind(name)
+        check_signature(f"the data set {name}", self.read, "root, split")
         self.root = None if root is None else Path(root).expanduser()
         plain = getattr(self.read, "func", self.read)  # options bind the function
         self.sets_apart = bool(getattr(plain, "sets_apart", False))
@@ -118,41 +106,26 @@ class _Reader:
                 f"the data set {self.name} failed on its {split} split with {type(error).__name__}: "
                 f"{error}\n{own}"
             ) from error
-        _check(f"the data set {self.name}, asked for its {split} split,", images)
-        return replace(images, root=self.root)
+        _check(f"the {split} split of the data set {self.name}", images)
+        found: ImageSet = replace(images, root=self.root)
+        return found
 
     def validation(self) -> ImageSet | None:
         images = self("validation") if self.sets_apart else None
         return images if images is not None and len(images) else None
 
 
-def _check_signature(name: str, read: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(read).bind(None, "train")
-    except TypeError as error:
-        raise UserError(
-            f"the data set {name} is a function that is called with a root and a split, and this one cannot "
-            f"be ({error}): define it as (root, split), and leave both out of the brackets"
-        ) from None
-
-
-def _check(whose: str, images: object) -> None:
+def _check(what: str, images: object) -> None:
     """Refuse what is no image set with labels that count its classes."""
-    if not isinstance(images, ImageSet):
-        raise UserError(f"{whose} returned a {type(images).__name__}; it must return a robustmetric ImageSet")
+    images = instance(what, images, ImageSet)
     labels: object = images.labels
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.ndim != 1:
-        found = (
-            f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        )
-        raise UserError(f"{whose} has labels that are {found}; expected a tensor (N,) of int64")
+        raise UserError(f"labels of {what} must be a tensor (N,) of int64, not {describe(labels)}")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(images.classes):
         raise UserError(
-            f"{whose} has labels from {int(labels.min())} to {int(labels.max())} for {len(images.classes)} "
-            f"classes; labels must count the classes, 0 to {len(images.classes) - 1}"
+            f"labels of {what} must count the classes, 0 to {len(images.classes) - 1}, not "
+            f"{int(labels.min())} to {int(labels.max())}"
         )
     pixels: Any = images.pixels
     if pixels is not None and (pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or pixels.dtype != "uint8"):
-        raise UserError(
-            f"{whose} has pixels that are {pixels.dtype} {pixels.shape}; expected 8 bits (N, H, W, 1 or 3)"
-        )
+        raise UserError(f"pixels of {what} must be 8 bits (N, H, W, 1 or 3), not {describe(pixels)}")

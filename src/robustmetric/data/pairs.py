@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from robustmetric.data.stored import Pictures
+from robustmetric.data.cache import Pictures
 from robustmetric.errors import UserError
 from robustmetric.labels import check_labels
 

@@ -14,16 +14,13 @@ from typing import Any
 import torch
 
 from robustmetric.defenses import defense
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, whole
 from robustmetric.evaluation.plan import Plan
 from robustmetric.experiments.samplers import DRAWN, STATISTICS
-from robustmetric.registry import lookup
-from robustmetric.training.code import bare, named_files
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.parts import suited_recipe
-from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
-from robustmetric.training.runs import RunFolder
-from robustmetric.trust import digest_of, digests_of
-from robustmetric.usercode import without_folder
+from robustmetric.training.recipe import Recipe, bare, load_recipe, named_files, usual_recipe
+from robustmetric.usercode import imported_files, without_folder
 
 PUBLISHED_WORKERS = dict.fromkeys(("cub", "cars", "sop"), 2)
 """How many workers shared an update of the published trainings."""
@@ -91,17 +88,16 @@ Task = Cell | Samplers
 
 @dataclass(frozen=True)
 class Scale:
-    """How large an experiment is run: what is not the paper's, and where the images are.
+    """The scale of an experiment: what is not the paper's, and where the images are.
 
     - `epochs`: those of a training; None for the recipe's.
-    - `changes`: other entries of the recipe that are changed.
+    - `changes`: other entries of the recipe.
     - `steps`: η of the evaluation's attacks.
-    - `queries`: how many test images are attacked; None for all.
-    - `batches`: how many batches Table 1 looks at.
+    - `queries`: number of test images that are attacked; None for all.
+    - `batches`: number of batches that Table 1 looks at.
     - `devices`: workers of a training; None for as many as the published ones had.
     - `skip_broken`: leave out images that cannot be read.
-    - `roots`: where the files of each data set are. This, `cache` and `accelerator` say nothing of the
-      result.
+    - `roots`: the directory of each data set. This, `cache` and `device` do not change the result.
 
     >>> Scale(epochs=2).told(["digits"])
     '2 epochs, all queries, attacks of 32 steps, 1 worker'
@@ -116,31 +112,29 @@ class Scale:
     skip_broken: bool = False
     roots: Mapping[str, Path] = field(default_factory=dict)
     cache: Path | None = None
-    accelerator: str = "auto"
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("epochs", "steps", "queries", "batches", "devices"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, not {value}", parameter=name)
-        lookup("accelerator", self.accelerator, _DEVICES)
+            if (value := getattr(self, name)) is not None:
+                whole(name, value, least=1)
         if fixed := sorted(self.changes.keys() & _OF_CELL):
             raise UserError(
                 f"{', '.join(fixed)} cannot be set: it belongs to the cells, or has an option of its own"
             )
 
     @property
-    def device(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """What evaluates, and measures: one of what trains."""
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-        wanted = _DEVICES[self.accelerator] or ("cuda" if there["cuda"] else "cpu")
+        wanted = ("cuda" if there["cuda"] else "cpu") if self.device == "auto" else self.device
         if not there[wanted]:
-            raise UserError(f"torch finds no {wanted} here: use cpu", parameter="accelerator")
+            raise UserError(f"torch finds no {wanted} here: use cpu", parameter="device")
         return torch.device(wanted)
 
     @property
     def weights(self) -> str | None:
-        """What the file of the weights is called that networks begin with; a run's with the run's folder.
+        """The name of the file of weights that networks begin with, after its run if it is of a run.
 
         >>> Scale(changes={"weights": "/runs/digits/last.safetensors"}).weights
         'digits/last.safetensors'
@@ -166,18 +160,9 @@ class Scale:
         return {}
 
     def _recipe(self, task: Task) -> Recipe:
-        usual = load_recipe(usual_recipe(task.data))
-        epochs = self.epochs or usual.epochs
-        entries: dict[str, Any] = {
-            "data": task.data,
-            "root": self.roots.get(task.data),
-            "seed": task.seed,
-            "epochs": epochs,
-            "validation": 0,
-            "validate_every": epochs,
-            "reference": True,
-            **self.changes,
-        }
+        epochs = self.epochs or load_recipe(usual_recipe(task.data)).epochs
+        entries = {"data": task.data, "root": self.roots.get(task.data), "seed": task.seed, "epochs": epochs}
+        entries |= {"validation": 0, "validate_every": epochs, "reference": True, **self.changes}
         if isinstance(task, Cell):
             entries["defense"] = task.defense
             if task.steps is not None:
@@ -186,36 +171,29 @@ class Scale:
 
     def plan(self, task: Cell) -> Plan:
         """Return how a cell's network is evaluated: as published ones were."""
-        return Plan.make(
-            protocol="reference",
-            eps=self.recipe(task).eps,
-            steps=self.steps,
-            queries=self.queries,
-            checks="none",
-        )
+        budget = {"eps": self.recipe(task).eps, "steps": self.steps}
+        return Plan.make(protocol="reference", queries=self.queries, checks="none", **budget)
 
     def identity(self, task: Task) -> dict[str, Any]:
         """Return all that a cell's training depends on, in JSON's types, wherever its files are.
 
-        Images of one's own are told by the name of their folder or file; records tell of their pixels.
+        Images of one's own are known by the name of their folder or file; records tell of their pixels.
         """
         whole = self.recipe(task)
         recipe = bare(whole.model_dump(mode="json"))
         recipe["root"] = None if task.data in _FIXED or whole.root is None else whole.root.name
         recipe["weights"] = None if whole.weights is None else _sha256(whole.weights)
-        code = digests_of(named_files(whole.model_dump()))
+        named = [file.absolute() for file in named_files(whole.model_dump())]
+        code = {part for file in named for part in imported_files(file) if part.is_file()}
         found: dict[str, Any] = {
             "recipe": recipe,
-            "code": sorted([file.name, digest] for file, digest in code.items()),
+            "code": sorted([file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in code),
             "skip_broken": self.skip_broken,
         }
         if isinstance(task, Cell):
-            found["workers"] = self.workers(task.data)
-        else:
-            del recipe["defense"], recipe["epochs"], recipe["validate_every"]
-            found["batches"] = self.batches
-            found["samplers"], found["statistics"] = list(DRAWN), list(STATISTICS)
-        return found
+            return {**found, "workers": self.workers(task.data)}
+        del recipe["defense"], recipe["epochs"], recipe["validate_every"]
+        return {**found, "batches": self.batches, "samplers": list(DRAWN), "statistics": list(STATISTICS)}
 
     def name(self, task: Task) -> str:
         """Return the name of a cell's folder, which tells trainings apart.
@@ -228,44 +206,34 @@ class Scale:
 
     def told(self, data: Sequence[str], *, trains: bool = True) -> str:
         """Say at which scale the cells of `data` sets are run; `trains` is False for those of Table 1."""
-        each = {name: self._told(name) if trains else self._told_of_batches(name) for name in data}
+        each = {name: ", ".join(self._told(name, trains)) for name in data}
         if len(set(each.values())) == 1:
             return each[data[0]]
         return "; ".join(f"{name}: {text}" for name, text in each.items())
 
-    def _told(self, data: str) -> str:
-        usual, published = load_recipe(usual_recipe(data)), data in PUBLISHED_WORKERS
-
-        def beside(value: int, was: int) -> str:
-            return f" (published: {was})" if published and value != was else ""
-
-        epochs, workers = self.epochs or usual.epochs, self.workers(data)
-        asked = "all queries" if self.queries is None else f"{self.queries} queries"
+    def _told(self, data: str, trains: bool) -> Iterator[str]:
+        usual, published = load_recipe(usual_recipe(data)).epochs, data in PUBLISHED_WORKERS
+        epochs, workers, usually = self.epochs or usual, self.workers(data), PUBLISHED_WORKERS.get(data, 1)
+        queries = "all queries" if self.queries is None else f"{self.queries} queries"
         parts = [
-            counted(epochs, "epoch") + beside(epochs, usual.epochs),
-            asked + (" (published: all)" if self.queries is not None and published else ""),
-            f"attacks of {counted(self.steps, 'step')}" + beside(self.steps, Scale.steps),
-            counted(workers, "worker") + beside(workers, PUBLISHED_WORKERS.get(data, 1)),
+            (counted(epochs, "epoch"), usual, epochs == usual),
+            (queries, "all", self.queries is None),
+            (f"attacks of {counted(self.steps, 'step')}", Scale.steps, self.steps == Scale.steps),
+            (counted(workers, "worker"), usually, workers == usually),
         ]
-        return ", ".join([*parts, *self._told_of_recipe(data)])
-
-    def _told_of_batches(self, data: str) -> str:
-        parts = [counted(self.batches, "batch", "batches")]
-        if self.weights is None:
-            parts.append(began(None))
-        return ", ".join([*parts, *self._told_of_recipe(data)])
-
-    def _told_of_recipe(self, data: str) -> Iterator[str]:
-        if self.weights is not None:
+        for text, was, same in parts if trains else [(counted(self.batches, "batch", "batches"), 0, True)]:
+            yield text if same or not published else f"{text} (published: {was})"
+        if self.weights is not None or not trains:
             yield began(self.weights)
-        elif data in PUBLISHED_WORKERS:
+        if self.weights is None and published:
             yield "from random weights (published: ImageNet's)"
-        named = bare(self.changes)
-        yield from (f"{k} = {value}" for k, value in named.items() if value is not None and k != "weights")
+        for entry, value in bare(self.changes).items():
+            if value is not None and entry != "weights":
+                yield f"{entry} = {value}"
 
 
 def began(weights: str | None) -> str:
-    """Say what a network was before it was trained or measured; `weights` name the file that it has them of.
+    """Say what a network was before it was trained or measured; `weights` is the name of their file.
 
     >>> began("last.safetensors")
     'from the weights last.safetensors'
@@ -274,7 +242,7 @@ def began(weights: str | None) -> str:
 
 
 def counted(number: int, thing: str, things: str | None = None) -> str:
-    """Write how many there are of a `thing`; `things` is what several are called.
+    """Write how many there are of a `thing`; `things` is its plural.
 
     >>> counted(1, "epoch"), counted(1000, "step"), counted(2, "batch", "batches")
     ('1 epoch', '1,000 steps', '2 batches')
@@ -283,26 +251,21 @@ def counted(number: int, thing: str, things: str | None = None) -> str:
 
 
 _FIXED = ("digits", "mnist", "fashion-mnist", "cub", "cars", "sop")  # data sets that are the same everywhere
-_DEVICES = {"auto": None, "cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
 _OF_CELL = {"data", "root", "defense", "steps", "epochs", "seed", "validation", "validate_every", "reference"}
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A cell to be made: the `task`, its `scale`, and the `folder` that it is made in.
-
-    `command` are the arguments of the command line that makes this cell alone.
-    """
+    """A cell to be made: the `task`, its `scale`, and the `folder` that it is made in."""
 
     task: Task
     scale: Scale
     folder: Path
-    command: tuple[str, ...] = ()
 
-    @cached_property
-    def name(self) -> str:
-        """The name of the cell."""
-        return self.scale.name(self.task)
+    @property
+    def workers(self) -> int:
+        """The number of processes that it takes."""
+        return self.scale.workers(self.task.data) if isinstance(self.task, Cell) else 1
 
 
 @cache
@@ -315,7 +278,7 @@ def _sha256(file: Path) -> str:
         )
     if not file.is_file():
         raise UserError(f"there is no weights file {file}: give another file", parameter="weights")
-    return digest_of(file.read_bytes())
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def as_trained(data: str, name: str) -> str:
@@ -351,14 +314,3 @@ def slug(text: str) -> str:
     if not text.replace("-", "").isalnum():  # a data set's name has dashes
         text = "".join(_SPELLED.get(letter, letter) for letter in text)
     return re.sub(r"-+", "-", re.sub(r"[^\w.-]", "-", text.replace("=", ""))).strip("-")
-
-
-def names_of(scale: Scale, tasks: Sequence[Task]) -> dict[str, Task]:
-    """Return different `tasks` by the names of their folders.
-
-    >>> list(names_of(Scale(), [Cell("digits", "N/A[R]"), Cell("digits", "N/A[R]")])) == [
-    ...     Scale().name(Cell("digits", "N/A[R]"))
-    ... ]
-    True
-    """
-    return {scale.name(task): task for task in dict.fromkeys(tasks)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robustmetric.experiments.cells import Scale
-from robustmetric.experiments.outcome import Outcome, find_folders, read_outcome
+from robustmetric.experiments.outcome import Outcome, find_jobs
 from robustmetric.experiments.paper import Experiment, Row
 
 
@@ -25,7 +25,5 @@ def find(experiment: Experiment, scale: Scale, out: Path) -> list[Finding]:
     >>> [finding.outcomes for finding in find(experiment("table7", ["digits"]), Scale(), Path("nowhere"))]
     [(None,), (None,)]
     """
-    names = {task: scale.name(task) for task in experiment.tasks}
-    folders = find_folders(out, list(names.values()))
-    known = {task: read_outcome(task, scale, folders[name]) for task, name in names.items()}
+    known = {job.task: outcome for job, outcome in find_jobs(experiment.tasks, scale, out).items()}
     return [Finding(row, tuple(known[task] for task in row.tasks)) for row in experiment.rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,9 @@ from robustmetric import __version__
 from robustmetric.errors import UserError
 from robustmetric.evaluation.identity import differences
 from robustmetric.evaluation.record import RECORD, Record, load_record
-from robustmetric.experiments.cells import Cell, Scale, Task
-from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
-from robustmetric.training.code import bare
-from robustmetric.training.entries import read_file
-from robustmetric.training.runs import RunFolder
+from robustmetric.experiments.cells import Job, Scale, Task
+from robustmetric.files import DamagedError, load_entries, save
+from robustmetric.training.folder import RunFolder
 
 RESULT = "cell.json"
 """The file in a cell's folder that says what it is, and what came of it if that is no record."""
@@ -27,14 +25,13 @@ class Outcome:
     """What a finished cell in `folder` came to: a `record`, a collapse, or the hardness of the samplers.
 
     `collapsed` says how the network collapsed; it has no record where nothing could be scored. `hardness` has
-    the statistics by sampler. `seconds` are those that it took, as far as that is known.
+    the statistics by sampler.
     """
 
     folder: Path
     record: Record | None = None
     collapsed: str | None = None
     hardness: Mapping[str, Any] | None = None
-    seconds: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
         if self.record is not None:
@@ -69,6 +66,14 @@ def find_folders(out: Path, names: Sequence[str]) -> dict[str, Path]:
     return found
 
 
+def find_jobs(tasks: Iterable[Task], scale: Scale, out: Path) -> dict[Job, Outcome | None]:
+    """Return the job of each different cell among `tasks`, with its outcome if it is finished in `out`."""
+    names = {scale.name(task): task for task in dict.fromkeys(tasks)}
+    folders = find_folders(out, list(names))
+    jobs = [Job(task, scale, folders[name]) for name, task in names.items()]
+    return {job: read_outcome(job.task, scale, job.folder) for job in jobs}
+
+
 def _result(folder: Path) -> dict[str, Any]:
     """Return what a cell came to, as its description says; nothing if it is not finished."""
     about = read_result(folder) or {}
@@ -90,22 +95,20 @@ def read_outcome(task: Task, scale: Scale, folder: Path) -> Outcome | None:
     now = json.loads(json.dumps(described(task, scale)))
     if wrong := differences({key: about.get(key) for key in now}, now):
         raise _stranger(folder, wrong)
-    seconds = about.get("seconds")
     if about.get("hardness") or about.get("collapsed"):
-        return Outcome(
-            folder, collapsed=about.get("collapsed"), hardness=about.get("hardness"), seconds=seconds
-        )
+        return Outcome(folder, collapsed=about.get("collapsed"), hardness=about.get("hardness"))
     made = about.get("records", {}).get(place.name)
-    if not isinstance(task, Cell) or made is None or not (place / RECORD).exists():
+    if made is None or not (place / RECORD).exists():
         return None
     try:
         record = load_record(place)
     except UserError as error:
         raise UserError(f"{error}; move {folder} away, and run the same command again") from None
-    if wrong := list(_foreign(task, scale, run_of(folder), record, made)):
-        raise _stranger(folder, wrong)
-    collapsed = record.ers.why if record.ers is not None and not record.ers.valid else None
-    return Outcome(folder, record, collapsed=collapsed, seconds=seconds)
+    if record.sha256 != made:
+        raise _stranger(folder, [f"its {RECORD} is another one than was made"])
+    return Outcome(
+        folder, record, record.ers.why if record.ers is not None and not record.ers.valid else None
+    )
 
 
 def evaluation_of(folder: Path, scale: Scale) -> Path:
@@ -135,22 +138,15 @@ def described(task: Task, scale: Scale) -> dict[str, Any]:
 
 
 def write_result(task: Task, scale: Scale, folder: Path, **result: Any) -> None:
-    """Write down what a cell in `folder` is, and its `result` if that is no record.
-
-    What was written before is kept, `records` of other evaluations too; `seconds` are added to those of
-    earlier starts.
-    """
+    """Write down what a cell in `folder` is, and its `result`; what was written before is kept."""
     before = read_result(folder) or {}
     if "records" in result:
         result["records"] = {**before.get("records", {}), **result["records"]}
-    spent = dict(before.get("seconds", {}))
-    for what, seconds in result.pop("seconds", {}).items():
-        spent[what] = round(spent.get(what, 0.0) + seconds, 1)
-    content = {**before, **described(task, scale), **result, "seconds": spent}
-    text = json.dumps({**content, "sha256": digest_of_entries(content)}, indent=1, ensure_ascii=False)
-    with writing(folder / RESULT, "then run the same command again: what is finished is kept"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RESULT, lambda file: file.write(f"{text}\n".encode()))
+    folder.mkdir(parents=True, exist_ok=True)
+    save(
+        folder / RESULT,
+        json.dumps({**before, **described(task, scale), **result}, indent=1, ensure_ascii=False),
+    )
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -158,42 +154,10 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
     >>> read_result(Path("nowhere"))
     """
-    return _read(folder / RESULT)
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.pop("sha256", None) != digest_of_entries(found):
-        raise DamagedError(
-            f"{file} is damaged, or was changed by hand: its digest does not match; move {file.parent} away, "
-            "and run the same command again"
-        )
-    return found
-
-
-def _foreign(task: Cell, scale: Scale, run: RunFolder, record: Record, made: str) -> Iterator[str]:
-    """Say in what a record is not that of a cell: its settings, the weights, the version, the run."""
-    wanted, found = scale.plan(task).settings, record.settings
-    yield from differences(wanted.model_dump(mode="json"), found.model_dump(mode="json"))
-    if record.versions.get("robustmetric") != __version__:
-        yield f"the version was {record.versions.get('robustmetric')}, is {__version__}"
-    if record.network.weights != "last weights":
-        yield f"the weights are {record.network.weights}, not the last ones"
-    if not run.exists:
-        yield f"it has no {run.recipe_file.name}"
-        return
-    entries = [bare(read_file(run.recipe_file)), bare(scale.recipe(task).model_dump(mode="json"))]
-    for entry in ("root", "weights"):  # which may lie elsewhere
-        for one in entries:
-            one.pop(entry, None)
-    yield from differences(entries[0], json.loads(json.dumps(entries[1])))
-    if record.sha256 != made:
-        yield f"its {RECORD} is another one than was made"
+        return load_entries(folder / RESULT, sealed=False) if (folder / RESULT).exists() else None
+    except DamagedError as error:
+        raise DamagedError(f"{error}; move {folder} away, and run the same command again") from None
 
 
 def _stranger(folder: Path, wrong: Sequence[str]) -> UserError:

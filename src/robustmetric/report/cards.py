@@ -108,7 +108,7 @@ CARD_STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
 
 
 class Album:
-    """Makes pictures of what attacks do to queries of a `view` on `data`, with `k` images of a ranking."""
+    """Draws what attacks do to the queries of a `view` on `data`, with `k` images of a ranking."""
 
     def __init__(self, view: NetworkView, data: Data, k: int = K) -> None:
         self.view, self.data, self.k = view, data, k

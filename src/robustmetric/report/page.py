@@ -36,8 +36,7 @@ from robustmetric.report.words import (
     command,
     goal_meaning,
 )
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.table import read_rows
+from robustmetric.training.folder import RunFolder, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,8 +123,8 @@ def _entry(name: str, record: Record, path: Path) -> Entry:
         except (OSError, UserError):  # a recipe with code that is not trusted, which is not needed here
             about = {"run": str(run.path)}
     if about:
-        with suppress(OSError):
-            about["rows"] = read_rows(run.metrics) or ()
+        with suppress(OSError, UserError):
+            about["rows"] = read_rows(run.metrics)
     return Entry(name, record, pictures, curves, [*missing, *left_out], **about)
 
 

@@ -7,11 +7,9 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from robustmetric.attacks import Column, Unit
 from robustmetric.evaluation import Record
-from robustmetric.files import save
 from robustmetric.report.records import data_of, differing
 from robustmetric.report.summary import Estimate, figures_of
 from robustmetric.text import printable, spreadsheet_text
@@ -147,15 +145,6 @@ class Sheet:
     def text(self, kind: str) -> str:
         """Return the table in the format of a `kind`: md, latex or csv."""
         return {"md": self.markdown, "latex": self.latex, "csv": self.csv}[kind]()
-
-
-def write(sheet: Sheet, stem: Path, formats: Sequence[str] = tuple(SUFFIXES)) -> list[Path]:
-    """Write a `sheet` in some `formats`, to `stem` with their suffixes; return the files."""
-    files = [stem.with_name(f"{stem.name}{SUFFIXES[kind]}") for kind in formats]
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    for file, kind in zip(files, formats, strict=True):
-        save(file, sheet.text(kind))
-    return files
 
 
 def sheet_of_records(named: Mapping[str, Record]) -> Sheet:

@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 
 from robustmetric.attacks import Column
 from robustmetric.evaluation import COLUMNS, Record
-from robustmetric.evaluation.record import Ers, Score
-from robustmetric.evaluation.worst import GoalScore
+from robustmetric.evaluation.intervals import Score
+from robustmetric.evaluation.record import Ers, GoalScore
 from robustmetric.experiments.outcome import Outcome
 
 SCORES: dict[str, Column] = {
