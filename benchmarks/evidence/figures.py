@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.evidence.found import CLAIMED, RECALL, hardness_of, log_of, record, seeds_of
 from benchmarks.evidence.plan import CLAIM, FASHION, HM, OTHERS, SAMPLERS
 from robustmetric.report import plots
-from robustmetric.report.style import look, new_figure, plain, save, styled
+from robustmetric.report.plots import look, new_figure, plain, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
