@@ -26,8 +26,8 @@ from robustmetric.files import AGAIN, DamagedError, save
 from robustmetric.locks import locked
 from robustmetric.models import save_weights
 from robustmetric.models.weights import read_tensors
-from robustmetric.report.layout import marked_down
 from robustmetric.report.records import alpha_of, eps_of
+from robustmetric.report.sheet import marked_down
 from robustmetric.report.verdict import verdict
 from robustmetric.text import one_line
 from robustmetric.training import Recipe, Run, RunFolder, dump_recipe, load_run
