@@ -325,7 +325,7 @@ class _Blocks:
             z = self._read(number)
         except (FileNotFoundError, DamagedError):
             return False
-        rows = np.flatnonzero(~_has_vector(z)) + self.rows[number].start
+        rows = [row for row, one in zip(self.rows[number], _has_vector(z), strict=True) if not one]
         broken = (self.base / self.names[row] for row in rows)
         return all(isinstance(pixels, str) for _, pixels in self.run.inputs.decoded(broken, ahead=0))
 
@@ -335,8 +335,8 @@ class _Blocks:
 
 
 def _has_vector(z: Floats) -> NDArray[np.bool_]:
-    kept: NDArray[np.bool_] = ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
-    return kept
+    """Return which rows of a block (n, D) are vectors; none if D is 0."""
+    return np.asarray((~np.isnan(z)).sum(1) > 0, np.bool_)
 
 
 def images_below(folder: Path, report: Callable[[str], None] = print) -> list[str]:
