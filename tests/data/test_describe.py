@@ -212,19 +212,6 @@ def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> No
     assert len(colours(cell_at(sheet, 0, 3))) > 100  # the noise of the whole one
 
 
-def test_a_row_shows_images_of_its_class_once_each() -> None:
-    digits = load("digits")
-    assert digits.pixels is not None
-    sheet = contact_sheet(digits, columns=9, rows=10, cell=8, seed=3)
-    place = {
-        image.tobytes(): label for image, label in zip(digits.pixels, digits.labels.tolist(), strict=True)
-    }
-    for row in range(10):
-        cells = [np.asarray(cell_at(sheet, row, column, 8).convert("L")).tobytes() for column in range(9)]
-        assert [place[cell] for cell in cells] == [row] * 9
-        assert len(set(cells)) == 9
-
-
 def test_names_are_written_above_their_rows(tmp_path: Path) -> None:
     files = [plain(tmp_path / f"{i}.png", (8, 8), (0, 0, 0)) for i in range(3)]
 
