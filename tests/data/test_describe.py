@@ -74,6 +74,7 @@ def test_all_that_is_known_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         image_set(files, [0, 0, 1, 1, 1, 1, 2], "a", "b", "c"),
         cameras=torch.tensor([3, 7, 7, 3, 3, 3, 3]),
         is_query=torch.arange(7) < 1,
+        unread={".heic": 2},
         boxes=np.array([[0, 0, 0, 0]] * 4 + [[1, 2, 4, 6]] + [[0, 0, 0, 0]] * 2),
     )
     monkeypatch.setattr(describing, "HEADERS", 6)
@@ -87,6 +88,7 @@ def test_all_that_is_known_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "queries, gallery": "1, 7",
         "cameras": "2",
         "with a box": "1",
+        "files of other kinds": ".heic (2)",
         "images per class": "1 to 4, median 2",
         "width×height (of the first 6)": "5×9 (3), 3×4 (1), 9×5 (1)",
         "modes (of the first 6)": "RGB (4), L (1)",
