@@ -125,21 +125,12 @@ def test_images_of_ones_own_are_kept_whole(tmp_path: Path) -> None:
 # Runs
 
 
-NET = """
-from torch import nn
-
-def net():
-    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 8))
-"""
-
-
 @pytest.fixture
 def wide(tmp_path: Path) -> tuple[object, ...]:
-    """A training on images in a folder that are twice as wide as high, with a network of the user's."""
+    """A training on images in a folder that are twice as wide as high."""
     root = make_pictures(tmp_path / "data", each=4, height=10, width=20)
-    (tmp_path / "nets.py").write_text(NET)
-    model = ("--model", f"{tmp_path / 'nets.py'}:net", "--defense", "N/A[R]", "--batch", 64, "--epochs", 1)
-    return ("train", "--data", "folder", "--root", root, *model, "--size", 10, "--cache", tmp_path / "cache")
+    model = ("--model", "c2f2", "--defense", "N/A[R]", "--batch", 64, "--epochs", 1)
+    return ("train", "--data", "folder", "--root", root, *model, "--size", 12, "--cache", tmp_path / "cache")
 
 
 def fed(run: Path) -> tuple[str, Any, torch.Tensor]:
@@ -163,7 +154,7 @@ def test_a_run_keeps_its_fit_everywhere(wide: tuple[object, ...], tmp_path: Path
     recipe = RunFolder(tmp_path / "run").recipe()
     others: dict[str, Fit] = {"own": "pad", "crop": "crop"}
     for out, other in others.items():
-        inputs = Inputs(10, 10, 3, other)
+        inputs = Inputs(12, 12, 3, other)
         (test,) = load_pixels("folder", recipe.root, inputs, ["test"], tmp_path / "cache")
         expected = rm.Data(inputs.images(test), test.labels).fingerprint
         assert rm.load_record(tmp_path / out).data.sha256 == expected.sha256
