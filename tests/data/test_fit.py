@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -175,24 +173,3 @@ def test_a_run_keeps_its_fit_everywhere(wide: tuple[object, ...], tmp_path: Path
         (test,) = load_pixels("folder", recipe.root, inputs, ["test"], tmp_path / "cache")
         expected = rm.Data(inputs.images(test), test.labels).fingerprint
         assert rm.load_record(tmp_path / out).data.sha256 == expected.sha256
-
-
-def test_a_run_of_before_goes_on_squeezing(wide: tuple[object, ...], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    works(*wide, "--fit", "squeeze", "--out", run)
-    new = fed(run)
-    # As it was written before there were fits.
-    text, count = re.subn(r"(?m)^(fit|zoom|jitter): .*\n", "", (run / "recipe.yaml").read_text())
-    assert count == 3
-    (run / "recipe.yaml").write_text(text)
-    about = json.loads((run / "run.json").read_text())
-    for entry in ("fit", "zoom", "jitter"):
-        del about["recipe"][entry]
-    del about["sha256"]
-    (run / "run.json").write_text(json.dumps(about))
-    old = fed(run)
-    assert new[0] == old[0] == "squeeze"
-    assert torch.equal(new[1], old[1])
-    assert torch.equal(new[2], old[2])
-    works("train", "--out", run, "--resume", "--epochs", 2, "--cache", tmp_path / "cache")
-    assert RunFolder(run).recipe().fit == "squeeze"
