@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import robustmetric as rm
-from robustmetric.data import ImageSet, load, load_pixels
+from robustmetric.data import load, load_pixels
 from robustmetric.data.cache import cached
 from robustmetric.data.decode import Fit, resized
 from robustmetric.data.inputs import Inputs, usual_inputs
@@ -91,12 +91,6 @@ def test_a_file_gives_what_evaluation_feeds_the_network(fit: Fit, tmp_path: Path
         assert torch.equal(inputs.tensor(file), expected[None])
         with Image.open(file) as image:
             assert torch.equal(inputs.tensor(image), expected[None])
-
-
-def test_images_in_memory_are_fitted_too() -> None:
-    pixels = np.stack([noise(4, 8)] * 2)
-    images = ImageSet("tiny", "train", torch.tensor([0, 0]), ("a",), pixels=pixels)
-    assert np.array_equal(cached(images, Path("unused"), size=(4, 4), fit="crop").pixels, pixels[:, :, 2:6])
 
 
 def test_an_unknown_fit_is_refused() -> None:

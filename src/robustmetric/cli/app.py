@@ -30,15 +30,13 @@ COMMANDS = {
     "evaluate": ("evaluate", "Score how well a network ranks, also under attack."),
     "certify": ("certify", "Certify R@1 of a network that is smoothed by noise, and attack it."),
     "verify": ("verify", "Decide whether pairs of images are of one class, also under attack."),
-    "attack": ("attack", "Run one attack, and write the images before and after, and their ranks."),
-    "report": ("report", "Write one page of HTML with the scores of records and pictures of attacks."),
+    "attack": ("attack", "Run one attack, and write a page of what it did, the images and their ranks."),
+    "report": ("report", "Compare records in a table, and write a page of HTML, a table or plots."),
     "embed": ("embed", "Write the vectors of all images below a folder to a file."),
     "search": ("search", "Find the images whose vectors are nearest to those of some images."),
     "export": ("export", "Write a run's network as one file that is tried, or as a folder for the Hub."),
     "reproduce": ("reproduce", "Make the paper's tables and figures next to the published ones."),
     "app": ("app_page", "Try an attack by hand on a page in the browser."),
-    "compare": ("compare", "Put records side by side."),
-    "plot": ("plot", "Plot trainings, and records beside each other, as files for a paper."),
     "data": ("train", "Look at data sets."),
 }
 """The module and the first line of each command: the help imports no module, which would take seconds."""

@@ -23,12 +23,12 @@ def demo(
     seed: int = typer.Option(0, help="Starts every random draw."),
 ) -> None:
     """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
-    from robustmetric.cli.evaluate import picture
     from robustmetric.cli.progress import Progress
     from robustmetric.cli.show import show_checks, show_scores, show_suite
     from robustmetric.data import load
-    from robustmetric.evaluation import Data, Evaluation, Plan, Subject
+    from robustmetric.evaluation import Data, Evaluation, Plan, Subject, load_arrays
     from robustmetric.report.page import write_report
+    from robustmetric.report.pictures import make_pictures
     from robustmetric.training.callbacks import ShowProgress
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
@@ -62,7 +62,7 @@ def demo(
         with stoppable(console, KEPT), Progress(console) as watch:
             evaluation = Evaluation(subject, plan, folders[-1], watch)
             record = evaluation.run()
-            picture(Evaluation(subject, plan), record, folders[-1], watch)
+            make_pictures(Evaluation(subject, plan), record, load_arrays(folders[-1]), folders[-1], watch)
         show_checks(console, record)
         records.append(record)
     console.print()
