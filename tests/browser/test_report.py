@@ -301,7 +301,9 @@ def test_without_javascript_all_is_there(made: Made, browser: Browser) -> None:
             page.click("a[download='scores.csv']")
         assert download.value.suggested_filename == "scores.csv"
         assert (
-            Path(download.value.path()).read_text(encoding="utf-8").startswith("network,data,kind,R@1,R@1 low")
+            Path(download.value.path())
+            .read_text(encoding="utf-8")
+            .startswith("network,data,kind,R@1,R@1 low")
         )
     finally:
         context.close()
