@@ -6,7 +6,6 @@ This file is also the program that the test of kills starts (see tests/helpers/p
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import os
@@ -15,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,19 +139,6 @@ def test_others_read_the_files(run: Run, tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(tmp_path / "v-parquet")
     assert table["file"].to_pylist() == [name.replace("\udcff", "\\udcff") for name in names]
     assert np.array_equal(np.array(table["vector"].to_pylist(), np.float32), z)
-
-
-def test_programs_of_others_search_the_files(run: Run, pictures: Path, tmp_path: Path) -> None:
-    """Each program that is installed finds what we find; docs/product.md shows the same lines."""
-    out = tmp_path / "v.safetensors"
-    embed_folder(run, pictures, out)
-    embed_folder(run, pictures, tmp_path / "v.npy")
-    wanted = rm.load_vectors(out).search(run.embed(pictures / "class03" / "1.png"), 3).position[0].tolist()
-    z, query = np.load(tmp_path / "v.npy"), run.embed(pictures / "class03" / "1.png").numpy()
-    faiss = importlib.import_module("faiss")
-    index = faiss.IndexHNSWFlat(z.shape[1], 32)
-    index.add(z)
-    assert index.search(query, 3)[1][0].tolist() == wanted
 
 
 def test_a_table_of_files(run: Run, pictures: Path, tmp_path: Path) -> None:
@@ -590,6 +576,16 @@ def test_what_cannot_be_searched_for_is_refused(z: Tensor, k: Any) -> None:
 # Commands
 
 
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    """Put handlers back: a command that was stopped ignores further signals until its process ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals")
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_stops_embed_and_the_same_command_resumes(
     name: str, code: int, folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -605,8 +601,11 @@ def test_a_signal_stops_embed_and_the_same_command_resumes(
     rm.load_vectors(tmp_path / "v.safetensors").check(rm.load_run(folder, "last"))
 
 
-def test_the_commands_find_images_with_strange_names(folder: Path, tmp_path: Path) -> None:
-    images, out = tmp_path / "images", tmp_path / "v.safetensors"
+def test_the_commands_find_images_with_strange_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images, out = Path("images"), Path("v.safetensors")
     images.mkdir()
     for number, name in enumerate(STRANGE):
         Image.new("L", (8, 8), 40 * number).save(images / name, "png")

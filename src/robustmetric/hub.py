@@ -136,7 +136,14 @@ def publish(
             shutil.copytree(source.code, made.code, dirs_exist_ok=True, ignore=ignored)
         if source.metrics.is_file():
             shutil.copyfile(source.metrics, made.metrics)
-        about = _bare_about(source, recipe)
+        before, (channels, size) = source.read(), source.shape()
+        origin = before.get("origin")
+        about = {
+            "recipe": recipe.model_dump(mode="json"),
+            "images": {"height": size, "width": size, "channels": channels},
+            "choice": before.get("choice"),
+            "origin": {"images": origin.get("images") if isinstance(origin, dict) else None},
+        }
         made.write(about)
         loaded = load_run(draft, trust=trust)
         stated = {"licence": licence, "robustmetric": __version__, "sha256": loaded.digest}
@@ -220,18 +227,6 @@ def _bare_recipe(entries: dict[str, Any]) -> Recipe:
             )
     first = entries.get("weights")
     return make_recipe({**rename_files(entries, own), "root": None, "weights": first and _name(str(first))})
-
-
-def _bare_about(source: RunFolder, recipe: Recipe) -> dict[str, Any]:
-    """Return what run.json has to say: the shape of images, how weights were chosen, digests of the data."""
-    about, (channels, size) = source.read(), source.shape()
-    kept = {key: about[key] for key in ("choice",) if key in about}
-    return {
-        "recipe": recipe.model_dump(mode="json"),
-        "images": {"height": size, "width": size, "channels": channels},
-        "origin": {"images": dict(about.get("origin") or {}).get("images", {})},
-        **kept,
-    }
 
 
 def _name(path: str) -> str:

@@ -104,7 +104,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
             raise UserError(
                 f"{what} is the class {factory.__name__}; it must be derived from {expects.__name__}"
             )
-        signature = signature_of(factory)
+        signature = inspect.signature(factory)
         found = {name: value for name, value in (offered or {}).items() if _accepts(signature, name)}
         found |= {**options, **given}
         try:
@@ -125,7 +125,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
     def bind(self, text: str) -> Callable[..., T]:
         """Return the function that `text` names with its options set, for kinds whose parts are functions."""
         factory, given = self.find(text)
-        parameters = signature_of(factory).parameters.values()
+        parameters = inspect.signature(factory).parameters.values()
         # What has no default is passed by those who call the function.
         known = [p.name for p in parameters if p.default is not p.empty and p.kind in _BY_NAME]
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -288,18 +288,6 @@ def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> A
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def signature_of(factory: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a `factory`; some builtins have none and are taken to accept any option.
-
-    >>> signature_of(dict)
-    <Signature (**options)>
-    """
-    try:
-        return inspect.signature(factory)
-    except ValueError:
-        return inspect.Signature([inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)])
 
 
 def _accepts(signature: inspect.Signature, option: str) -> bool:

@@ -36,10 +36,6 @@ class UntrustedError(UserError):
     """Code that a run or a recipe brings along, without `trust`."""
 
 
-class SentTraceError(Exception):
-    """Where another process failed, as text: a traceback cannot be sent."""
-
-
 class Source(NamedTuple):
     """A Python `file` and the `name` of an object in it."""
 

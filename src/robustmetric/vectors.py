@@ -193,7 +193,7 @@ def embed_folder(
     changed are made again. `progress` is called with the images done and all; `report` with sentences.
     """
     folder, out = Path(folder).expanduser(), Path(out).expanduser()
-    whole("batch", batch, 1)
+    batch = min(whole("batch", batch, least=1), _BLOCK)
     to = to or out.suffix.removeprefix(".")
     if to not in FORMATS:
         raise UserError(f"vectors are written to {', '.join(FORMATS)}, not {brief(to)}", parameter="to")
@@ -206,7 +206,7 @@ def embed_folder(
         names, about = images_below(folder, report), _about(run, base)
         _begin(place, about, force)
         blocks = _Blocks(run, [base / name for name in names], place, str(about))
-        blocks.make(min(batch, _BLOCK), progress, report)
+        blocks.make(batch, progress, report)
         has = np.concatenate([_has_vector(z) for z in blocks])
         broken = np.flatnonzero(~has).tolist()
         listed = {names[row]: blocks.reason(row) for row in broken[:_LISTED]}
@@ -312,8 +312,8 @@ class _Blocks:
         key = hashlib.sha256(about.encode())
         for file in self.files[rows.start : rows.stop]:
             try:
-                about = file.stat()
-                state = (about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+                found = file.stat()
+                state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             except OSError:
                 state = (-1, -1, -1)
             key.update(f"\n{str(file)!r} {state}".encode())
@@ -334,7 +334,8 @@ class _Blocks:
 
 
 def _has_vector(z: Floats) -> NDArray[np.bool_]:
-    return ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
+    kept: NDArray[np.bool_] = ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
+    return kept
 
 
 def images_below(folder: Path, report: Callable[[str], None] = print) -> list[str]:
@@ -396,7 +397,7 @@ def load_vectors(path: Path | str) -> Vectors:
     try:
         sha256 = _digest(path)
         with safe_open(path, "pt") as file:  # tensors are mapped, and copied on write
-            about = dict(file.metadata() or {})
+            about = dict(sorted((file.metadata() or {}).items()))  # which come in any order
             z, text, ends = (file.get_tensor(name) for name in ("vectors", "names", "ends"))
         stated, content = about.pop("sha256"), text.numpy().tobytes()
         if about["format"] != _FORMAT:

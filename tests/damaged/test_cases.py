@@ -8,14 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import robustmetric as rm
 from robustmetric.cli.app import read_changes
 from robustmetric.errors import UserError
-from robustmetric.evaluation import Data, Evaluation, Plan, Subject
-from robustmetric.evaluation.job import PARTS, PLAN, check_folder
+from robustmetric.evaluation.job import PLAN, check_folder
 from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.files import write_sealed
 from robustmetric.locks import LOCK, locked
@@ -71,22 +68,11 @@ def read_sealed_checkpoint(folder: Path, content: bytes) -> object:
     return reached(folder / "last.ckpt")
 
 
-def read_piece(folder: Path, content: bytes) -> object:
-    subject = Subject(nn.Flatten(), Data(torch.rand(6, 1, 2, 2), torch.arange(6) % 2))
-    job = Evaluation(subject, Plan.make(attacks=["ES"], checks="none"), folder)
-    put(folder / PLAN, b"{}")
-    piece = job.stages["retrieval"][0]
-    (folder / PARTS).mkdir(parents=True)
-    write_sealed(folder / PARTS / piece.file, lambda file: file.write(content), job._key(piece))
-    return job._read(piece)
-
-
 READERS: dict[str, Read] = {
     "arrays": read_arrays,
     "checkpoint": lambda folder, content: reached(put(folder / "last.ckpt", content)),
     "lock": read_lock,
     "metrics": lambda folder, content: read_rows(put(folder / "metrics.csv", content)),
-    "piece": read_piece,
     "plan": read_plan,
     "recipe": lambda folder, content: load_recipe(put(folder / "recipe.yaml", content)),
     "record": read_record,

@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -145,30 +144,6 @@ def test_the_typical_size_is_the_median(tmp_path: Path) -> None:
     assert typical_size(replace(image_set(files, [0] * 5, "a"), boxes=boxes)) == 7
 
 
-def test_the_typical_size_of_pixels_is_their_own(make_idx: Maker, tmp_path: Path) -> None:
-    assert typical_size(load("mnist", make_idx(tmp_path, [1, 1]))) == 28
-
-
-def test_the_typical_size_looks_at_few_files_from_the_whole_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small, large = (
-        plain(tmp_path / "s.png", (10, 10), (0, 0, 0)),
-        plain(tmp_path / "l.png", (50, 50), (0, 0, 0)),
-    )
-    files = [small] * 400 + [large] * 600
-    opened: list[Path] = []
-    original = Image.open
-
-    def counted(file: Path, **options: Any) -> Image.Image:
-        opened.append(file)
-        return original(file, **options)
-
-    monkeypatch.setattr(Image, "open", counted)
-    assert typical_size(image_set(files, [0] * 1000, "a")) == 50
-    assert opened == [small] * 80 + [large] * 120
-
-
 def test_files_that_are_no_images_have_no_size(tmp_path: Path) -> None:
     good = plain(tmp_path / "good.png", (12, 12), (0, 0, 0))
     bad = tmp_path / "bad.png"
@@ -220,13 +195,6 @@ def test_the_sheet_shows_boxes(tmp_path: Path) -> None:
     assert colours(cell_at(sheet, 0, 0)) == {(9, 99, 199), GREY}
     assert (0, 0, 0) in colours(cell_at(sheet, 0, 1))
     assert colours(cell_at(sheet, 0, 2)) == {GREY, RED}  # it does not fit
-
-
-def test_small_images_are_enlarged_pixel_by_pixel() -> None:
-    pixels = np.array([[[[0], [50]], [[100], [200]]]], np.uint8)
-    images = ImageSet("mine", "train", torch.tensor([0]), ("all",), pixels=pixels)
-    cell = np.asarray(cell_at(contact_sheet(images, columns=1, cell=CELL), 0, 0))
-    assert (cell == np.kron(pixels[0, :, :, 0], np.ones((20, 20), np.uint8))[..., None]).all()
 
 
 def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import robustmetric as rm
-from robustmetric.data import ImageSet, load, load_pixels
+from robustmetric.data import load, load_pixels
 from robustmetric.data.cache import cached
 from robustmetric.data.decode import Fit, resized
 from robustmetric.data.inputs import Inputs, usual_inputs
@@ -95,12 +93,6 @@ def test_a_file_gives_what_evaluation_feeds_the_network(fit: Fit, tmp_path: Path
             assert torch.equal(inputs.tensor(image), expected[None])
 
 
-def test_images_in_memory_are_fitted_too() -> None:
-    pixels = np.stack([noise(4, 8)] * 2)
-    images = ImageSet("tiny", "train", torch.tensor([0, 0]), ("a",), pixels=pixels)
-    assert np.array_equal(cached(images, Path("unused"), size=(4, 4), fit="crop").pixels, pixels[:, :, 2:6])
-
-
 def test_an_unknown_fit_is_refused() -> None:
     with pytest.raises(rm.UserError, match=r"fit is 'stretch'.*squeeze, crop or pad"):
         Inputs(8, fit="stretch")  # type: ignore[arg-type]
@@ -175,24 +167,3 @@ def test_a_run_keeps_its_fit_everywhere(wide: tuple[object, ...], tmp_path: Path
         (test,) = load_pixels("folder", recipe.root, inputs, ["test"], tmp_path / "cache")
         expected = rm.Data(inputs.images(test), test.labels).fingerprint
         assert rm.load_record(tmp_path / out).data.sha256 == expected.sha256
-
-
-def test_a_run_of_before_goes_on_squeezing(wide: tuple[object, ...], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    works(*wide, "--fit", "squeeze", "--out", run)
-    new = fed(run)
-    # As it was written before there were fits.
-    text, count = re.subn(r"(?m)^(fit|zoom|jitter): .*\n", "", (run / "recipe.yaml").read_text())
-    assert count == 3
-    (run / "recipe.yaml").write_text(text)
-    about = json.loads((run / "run.json").read_text())
-    for entry in ("fit", "zoom", "jitter"):
-        del about["recipe"][entry]
-    del about["sha256"]
-    (run / "run.json").write_text(json.dumps(about))
-    old = fed(run)
-    assert new[0] == old[0] == "squeeze"
-    assert torch.equal(new[1], old[1])
-    assert torch.equal(new[2], old[2])
-    works("train", "--out", run, "--resume", "--epochs", 2, "--cache", tmp_path / "cache")
-    assert RunFolder(run).recipe().fit == "squeeze"

@@ -21,7 +21,6 @@ from robustmetric.evaluation.certificate import FORMAT
 from robustmetric.evaluation.certify import certify
 from robustmetric.evaluation.plan import draw_queries
 from tests.evaluation.conftest import make_network
-from tests.evaluation.test_bounds import plain_radius
 
 SIGMA = 0.25
 MODULE = Certification.judge.__globals__
@@ -81,14 +80,6 @@ def arrays_of(certification: Certification) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-def test_no_radius_is_larger_than_the_distance_to_the_boundary() -> None:
-    for seed in range(20):
-        found = arrays_of(of_plane(90, attack=False, seed=seed, samples=200))
-        for distance, radius in zip(DISTANCES, found["radius"].tolist(), strict=True):
-            assert radius == 0 or radius < distance
-
-
-@pytest.mark.slow
 def test_where_margins_agree_radii_are_those_of_their_distribution() -> None:
     """By symmetry this network changes its mind at the plane too, and its mean margins are small."""
     for seed in range(10):
@@ -114,40 +105,6 @@ def test_with_many_samples_the_radius_is_that_distance() -> None:
         assert max(0.0, least) <= radius <= max(0.0, distance)
     middle = DISTANCES.index(0.2)
     assert found["radius"][middle] > 0.9 * 0.2
-
-
-@pytest.mark.slow
-def test_a_radius_is_that_of_a_loop_over_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sides that the samples are on, counted; all bounds by hand."""
-    found = of_plane(60, attack=False, samples=300, choose=20)
-    sides: list[list[bool]] = []
-    original = smoothing.noisy_embeddings
-
-    def watched(model: nn.Module, image: Tensor, **how: Any) -> Any:
-        parts = list(original(model, image, **how))
-        if how["samples"] == 300:
-            sides.append([bool(z[1] > 0) for part in parts for z in part])
-        return iter(parts)
-
-    monkeypatch.setitem(MODULE, "noisy_embeddings", watched)
-    arrays = arrays_of(found)
-    assert len(sides) == len(DISTANCES)
-    decided = set[bool]()
-    for k, hits in enumerate(sides):
-        values = [math.sin(math.pi / 3) * (1 if hit else -1) for hit in hits]
-        mean = sum(values) / 300
-        variance = sum((v - mean) ** 2 for v in values) / 299
-        log = math.log(2 * 3 / (0.001 / 4))
-        bernstein = math.sqrt(2 * variance * log / 300) + 14 * log / (3 * 299)
-        low = mean - min(bernstein, (1 + math.sqrt(2 * math.log(4 / 0.001))) / math.sqrt(300))
-        # Embeddings in single precision.
-        assert float(arrays["right"][k]) == pytest.approx(low, abs=1e-6)
-        radius = SIGMA * norm.ppf((1 + low) / 2) if low > 0 else 0.0
-        band = SIGMA * plain_radius(values, 3, 0.0005)
-        assert float(arrays["radius"][k]) == pytest.approx(max(radius, band), abs=1e-6)
-        decided.add(radius > band)
-        assert float(arrays["hit"][k]) == (100 if mean > 0 else 0)
-    assert False in decided
 
 
 def test_wrong_is_not_abstained() -> None:
@@ -194,22 +151,6 @@ def test_the_truth_lies_between_the_bounds() -> None:
     change = found["change"][:, 2]
     assert float(change[~change.isnan()].max()) <= 0.9
     assert float(change[~change.isnan()].max()) > 0.89
-
-
-def test_a_query_that_is_wrong_for_sure_is_not_attacked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[float, list[int]]] = []
-    original = Certification.attacked
-
-    def watched(self: Certification, numbers: Tensor, radius: float, tick: Any = None) -> Tensor:
-        asked.append((radius, numbers.tolist()))
-        return original(self, numbers, radius, tick)
-
-    monkeypatch.setattr(Certification, "attacked", watched)
-    found = arrays_of(of_plane(60, radii=(0.2, 0.7), samples=2000, steps=8))
-    numbers = {radius: [n for r, some in asked for n in some if r == radius] for radius in (0.2, 0.7)}
-    assert numbers[0.2] == [n for n in range(len(DISTANCES)) if not found["wrong"][n] > 0]
-    assert numbers[0.7] == [n for n in range(len(DISTANCES)) if not found["broken"][n, 0] > 0]
-    assert len(numbers[0.7]) < len(numbers[0.2]) < len(DISTANCES)
 
 
 # Whom a query is compared with
@@ -411,24 +352,18 @@ def test_noise_beyond_the_memory_is_refused_before_any_work(
     images: Tensor, labels: Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(smoothing, "free_memory", lambda: 10**6)
-    model = Failing()
-    out = tmp_path / "out"
-    with pytest.raises(
-        rm.UserError, match=r"attack_samples is 10,000: noise for images of shape \(1, 6, 6\)"
-    ):
-        certify(model, images, labels, sigma=0.25, attack_samples=10_000, out=out)
-    with pytest.raises(rm.UserError, match=r"batch is 50,000: noise for images of shape \(1, 6, 6\)"):
-        certify(model, images, labels, sigma=0.25, batch=50_000, samples=50_000, out=out)
-    assert model.calls == 0
-    with pytest.raises(rm.UserError) as told:  # embeddings of 36 numbers, and two products in double
-        certify(model, images, labels, sigma=0.25, samples=50_000, attack=False, out=out)
-    assert str(told.value).startswith(
-        "samples is 50,000: the embeddings of length 36 of one query would take"
-    )
-    assert str(told.value).endswith(": give at most 6,250")
-    assert told.value.parameter == "samples"
-    assert model.calls == 1, "only to see how long its embeddings are"
-    assert not list(out.glob("*")) if out.exists() else True
+    model, out = Failing(), tmp_path / "out"
+    cases: list[tuple[dict[str, Any], str, int]] = [
+        ({"attack_samples": 10_000}, r"attack_samples is 10,000: noise for images of shape \(1, 6, 6\)", 0),
+        ({"batch": 50_000, "samples": 50_000}, "batch is 50,000: noise for images", 0),
+        # Embeddings of 36 numbers, and two products in double: only their length is looked at.
+        ({"samples": 50_000, "attack": False}, "samples is 50,000: .* of length 36 .*at most 6,250$", 1),
+    ]
+    for how, told, calls in cases:
+        with pytest.raises(rm.UserError, match=told):
+            certify(model, images, labels, sigma=0.25, out=out, **how)
+        assert model.calls == calls
+    assert not out.exists()
 
 
 def test_a_mean_without_direction_is_told() -> None:
@@ -442,5 +377,5 @@ def test_a_mean_without_direction_is_told() -> None:
 
     seed = next(seed for seed in range(99) if len(sides(seed)) == 2)
     plan = CertifyPlan.make(sigma=SIGMA, gallery_samples=2, seed=seed, attack=False)
-    with pytest.raises(rm.UserError, match=r"the mean of 2 noisy embeddings of image 0 is zero and has no"):
+    with pytest.raises(rm.UserError, match=r"the mean of 2 noisy embeddings of image 0 is zero"):
         Certification(subject, plan).run()

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import (
-    PGD,
-    Attack,
-    Column,
-    Draws,
-    Gallery,
-    Problem,
-    Queries,
-    Target,
-    Transfer,
-)
+from robustmetric.attacks import PGD, Attack, Column, Draws, Gallery, Problem, Queries, Target, Transfer
 from robustmetric.evaluation import CHECKS, ERS_ATTACKS, Check, Record
 from robustmetric.evaluation.checks import run_check
 from robustmetric.perturb import Budget, frozen
@@ -185,14 +175,6 @@ def test_collapse_of_the_ranking_to_chance(evaluated: Evaluated, labels: Tensor)
     assert fine.ers is not None
     assert fine.ers.valid
     assert fine.ers.why == ""
-
-
-def test_collapse_is_measured_as_by_a_loop(ask: Ask, tiny: Tiny) -> None:
-    evaluation = tiny(attacks=["TMA"], steps=1)
-    evaluation.run()
-    z = evaluation.view.gallery.z.double()
-    pairs = [float(z[i] @ z[j]) for i in range(40) for j in range(40) if i != j]
-    assert ask("collapse", attacks=["TMA"], steps=1).figure == pytest.approx(sum(pairs) / len(pairs))
 
 
 class Stubborn(nn.Module):

@@ -175,10 +175,7 @@ def assert_never_better(goal: str, found: Sequence[dict[str, Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "promote(side='candidate')"])
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [("restarts", [0, 1, 4]), ("trials", [1, 6, 40, 100])],
-)
+@pytest.mark.parametrize(("option", "values"), [("restarts", [0, 1, 4]), ("trials", [1, 6, 40, 100])])
 def test_more_never_leaves_a_query_better(
     option: str, values: list[Any], goal: str, prepared: Prepared
 ) -> None:

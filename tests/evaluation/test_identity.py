@@ -12,13 +12,7 @@ import torch
 from torch import nn
 
 from robustmetric.attacks import NES, PGD, Transfer, attack
-from robustmetric.evaluation.identity import (
-    code_of,
-    differences,
-    digest_of,
-    options_of,
-    versions,
-)
+from robustmetric.evaluation.identity import code_of, differences, digest_of, options_of, versions
 from robustmetric.registry import registry
 
 

@@ -28,7 +28,6 @@ from robustmetric.evaluation.verify_pairs import VerifyPlan
 from robustmetric.files import DamagedError, save_entries
 from robustmetric.locks import InUseError, locked
 from tests.evaluation.conftest import Tiny, make_network
-from tests.helpers.networks import Counted
 
 KINDS = ("evaluation", "certification", "verification")
 HOW: dict[str, Any] = {"steps": 1, "queries": 8, "batch": 4, "attacks": ["ES", "GTT"], "checks": "quick"}
@@ -43,7 +42,7 @@ class World(NamedTuple):
 
     def job(
         self, kind: str, out: Path | None = None, model: nn.Module | None = None, **changes: Any
-    ) -> Job[Any]:
+    ) -> Job[Any, Any]:
         """Set up a job of a kind with at least two pieces of most stages."""
         given = {name: changes.pop(name) for name in ("progress", "report", "classes") if name in changes}
         data = Data(self.images, self.labels, classes=given.pop("classes", None))
@@ -100,11 +99,11 @@ def flip(file: Path, place: float = 0.5, bit: int = 1) -> None:
     file.write_bytes(bytes(content))
 
 
-def after_keep(patch: pytest.MonkeyPatch, act: Callable[[Job[Any], Piece], None]) -> None:
+def after_keep(patch: pytest.MonkeyPatch, act: Callable[[Job[Any, Any], Piece], None]) -> None:
     """Let something happen as soon as a piece is kept."""
     keep = Job.keep
 
-    def kept(job: Job[Any], piece: Piece, value: Any) -> None:
+    def kept(job: Job[Any, Any], piece: Piece, value: Any) -> None:
         keep(job, piece, value)
         act(job, piece)
 
@@ -112,59 +111,6 @@ def after_keep(patch: pytest.MonkeyPatch, act: Callable[[Job[Any], Piece], None]
 
 
 # Pieces
-
-
-def test_stages_and_files_of_an_evaluation(tiny: Tiny, network: nn.Module, tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text("def odd(findings, most=2, why=''):\n    pass\n")
-    checks = f"none,8-bit,{own}:odd(most=2, why='a b/c')"
-    job = tiny(attacks=["ES", "CA+(w=3)"], queries=20, checks=checks, search="transfer", surrogate=network)
-    assert {name: [piece.file for piece in pieces] for name, pieces in job.stages.items()} == {
-        "embed": ["embed-00000.safetensors", "surrogate-00000.safetensors"],
-        "retrieval": ["retrieval.safetensors"],
-        "ES": ["attack-00-00000.safetensors", "attack-00-00001.safetensors"],
-        "CA+(w=3)": ["attack-01-00000.safetensors", "attack-01-00001.safetensors"],
-        "checks": ["check-collapse.json", "check-8-bit.json", "check-odd_most_2__why__a_b_c__.json"],
-    }
-
-
-def test_each_piece_comes_back_from_disk_as_it_was_made(done: tuple[str, Path, Path], world: World) -> None:
-    kind, _, pieces = done
-    job, here = world.job(kind, pieces), world.job(kind)
-    here.work(0, 1)
-    assert [piece.file for piece in job.pieces] == [piece.file for piece in here.pieces]
-    assert {piece.file for piece in job.pieces} == {file.name for file in (pieces / PARTS).iterdir()}
-    for piece in job.pieces:
-        found, wanted = job.get(piece), here.get(piece)
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            if isinstance(value, Tensor):
-                assert value.dtype == found[name].dtype
-                assert torch.equal(value.nan_to_num(7), found[name].nan_to_num(7)), (piece.file, name)
-            else:
-                assert found[name] == value
-
-
-@pytest.mark.slow
-def test_costs_are_the_passes_through_the_network(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exact where no query drops out, and about right of checks."""
-    network, spent = Counted(make_network()), dict[str, int]()
-
-    def note(_: Job[Any], piece: Piece) -> None:
-        spent[piece.file] = network.forwards + 2 * network.backwards
-        network.forwards = network.backwards = 0
-
-    after_keep(monkeypatch, note)
-    for search in ("pgd", "nes(samples=2)"):
-        job = tiny(network, attacks=["ES", "TMA"], search=search, checks="quick")
-        job.probe()
-        network.forwards = network.backwards = 0
-        monkeypatch.setattr(job, "probe", lambda: None)
-        job.run()
-        exact = [piece for piece in job.pieces if piece.stage != "checks"]
-        assert [piece.cost for piece in exact] == [spent[piece.file] for piece in exact]
-        total = sum(cost for costs in job.costs.values() for cost in costs)
-        assert total == pytest.approx(sum(spent.values()), rel=0.25)
 
 
 # Interruptions
@@ -177,7 +123,7 @@ def test_interrupted_after_each_piece_and_resumed(
     kind, whole, _ = done
     out, kept = tmp_path / "out", dict[str, int]()
 
-    def stop(job: Job[Any], piece: Piece) -> None:
+    def stop(job: Job[Any, Any], piece: Piece) -> None:
         raise error
 
     for _ in world.job(kind).pieces:
@@ -240,46 +186,14 @@ def test_each_damaged_or_exchanged_piece_is_made_anew(
     assert contents(out) == contents(whole)
 
 
-VICTIMS = ("embed-00000", "retrieval", "attack-00-00001", "check-noise")
-
-
-def spoil(patch: pytest.MonkeyPatch, damage: Callable[[Path], None]) -> list[str]:
-    """Let pieces be damaged once, as soon as they are kept; return the names of those that are to be."""
-    victims = [*VICTIMS]
-
-    def act(job: Job[Any], piece: Piece) -> None:
-        for name in [name for name in victims if piece.file.startswith(name)]:
-            victims.remove(name)
-            assert job.folder is not None
-            damage(job.folder / PARTS / piece.file)
-
-    after_keep(patch, act)
-    return victims
-
-
-@pytest.mark.parametrize("damage", [flip, Path.unlink])
-def test_damage_in_the_middle(
-    damage: Callable[[Path], None],
-    tiny: Tiny,
-    made: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    victims, said = spoil(monkeypatch, damage), list[str]()
-    tiny(out=tmp_path / "out", report=said.append, **HOW).run()
-    assert not victims
-    assert [sum(name in line and "made anew" in line for line in said) for name in VICTIMS] == [1] * 4
-    assert contents(tmp_path / "out") == contents(made[0])
-
-
 # Workers
 
 
-def in_threads(jobs: list[Job[Any]]) -> None:
+def in_threads(jobs: list[Job[Any, Any]]) -> None:
     """Let jobs share their work, each with a network of its own."""
     errors: list[BaseException] = []
 
-    def work(job: Job[Any], share: int) -> None:
+    def work(job: Job[Any, Any], share: int) -> None:
         try:
             job.work(share, len(jobs))
         except BaseException as error:
@@ -437,15 +351,6 @@ def test_another_evaluation_does_not_go_into_the_folder(
     assert stamps(tmp_path) == before
     again = tiny(out=tmp_path, **few).run()
     assert not finished or again == record
-
-
-def test_other_kinds_of_work_do_not_share_a_folder(done: tuple[str, Path, Path], world: World) -> None:
-    kind, whole, _ = done
-    for another in KINDS:
-        with pytest.raises(UserError, match="holds another"):
-            world.job(another, whole, seed=1).run()
-    with pytest.raises(UserError, match=f"holds another {kind}: network was"):
-        world.job(kind, whole, make_network(1)).run()
 
 
 def test_two_programs_do_not_write_into_one_folder(

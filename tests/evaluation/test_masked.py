@@ -34,16 +34,3 @@ def test_an_honest_network_is_not(evaluated: Evaluated, seed: int) -> None:
     told = {name for masked in MASKED.values() for name in (*masked.quick, *masked.full)}
     assert told <= {check.name for check in record.checks}
     assert not alarms(record) & told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["honest", *MASKED])
-def test_the_suite_tells_what_squares_find_and_gradients_do_not(evaluated: Evaluated, kind: str) -> None:
-    """Noise hides no gradient: it is told by `repeat`."""
-    network = make_network() if kind == "honest" else MASKED[kind].mask(make_network())
-    # A ball in which nearly all of the honest network's queries are lost.
-    record = evaluated(
-        network, eps=40 / 255, attacks=["TMA"], suite="worst-case(goals='misrank')", checks="none,masked"
-    )
-    told = alarms(record) & {"masked"}
-    assert bool(told) == (kind not in {"honest", *AGAINST_CHANCE})

@@ -12,9 +12,9 @@ from torch import Tensor
 import robustmetric as rm
 from robustmetric.attacks import DISTANCE, PGD, Column, EmbeddingShift, Gallery, Queries, Target
 from robustmetric.errors import UserError
-from robustmetric.evaluation import ERS_ATTACKS, Check, Findings, Record, Verdict
+from robustmetric.evaluation import ERS_ATTACKS, Check, Findings, Verdict
 from robustmetric.perturb import Budget
-from tests.evaluation.conftest import Evaluated, Tiny
+from tests.evaluation.conftest import Evaluated, Tiny, check_of
 
 
 class MyShift(EmbeddingShift):
@@ -26,10 +26,6 @@ class MyShift(EmbeddingShift):
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         return {"MY:D": super().measure(z, target, queries, gallery)["ES:D"]}
-
-
-def check_of(record: Record, name: str) -> Check:
-    return next(check for check in record.checks if check.name == name)
 
 
 # Columns
@@ -55,14 +51,6 @@ def test_a_column_of_ones_own_is_described_in_the_record(evaluated: Evaluated) -
     assert record.show("MY:D") == f"{record['MY:D']:.3f}"
     assert record.columns()[-1] == "MY:D"
     assert record.ers is None
-
-
-def test_a_column_without_a_better_side_is_judged_by_no_sweep(evaluated: Evaluated) -> None:
-    class Neither(MyShift):
-        columns = (Column("MY:D", None, DISTANCE),)
-
-    record = evaluated(attacks=[Neither()], checks="none,eps-sweep")
-    assert check_of(record, "eps-sweep").status == "not run"
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class Bare(EmbeddingShift):
         ({"attacks": ["CA+", "CA+(w=1)"]}, "attacks", r"given twice: CA\+"),
         ({"attacks": ["ES", Same()]}, None, "two attacks report ES:D, ES:R"),
         ({"attacks": [Stage()]}, None, "cannot be called embed"),
-        ({"attacks": [Bare()]}, None, "Bare.columns is a tuple"),
+        ({"attacks": [Bare()]}, None, "Bare.columns is .*; it must be a tuple of Columns"),
         ({"attacks": [EmbeddingShift]}, None, "not the class EmbeddingShift: give its name"),
         ({"attacks": ["ES", "EZ"]}, None, "'EZ' .did you mean 'ES'"),
         ({"attacks": [EmbeddingShift(protocol="reference")]}, "protocol", "ES follows another protocol"),

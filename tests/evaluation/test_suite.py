@@ -32,7 +32,7 @@ def test_the_attacks_of_each_goal(
     suite = WorstCase(restarts=restarts, targets=targets, trials=7)
     for goal in suite.wanted:
         ways = suite.attempts(goal, surrogate=surrogate, gradient=gradient)
-        names = [way.name for way in ways]
+        names = [f"{way.attack.name} by {way.search.name}" for way in ways]
         plain = {"misrank": 2, "translocate": 3, "promote": 2, "demote": 3}.get(goal.name, 1)
         classes = targets if goal.name == "misrank" else 0
         white = plain * (1 + restarts) + classes if gradient else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import robustmetric as rm
-from robustmetric.attacks import Transfer
 from robustmetric.errors import UserError
-from robustmetric.evaluation import Check, Evaluation, Record, load_arrays, run_attack
-from tests.evaluation.conftest import make_network
+from robustmetric.evaluation import Evaluation, Record, load_arrays
+from tests.evaluation.conftest import check_of, make_network
 from tests.helpers.networks import Counted
 
 Tiny = Callable[..., Evaluation]
@@ -40,10 +38,6 @@ def searches(record: Record, goal: str) -> list[str]:
     return [a.search for a in record.suite.goals[goal].attacks if a.search is not None]
 
 
-def check_of(record: Record, name: str) -> Check:
-    return next(check for check in record.checks if check.name == name)
-
-
 # Surrogates, and attackers that know less
 
 
@@ -61,31 +55,6 @@ def test_a_surrogate_is_for_the_suite_alone(images: Tensor, labels: Tensor, tmp_
     assert (two >= one).all()
     assert other.backwards > 0
     assert {check_of(record, name).status for name in ("budget", "masked", "repeat")} == {"pass"}
-
-
-def test_a_transfer_is_searched_on_the_surrogate_and_judged_on_the_network(tiny: Tiny) -> None:
-    """By hand: gradients of the surrogate's own embeddings, of five numbers, and ranks of the network."""
-    evaluation = tiny(surrogate=make_other(), search="transfer", **FEW)
-    evaluation.run()
-    other, view = evaluation.other, evaluation.view
-    assert other is not None
-    assert (other.gallery.z.shape[1], view.gallery.z.shape[1]) == (5, 16)
-    (way, _) = evaluation.attempts["shift"]
-    assert isinstance(way.search, Transfer)
-    assert way.search.network is other.model
-    with evaluation.subject.frozen():
-        found = run_attack(
-            view,
-            way.attack,
-            evaluation.numbers,
-            replace(evaluation.suite_threat, search=way.search),
-            surrogate=other,
-            purpose=way.purpose,
-        )
-    worst = evaluation.worst["shift"]
-    first = worst["by"] == 0
-    torch.testing.assert_close(worst["worst"][first], found.after["shift"][first], rtol=0, atol=1e-6)
-    assert first.any()
 
 
 class Numpy(nn.Module):
@@ -165,12 +134,3 @@ def test_the_check_for_masked_gradients_without_a_suite_or_gradients_is_not_run(
     none = check_of(evaluated(**{**FEW, "suite": "none"}, checks="none,masked"), "masked")
     blind = check_of(evaluated(**FEW, search="square(trials=3)", checks="none,masked"), "masked")
     assert none.status == blind.status == "not run"
-
-
-def test_goals_with_another_objective_are_noisy_at_the_same_targets(tiny: Tiny) -> None:
-    evaluation = tiny(attacks=["promote(by='hinge')"], queries=12, steps=2, checks="none,noise")
-    evaluation.run()
-    (attack,) = evaluation.plan.attacks
-    with evaluation.subject.frozen():
-        _, _, target = evaluation.aimed(attack, evaluation.numbers)
-    assert torch.equal(target.index, evaluation.found[attack.name]["target"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -62,44 +63,36 @@ def net18() -> ResNet:
     return net.eval()
 
 
-def test_resnet18_has_torchvisions_counts_and_shapes() -> None:
-    net = resnet18(dim=1000)
-    assert sum(p.numel() for p in net.parameters()) == 11_689_512
-    shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    assert len(shapes) == 122
-    expected = {
+SHAPES = {
+    resnet18: {
         "conv1.weight": (64, 3, 7, 7),
-        "bn1.running_var": (64,),
         "bn1.num_batches_tracked": (),
         "layer1.0.conv1.weight": (64, 64, 3, 3),
-        "layer2.0.conv1.weight": (128, 64, 3, 3),
         "layer2.0.downsample.0.weight": (128, 64, 1, 1),
         "layer3.0.downsample.1.bias": (256,),
         "layer4.1.conv2.weight": (512, 512, 3, 3),
         "fc.weight": (1000, 512),
-        "fc.bias": (1000,),
-    }
-    assert {name: shapes[name] for name in expected} == expected
-
-
-def test_resnet50_has_torchvisions_counts_and_shapes() -> None:
-    net = resnet50(dim=1000)
-    assert sum(p.numel() for p in net.parameters()) == 25_557_032
-    shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    assert len(shapes) == 320
-    expected = {
+    },
+    resnet50: {
         "layer1.0.conv1.weight": (64, 64, 1, 1),
-        "layer1.0.conv2.weight": (64, 64, 3, 3),
         "layer1.0.conv3.weight": (256, 64, 1, 1),
-        "layer1.0.downsample.0.weight": (256, 64, 1, 1),
-        "layer2.0.conv1.weight": (128, 256, 1, 1),
         "layer2.0.downsample.0.weight": (512, 256, 1, 1),
         "layer3.5.bn3.running_mean": (1024,),
-        "layer4.0.downsample.1.num_batches_tracked": (),
         "layer4.2.conv3.weight": (2048, 512, 1, 1),
         "fc.weight": (1000, 2048),
-    }
-    assert {name: shapes[name] for name in expected} == expected
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "tensors"), [(resnet18, 11_689_512, 122), (resnet50, 25_557_032, 320)]
+)
+def test_counts_and_shapes_are_torchvisions(make: Any, parameters: int, tensors: int) -> None:
+    net = make(dim=1000)
+    assert sum(p.numel() for p in net.parameters()) == parameters
+    shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    assert len(shapes) == tensors
+    assert {name: shapes[name] for name in SHAPES[make]} == SHAPES[make]
 
 
 @pytest.mark.parametrize("size", [(33, 47), (7, 5)])

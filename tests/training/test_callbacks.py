@@ -48,20 +48,6 @@ def test_a_collapse_is_caught_and_the_good_weights_kept(defense: str, tmp_path: 
 
 
 @pytest.mark.slow
-def test_told_to_go_on_it_says_so_and_goes_on(tmp_path: Path) -> None:
-    said: list[str] = []
-    train(
-        load_recipe("digits", {**SMALL, "epochs": 2, "defense": "min-max[S]"}),
-        tmp_path / "run",
-        progress=False,
-        go_on_after_collapse=True,
-        report=said.append,
-    )
-    (collapse,) = [line for line in said if "the network collapsed" in line]
-    assert collapse.endswith("Training continues")
-
-
-@pytest.mark.slow
 def test_the_gradual_adversary_does_not_collapse(tmp_path: Path) -> None:
     train(load_recipe("digits", {**SMALL, "defense": "HM[S,LGA]"}), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "good.safetensors").exists()
@@ -168,8 +154,3 @@ def test_a_spread_of_nothing_from_the_start_is_a_collapse(tmp_path: Path, spread
     with pytest.raises(CollapsedError, match=r"collapsed at about step 1: .* from the first step on"):
         fit(tmp_path, Bare(spread=spread), 9)
     assert not (tmp_path / "good.safetensors").exists()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_a_small_spread_that_stays_is_no_collapse(tmp_path: Path) -> None:
-    fit(tmp_path, Bare(spread=1e-4), 9)

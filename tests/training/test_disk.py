@@ -51,7 +51,7 @@ def test_a_disk_that_takes_no_more(
     out = tmp_path / "run"
     with full_after(monkeypatch, name, number, calls):
         said = refused("train", *QUICK, "--epochs", 2, "--out", out)
-    assert f"{out / name} could not be saved ({os.strerror(number)}): {told}; " in said
+    assert f"{out / name} could not be saved ({os.strerror(number)}): {told}" in said
     assert f"resume with: robustmetric train --out {out} --resume" in said
     assert not list(out.glob(".*")), "something partial is left"
     assert "R@1 of the 100 validation images" in works("train", "--out", out, "--resume")

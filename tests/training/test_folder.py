@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,10 +14,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import robustmetric as rm
-from robustmetric.data import Inputs, load
+from robustmetric.data import Inputs
 from robustmetric.errors import UserError
 from robustmetric.training.folder import RunFolder, Weights
-from robustmetric.training.recipe import load_recipe, make_recipe
+from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
 
 QUICK: dict[str, Any] = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "validation": 0}
@@ -117,30 +116,6 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 # What a product needs
 
 
-def test_a_loaded_run_embeds_files_as_the_evaluation_does(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    for number in range(4):
-        (root / f"c{number}").mkdir(parents=True)
-        for k in range(3):
-            noise = np.random.default_rng(10 * number + k).integers(0, 256, (12, 10, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / f"c{number}" / f"{k}.png")
-    recipe = make_recipe({**QUICK, "data": "folder", "root": root, "resize": 12, "crop": 8, "batch": 8})
-    train(recipe, tmp_path / "run", cache=tmp_path / "cache", progress=False)
-    images = load("folder", root, "test")
-    fed = Inputs(12, 8, 3).images(Inputs(12, 8, 3).pixels(images, tmp_path / "cache"))[:]
-    assert images.files is not None
-    names = [str(file) for file in images.files]
-    expected = rm.load_run(tmp_path / "run").network(fed)
-    shutil.move(root, tmp_path / "elsewhere")  # the images of the training are not needed
-    run = rm.load_run(str(tmp_path / "run"))
-    assert not run.network.training
-    assert run.inputs == Inputs(12, 8, 3)
-    assert (run.recipe.resize, run.chosen) == (12, "last weights")
-    for name, z in zip(names, expected, strict=True):
-        image = run.inputs.tensor(name.replace(str(root), str(tmp_path / "elsewhere")))
-        torch.testing.assert_close(run.network(image)[0], z)
-
-
 def test_a_run_on_grey_images_takes_them_from_colour_files(tmp_path: Path) -> None:
     train(load_recipe("digits", QUICK), tmp_path / "run", progress=False)
     run = rm.load_run(tmp_path / "run")
@@ -153,13 +128,6 @@ def test_a_run_on_grey_images_takes_them_from_colour_files(tmp_path: Path) -> No
     assert about.pop("images") == {"height": 8, "width": 8, "channels": 1}
     RunFolder(tmp_path / "run").about.write_text(json.dumps(about))
     assert rm.load_run(tmp_path / "run").inputs == Inputs(resize=8, channels=1)
-
-
-def test_the_classes_of_a_training(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    assert run.train_classes() == tuple("0123456789")
-    run.recipe_file.write_text("data: folder\nroot: /nowhere\n")
-    assert run.train_classes() is None
 
 
 # The user's code goes with the run
@@ -234,26 +202,6 @@ def test_a_run_needs_neither_the_files_nor_the_working_directory(
     train(moved.recipe({"epochs": 2}), moved.path, resume=True, progress=False)
     assert "epochs: 2" in moved.recipe_file.read_text()
     assert "model: code/net.py:build  #" in moved.recipe_file.read_text()
-
-
-@pytest.mark.slow
-def test_files_of_the_same_name_do_not_meet(home: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "net.py").write_text(FILES["sets.py"])
-    run = trained(home, tmp_path / "run", data=f"{other}/net.py:mine(first=300)")
-    assert "data: code/2/net.py:mine(first=300)  #" in run.recipe_file.read_text()
-    assert rm.load_run(run.path, trust=True).network(torch.rand(2, 3, 8, 8)).shape == (2, 6)
-    assert run.train_classes() == tuple("0123456789")
-
-
-def test_another_network_is_another_run(home: Path, tmp_path: Path) -> None:
-    run = trained(home, tmp_path / "run")
-    (home / "net2.py").write_text(NET)
-    entries = {**QUICK, "data": f"{home}/sets.py:mine(first=300)", "model": f"{home}/net2.py:build"}
-    with pytest.raises(UserError, match=r"model was 'net\.py:build', is 'net2\.py:build'") as caught:
-        run.check(load_recipe("digits", entries), resume=True)
-    assert caught.value.parameter == "out"
 
 
 def test_copies_are_the_files_that_the_user_names(home: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import lightning as L
 import pytest
 
 from robustmetric.errors import UserError
-from robustmetric.training import loggers
 from robustmetric.training.checkpoint import reached
 from robustmetric.training.loggers import make_logger
 from robustmetric.training.recipe import Recipe, load_recipe
@@ -94,18 +93,6 @@ def test_the_recipe_is_there(whole: Path) -> None:
     content = found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"N/A[R]" in content
     assert "hp_metric" not in curves(whole)
-
-
-def test_tensorboard_that_is_missing_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_TENSORBOARD_AVAILABLE", "_TENSORBOARDX_AVAILABLE"):
-        monkeypatch.setattr(f"lightning.fabric.loggers.tensorboard.{name}", False)
-    assert loggers.LOGGERS.keys() == {"tensorboard", "wandb"}
-    with pytest.raises(
-        ValueError,
-        match=r"^the logger tensorboard needs a package that is not installed: pip install "
-        r'"robustmetric\[tensorboard\]"$',
-    ):
-        make_logger("tensorboard", tmp_path)
 
 
 OWN = """

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import robustmetric as rm
 from robustmetric.training.module import make_network
@@ -129,22 +128,3 @@ def test_a_resnet_without_weights_says_so(
     assert [line for line in said if "starts from random weights" in line] == said
     assert bool(said) is told
     assert all("give --weights FILE" in line for line in said)
-
-
-def test_a_backbone_begins_a_network_of_ones_own(nets: Path) -> None:
-    torch.manual_seed(5)
-    normal = nn.BatchNorm1d(192)
-    nn.init.uniform_(normal.weight)
-    theirs = nn.Sequential(nn.Flatten(), normal, nn.Linear(192, 40))
-    file = nets.parent / "their.safetensors"
-    rm.save_weights({f"net.{name}": value for name, value in theirs.state_dict().items()}, file)
-    said: list[str] = []
-    changes = {"model": f"{nets}:Statistics", "weights": file}
-    network = make_network(make_recipe(changes), torch.device("cpu"), said.append)
-    found = network.state_dict()
-    assert torch.equal(found["net.1.weight"], normal.weight)
-    assert found["net.2.weight"].shape == (8, 192)
-    assert said == [
-        f"{file}: 5 of 7 tensors loaded; new in the network: net.2.weight, net.2.bias; left over in the "
-        "file: net.2.bias, net.2.weight"
-    ]

@@ -9,17 +9,13 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 from PIL import Image
 
 import robustmetric as rm
 from robustmetric.locks import LOCK, locked
-from robustmetric.training import load_recipe
-from robustmetric.training.run import train
 from tests.helpers.command import refused, works
 from tests.helpers.runs import make_pictures
 from tests.training.conftest import QUICK, contents, resume
@@ -115,14 +111,6 @@ def edit(run: Path, entry: str, value: object) -> None:
     (run / "recipe.yaml").write_text(edited)
 
 
-def test_another_layout_of_a_recipe_is_no_edit(run: Path) -> None:
-    file = run / "recipe.yaml"
-    lines = [line.partition("  #")[0] for line in file.read_text().splitlines()]
-    file.write_text("# a remark\n" + "\n".join(reversed(lines)).replace("eps: 0.2", "eps: 2/10"))
-    assert rm.load_run(run).recipe.eps == 0.2
-    assert "resumes at step 8" in works(*resume(run))
-
-
 @pytest.mark.parametrize("by", ["option", "edit"])
 def test_images_that_lie_elsewhere_are_the_same_images(own: Path, tmp_path: Path, by: str) -> None:
     (tmp_path / "data").rename(tmp_path / "moved")
@@ -185,20 +173,6 @@ def test_a_folder_in_which_another_program_trains_is_refused(run: Path, tmp_path
         assert f"{out} is in use: a training by process {os.getpid()} on {socket.gethostname()}" in said
         assert "--out" in said
     assert contents(run) == before
-
-
-def test_a_training_holds_its_folder_until_its_end(tmp_path: Path) -> None:
-    out, said = tmp_path / "run", []
-
-    class Second(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-            if trainer.global_step == 1:
-                said.append(refused("train", "--out", out, "--resume"))
-
-    changes = {"defense": "N/A[R]", "batch": 512, "epochs": 1, "dim": 16}
-    train(load_recipe("digits", changes), out, callbacks=[Second()], progress=False)
-    assert "is in use: a training by process" in said[0]
-    assert not (out / LOCK).exists()
 
 
 def test_a_run_left_by_a_killed_program_is_told_and_resumed(run: Path) -> None:

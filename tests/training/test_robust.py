@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -60,29 +58,3 @@ def test_a_training_is_the_same_and_chooses_by_it(precision: str, tmp_path: Path
     assert all(0 <= low <= float(row["R@1"]) for low, row in zip(robust, scores["plain"], strict=True))
     choice = json.loads((tmp_path / "robust" / "run.json").read_text())["choice"]
     assert (choice["by"], choice["count"], choice["best"][ROBUST]) == (ROBUST, 100, max(robust))
-
-
-@pytest.mark.parametrize(
-    ("scores", "chosen", "told"),
-    [
-        ((100, 100, 100), "last weights", True),
-        ((60, 98, 97), "last weights", True),
-        ((20, 95, 60), "chosen on validation images", False),
-        ((20, 60, 95), "chosen on validation images", False),
-    ],
-)
-def test_where_validation_does_not_tell_weights_apart_the_last_count(
-    scores: Sequence[float], chosen: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = iter(scores)
-
-    def retrieval(*_: Any) -> dict[str, float]:
-        return {"R@1": next(fake), "R@2": 100.0, "mAP": 50.0, "mAP@R": 50.0, "NMI": 50.0}
-
-    monkeypatch.setattr("robustmetric.training.module.retrieval_scores", retrieval)
-    said: list[str] = []
-    train(load_recipe("digits", QUICK), tmp_path / "run", progress=False, report=said.append)
-    assert rm.load_run(tmp_path / "run").chosen == chosen
-    assert rm.load_run(tmp_path / "run", "best").chosen == "chosen on validation images"
-    assert len(said) == told
-    assert all("the last ones count" in line and "validate_by=robust" in line for line in said)

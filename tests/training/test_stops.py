@@ -116,5 +116,5 @@ def test_a_stop_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("robustmetric.training.run.load_sets", interrupted)
     said = command("train", *QUICK, "--epochs", 1, "--out", tmp_path / "run")
     assert said.code == 130
-    assert "the same command starts it again" in said.out
+    assert "run the same command again" in said.err
     assert not (tmp_path / "run").exists()

@@ -42,10 +42,11 @@ class Target(ByRow):
 class Attack(ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
-    A new attack is a class with a `name`, its `columns` and three methods: `select`, `objective` and
-    `measure`. All values are per query: B `queries` with embeddings `z` (B, D) are perturbed together, with
-    `draws` of their own; each has a `target`, positions `index` (B, W) in the `gallery`. An evaluation calls
-    the methods through `checked_select` and the like, which check what they return.
+    A new attack is a class with a `name`, its `columns` and the methods `objective` and `measure`, and with
+    `select` if it aims at images. All values are per query: B `queries` with embeddings `z` (B, D) are
+    perturbed together, with `draws` of their own; each has a `target`, positions `index` (B, W) in the
+    `gallery`. An evaluation calls the methods through `checked_select` and the like, which check what they
+    return.
 
     The `protocol` strict follows the definitions; reference is what published figures were made with, where
     the two differ.

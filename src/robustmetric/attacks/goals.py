@@ -14,7 +14,7 @@ from torch import Tensor
 
 from robustmetric.attacks.base import ATTACKS, Appraisal, Attack, Target
 from robustmetric.attacks.columns import DISTANCE, Column
-from robustmetric.attacks.draws import Draws, choose, distinct
+from robustmetric.attacks.draws import Draws, choose, choose_near
 from robustmetric.attacks.margin import SLACK, kth_nearest, rank_hinge, rivals, smooth_margin
 from robustmetric.attacks.plain import EmbeddingShift
 from robustmetric.errors import UserError, number, whole
@@ -424,9 +424,7 @@ class Demote(_Placed):
                 return nearer + tied / 2 <= self.places(len(gallery)) - 1
 
             return _first_that(pool, has_it)[:, None]
-        count = self.places(len(gallery))
-        pool = nearest(queries.z, gallery, count, queries.any_camera)
-        return pool.gather(1, distinct(draws.uniform(1), count).to(pool.device))
+        return choose_near(draws.uniform(1), queries, gallery, self.places(len(gallery)), strict=True)
 
 
 @ATTACKS.register("translocate")

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from robustmetric.cli.app import OWN, TRUST, app, exit_code, read_changes, stoppable
+from robustmetric.cli import options as of
+from robustmetric.cli.app import app, exit_code, read_changes
+from robustmetric.cli.options import ATTACK, IMAGES, MACHINE, NETWORK, OUTPUT, number, option
 from robustmetric.cli.progress import Progress
 from robustmetric.cli.terminal import Terminal
 from robustmetric.errors import UserError
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 # Lightning and torch take seconds to import: they are imported in the commands that need them.
 
-DATA = f"cars, csv, cub, digits, fashion-mnist, folder, inshop, market1501, mnist, sop {OWN}."
 ENTRIES = {
     "data", "root", "model", "weights", "defense", "eps", "alpha", "steps", "epochs", "batch", "lr", "fit",
     "validation", "seed", "precision",
@@ -33,18 +34,7 @@ ENTRIES = {
 """The options that are entries of the recipe."""
 AGAIN = {"cache", "skip_broken", "after_collapse", "device", "devices", "nodes", "logger"}
 """The options that no recipe has, so that a resumed training needs them again."""
-
-
-def _panel(name: str) -> Any:
-    def option(told: str, *names: str) -> Any:
-        return typer.Option(*names, help=told, rich_help_panel=name)
-
-    return option
-
-
-_network, _images, _training, _output, _machine = map(
-    _panel, ("Network", "Images", "Training", "Output", "Machine")
-)
+TRAINING = "Training"
 
 
 @app.command()
@@ -62,42 +52,38 @@ def recipes(
 @app.command()
 def train(
     ctx: typer.Context,
-    model: Annotated[str | None, _network(f"c2f2, resnet18, resnet50, timm:NAME {OWN}.")] = None,
-    weights: Annotated[Path | None, _network("Initial weights: safetensors or a torch file.")] = None,
-    trust: Annotated[bool, _network(TRUST, "--trust")] = False,
-    data: Annotated[str | None, _images(DATA)] = None,
-    root: Annotated[Path | None, _images("Dataset directory.")] = None,
-    size: Annotated[int | None, _images("Resize images to SIZE×SIZE.")] = None,
-    fit: Annotated[Literal["squeeze", "crop", "pad"] | None, _images("How images become squares.")] = None,
-    validation: Annotated[
-        float | None, _images("Share of the training images that choose the best weights.")
-    ] = None,
-    cache: Annotated[Path | None, _images("Folder of decoded images.")] = None,
-    skip_broken: Annotated[bool, _images("Leave out images that cannot be read.", "--skip-broken")] = False,
-    describe: Annotated[
-        bool, _images("Show counts, classes and sizes, and train nothing.", "--describe")
-    ] = False,
-    sheet: Annotated[Path | None, _images("With --describe: write some images to this PNG.")] = None,
-    recipe: Annotated[str, _training("Recipe name or YAML file.")] = "",
-    change: Annotated[list[str] | None, _training("KEY=VALUE: change any other entry.", "--set")] = None,
-    defense: Annotated[
-        str | None, _training(f"The paper's name for it, such as HM[S,LGA]&ICS, {OWN}.")
-    ] = None,
-    eps: Annotated[str | None, _training("ε, the largest change of a pixel, such as 8/255.")] = None,
-    alpha: Annotated[str | None, _training("α, the step size.")] = None,
-    steps: Annotated[int | None, _training("η, the number of steps.")] = None,
-    epochs: Annotated[int | None, _training("Number of epochs.")] = None,
-    batch: Annotated[int | None, _training("Images per batch.")] = None,
-    lr: Annotated[float | None, _training("Learning rate of Adam.")] = None,
-    seed: Annotated[int | None, _training("Random seed.")] = None,
-    after_collapse: Annotated[Literal["stop", "continue"], _training("When the network collapses.")] = "stop",
-    out: Annotated[Path | None, _output("Run folder; by default runs/DATA-DEFENSE-N.", "--out", "-o")] = None,
-    resume: Annotated[bool, _output("Resume the run in the folder.", "--resume")] = False,
-    logger: Annotated[list[str] | None, _output(f"tensorboard, wandb {OWN}.")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], _machine("Where to train.")] = "auto",
-    devices: Annotated[int, _machine("Worker processes that share the work.")] = 1,
-    nodes: Annotated[int, _machine("Machines.")] = 1,
-    precision: Annotated[Precision | None, _machine("Floating-point precision.")] = None,
+    model: of.Model = None,
+    weights: Annotated[Path | None, option(NETWORK, "Initial weights.")] = None,
+    trust: of.Trust = False,
+    data: of.Data = None,
+    root: of.Root = None,
+    size: of.Size = None,
+    fit: of.Fit = None,
+    validation: Annotated[float | None, option(IMAGES, "Share of training images to validate on.")] = None,
+    cache: of.Cache = None,
+    skip_broken: of.SkipBroken = False,
+    describe: Annotated[bool, option(IMAGES, "Describe the dataset, train nothing.", "--describe")] = False,
+    sheet: Annotated[Path | None, option(IMAGES, "With --describe: write images to this PNG.")] = None,
+    defense: Annotated[str | None, option(ATTACK, "HM[S,LGA]&ICS, others, or FILE.py:NAME.")] = None,
+    eps: Annotated[float | None, number(ATTACK, "ε, the largest change of a pixel.")] = None,
+    alpha: Annotated[float | None, number(ATTACK, "α, the step size.")] = None,
+    steps: Annotated[int | None, option(ATTACK, "η, the number of steps.")] = None,
+    recipe: Annotated[str, option(TRAINING, "Recipe name or YAML file.", show_default="of the data")] = "",
+    change: Annotated[list[str] | None, option(TRAINING, "Change any entry: KEY=VALUE.", "--set")] = None,
+    epochs: Annotated[int | None, option(TRAINING, "Number of epochs.")] = None,
+    batch: Annotated[int | None, option(TRAINING, "Images per batch.")] = None,
+    lr: Annotated[float | None, option(TRAINING, "Learning rate of Adam.")] = None,
+    seed: Annotated[int | None, option(TRAINING, "Random seed.")] = None,
+    after_collapse: Annotated[
+        Literal["stop", "continue"], option(TRAINING, "When the network collapses.")
+    ] = "stop",
+    out: Annotated[Path | None, of.out("Run folder.", show_default="runs/DATA-DEFENSE-N")] = None,
+    resume: Annotated[bool, option(OUTPUT, "Resume the run in the folder.", "--resume")] = False,
+    logger: Annotated[list[str] | None, option(OUTPUT, "tensorboard, wandb or FILE.py:NAME.")] = None,
+    device: of.Device = "auto",
+    devices: of.Devices = 1,
+    nodes: Annotated[int, option(MACHINE, "Number of machines.")] = 1,
+    precision: Annotated[Precision | None, option(MACHINE, "Floating-point precision.")] = None,
 ) -> None:
     """Train a network; Ctrl-C stops it, --resume resumes it."""
     changes = {key: value for key, value in ctx.params.items() if key in ENTRIES and value is not None}
@@ -131,9 +117,8 @@ def train(
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     step = reached(run.checkpoint).step if resume and logger else 0
-    not_begun = "the training had not begun: the same command starts it again"
     try:
-        with stoppable(console, not_begun), Progress(console) as shown:
+        with Progress(console) as shown:
             run_training(
                 made,
                 out,
@@ -200,11 +185,11 @@ def _next(ctx: typer.Context, run: RunFolder) -> str:
 
 def _again(ctx: typer.Context, run: RunFolder, names: set[str]) -> list[str]:
     words = ["--trust"] if run.code.is_dir() else []
-    for option in ctx.command.params:
-        value = ctx.params.get(option.name or "")
-        if option.name in names and value and value != option.default:
+    for known in ctx.command.params:
+        value = ctx.params.get(known.name or "")
+        if known.name in names and value and value != known.default:
             for one in value if isinstance(value, list | tuple) else [value]:
-                words += [option.opts[0]] if one is True else [option.opts[0], str(one)]
+                words += [known.opts[0]] if one is True else [known.opts[0], str(one)]
     return words
 
 

@@ -44,10 +44,6 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-class ChangedError(DamagedError):
-    """A cache with other pixels than were written to it."""
-
-
 class Stored:
     """Pixels (N, H, W, C) with 8 bits in the cache `path`, mapped into memory, checked when first read.
 
@@ -104,7 +100,7 @@ class Stored:
         if hashlib.sha256(self._pixels[begin:end].data).digest() != self.blocks[block]:
             with suppress(OSError):
                 self.path.unlink()  # the next start makes it again
-            raise ChangedError(
+            raise DamagedError(
                 f"the cache {self.path} is damaged in its images {begin:,} to {end - 1:,}, and was removed: "
                 "run the same command again, which decodes the images anew"
             )

@@ -138,8 +138,8 @@ class Defense(nn.Module):
     @property
     def name(self) -> str:
         """The defense in the paper's notation: as it was `written`, else from the names of its parts."""
-        parts = {kind: getattr(self, kind) for kind in self.takes}
-        return self.written or write_name(self.family or type(self).__name__, **parts)
+        family = self.family or type(self).__name__
+        return self.written or write_name(family, self.source, self.destination, self.terms)
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
         """Return the loss of a `model` on `images` (N, C, H, W) in [0, 1] with `labels` (N,), and its logs.

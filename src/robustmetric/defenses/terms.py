@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Network, Step, triplet_logs
 from robustmetric.errors import UserError, instance
-from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, hinge
+from robustmetric.losses import SEXTUPLET, Term, hinge
 from robustmetric.sphere import hardness
 from robustmetric.triplets import Mined, Triplets
 from robustmetric.usercode import split_options
@@ -27,8 +27,6 @@ class TermDefense(Defense):
     takes: ClassVar[tuple[str, ...]] = ("source", "terms")
     roles: ClassVar[tuple[str, ...]] = SEXTUPLET
     """The roles that its triplets have."""
-    lacks: ClassVar[str] = ""
-    """Why it does not have the others."""
 
     @classmethod
     def check_roles(cls, term: Term) -> None:
@@ -39,13 +37,9 @@ class TermDefense(Defense):
             raise UserError(
                 f"{name}.roles is {roles!r}; it must list some of {', '.join(SEXTUPLET)}, such as ('a', 'a~')"
             )
-        if not set(roles) <= set(cls.roles):
-            fit = (kind for kind, taken in ROLES.items() if set(taken) <= set(cls.roles))
-            known = [str(SextupletTerm(kind)) for kind in fit]
-            raise UserError(
-                f"{cls.lacks}, which {term.name or name} takes; possible are {', '.join(known)}, "
-                f"and terms of your own with roles among {', '.join(cls.roles)}"
-            )
+        if lacking := ", ".join(sorted(set(roles) - set(cls.roles))):
+            kind, known = term.name or name, ", ".join(cls.roles)
+            raise UserError(f"{cls.family} has no {lacking}, which {kind} takes; its terms take {known}")
 
     def learn(
         self,

@@ -22,29 +22,19 @@ from robustmetric.evaluation.smoothing import MOST_SIGMA
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget, Norm
 
-SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"
-
 
 class CertifyPlan(SearchPlan):
     """How a certification is done: all that it depends on besides the network and the data.
 
     Make one with `CertifyPlan.make`, which checks all of it once.
-
-    >>> plan = CertifyPlan.make(sigma=0.25)
-    >>> plan.radii, plan.samples
-    ((0.0625, 0.125, 0.25), 1000)
     """
 
     norm: ClassVar[Norm] = "l2"
 
     sigma: float = Field(gt=0, le=MOST_SIGMA, description="σ, the deviation of the noise on pixels in [0, 1]")
-    radii: tuple[float, ...] = Field(
-        min_length=1, description="lengths of perturbations (L2) to certify and to attack with, ascending"
-    )
+    radii: tuple[float, ...] = Field(min_length=1, description="lengths (L2) of perturbations, ascending")
     samples: int = Field(1000, ge=2, description="number of noisy images that a query is judged with")
-    choose: int = Field(
-        100, ge=1, description="number of others, which choose the images it is compared with"
-    )
+    choose: int = Field(100, ge=1, description="number of others, which choose what it is compared with")
     gallery_samples: int = Field(100, ge=1, description="number of noisy images of each image that is ranked")
     alpha: float = Field(0.001, gt=0, lt=0.5, description="failure probability per certificate")
     queries: int | None = Field(None, ge=1, description="number of images that query; null for all")
@@ -119,12 +109,9 @@ class Certificate(Document):
     median; `limit` is the largest that the number of samples allows. `bounds` are those of each radius,
     `versions` say what computed them, and `arrays` names the file of per-query values. `sha256` is the digest
     of all the rest.
-
-    >>> Certificate.model_fields["schema_"].default
-    'robustmetric/certificate/1'
     """
 
-    schema_: Literal["robustmetric/certificate/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["robustmetric/certificate/1"] = Field("robustmetric/certificate/1", alias="schema")
     network: NetworkEntry
     data: DataEntry
     settings: CertifyPlan

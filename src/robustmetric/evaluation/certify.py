@@ -112,9 +112,8 @@ class Certification(Job[CertifyPlan, Certificate]):
 
     def prepare(self) -> None:
         """Refuse more queries than there are, and draw them."""
-        plan = self.plan
-        self.data.check(plan.queries)
-        self.numbers = draw_queries(len(self.data.images), plan.queries, plan.seed)
+        self.data.check(self.plan.queries)
+        self.numbers = draw_queries(len(self.data.images), self.plan.queries, self.plan.seed)
 
     def probe(self) -> None:
         """Try the network on a batch, and whether noise and samples fit: a failure leaves no trace."""
@@ -142,9 +141,7 @@ class Certification(Job[CertifyPlan, Certificate]):
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
         """Return what the certificate says of the scores, and its per-query values."""
-        arrays = dict(self.judged)
-        if self.plan.attack:
-            arrays |= self.joined("attack")
+        arrays = self.judged | (self.joined("attack") if self.plan.attack else {})
         others = min(len(self.sides(number)[1]) for number in arrays["number"].tolist())
         return entries_of(arrays, self.plan, len(self.data.images), max(1, others)), arrays
 
@@ -201,15 +198,9 @@ class Certification(Job[CertifyPlan, Certificate]):
 
     def samples(self, image: Tensor, number: int, purpose: str, count: int) -> Iterator[Tensor]:
         """Embed `count` noisy copies of an `image` (C, H, W), drawn from the stream (`number`, `purpose`)."""
-        plan = self.plan
-        return noisy_embeddings(
-            self.subject.model,
-            image,
-            sigma=plan.sigma,
-            draws=Draws(plan.seed, purpose, [number]),
-            samples=count,
-            batch=plan.batch,
-        )
+        model, plan, draws = self.subject.model, self.plan, Draws(self.plan.seed, purpose, [number])
+        how: dict[str, Any] = {"sigma": plan.sigma, "batch": plan.batch}
+        return noisy_embeddings(model, image, draws=draws, samples=count, **how)
 
     def _bound(self, seen: Moments, anchor: int, rivals: Tensor, alpha: float) -> float:
         mean, variance = seen.margins(self.vectors[anchor], self.vectors[rivals])
@@ -223,10 +214,8 @@ class Certification(Job[CertifyPlan, Certificate]):
             mean = mean_of(self.samples(image, position, "certify/gallery", plan.gallery_samples))
             length = torch.linalg.vector_norm(mean)
             if length < ROUNDING:
-                raise BrokenEmbeddingsError(
-                    f"the mean of {plan.gallery_samples} noisy embeddings of image {position} is zero and "
-                    f"has no direction: sigma {plan.sigma:g} is too much for this network; give a lower one"
-                )
+                told = f"the mean of {plan.gallery_samples} noisy embeddings of image {position} is zero"
+                raise BrokenEmbeddingsError(f"{told}: give a lower sigma than {plan.sigma:g}")
             found.append(mean / length)
             tick()
         return {"v": torch.stack(found)}
@@ -238,9 +227,10 @@ class Certification(Job[CertifyPlan, Certificate]):
             judged = self.judge(image, number) or Judged(-1, -1, False, math.nan, math.nan, math.nan)
             rows.append([math.nan if judged.mate < 0 else 100.0 * judged.hit, *judged])
             tick()
-        hit, mate, rival, _, right, wrong, radius = torch.tensor(rows, dtype=torch.float64).unbind(1)
-        found = {"mate": mate.long(), "rival": rival.long(), "hit": hit, "right": right, "wrong": wrong}
-        return {name: value.clone() for name, value in {"number": numbers, **found, "radius": radius}.items()}
+        hit, mate, rival, _, *bounds = torch.tensor(rows, dtype=torch.float64).unbind(1)
+        found = {"number": numbers, "mate": mate.long(), "rival": rival.long(), "hit": hit}
+        found |= dict(zip(("right", "wrong", "radius"), bounds, strict=True))
+        return {name: value.clone() for name, value in found.items()}
 
     def _attack(self, numbers: Tensor, tick: Tick) -> Tensors:
         """Attack a block of queries radius by radius: (B, R); one that is wrong for sure is left alone then.

@@ -303,12 +303,11 @@ def _one_step(findings: Findings) -> Verdict:
     if findings.budget.steps == 1:
         return Verdict("not run", 0.0, "", "the attack has one step itself")
     some, single = findings.some, replace(findings.budget, steps=1)
-    shares, beaten = compare(
-        [
-            (a.name, findings.again(a, some, budget=single).objective, findings.measured(a, some).objective)
-            for a in findings.attacks
-        ]
-    )
+    found = []
+    for a in findings.attacks:
+        step = findings.again(a, some, budget=single).objective
+        found.append((a.name, step, findings.measured(a, some).objective))
+    shares, beaten = compare(found)
     share = sum(share for share, _ in shares) / len(shares)
     says = f"one step is better for {100 * share:.1f} % of the queries"
     if beaten:

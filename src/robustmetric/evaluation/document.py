@@ -34,14 +34,10 @@ Number = Annotated[float | None, BeforeValidator(_null)]
 """A figure; null where there is none, for JSON has neither NaN nor infinity."""
 
 
-def _without_example(schema: dict[str, Any]) -> None:
-    schema["description"] = schema["description"].partition("\n\n>>>")[0]
-
-
 class FrozenModel(BaseModel):
     """Values of a document: they do not change, and there are no others than those that are named."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_example)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 P = TypeVar("P", bound=BaseModel)

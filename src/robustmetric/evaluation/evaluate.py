@@ -26,10 +26,9 @@ from robustmetric.evaluation.intervals import Interval, Score, intervals
 from robustmetric.evaluation.job import Piece, Progress, Tensors, Tick, blocks
 from robustmetric.evaluation.plan import Plan, check_title, plan_of
 from robustmetric.evaluation.record import AttackShare, Check, GoalScore, Record, Suite, failures
-from robustmetric.evaluation.suite import BEFORE, Attempt, WorstCase, run_ensemble
+from robustmetric.evaluation.suite import BEFORE, run_ensemble
 from robustmetric.evaluation.threat import Threat
-from robustmetric.perturb import Budget
-from robustmetric.retrieval import nmi, rank
+from robustmetric.retrieval import nmi
 
 EMBEDDED = 1024  # images whose embeddings are kept together
 _SUITE = 4  # batches of queries that the suite attacks together: what is left of them fills fewer
@@ -128,10 +127,9 @@ class Evaluation(Findings):
                 cost=sum(search_cost(each) + 1 for each in tried),
                 parts=_SUITE * sum(each.evaluations for each in tried), file=f"suite-{place:02d}",
             )  # fmt: skip
-        found += [
-            Piece("checks", 2, _check_file(name), partial(self._check, name), self._cost_of_check(name))
-            for name in self.plan.check_names
-        ]
+        for name in self.plan.check_names:
+            file = f"check-{re.sub(r'[^A-Za-z0-9.+-]', '_', check_title(name))}.json"
+            found.append(Piece("checks", 2, file, partial(self._check, name), self._cost_of_check(name)))
         return tuple(found)
 
     def embed(self) -> None:
@@ -147,10 +145,7 @@ class Evaluation(Findings):
     def _rank(self, tick: Tick) -> Tensors:
         """Rank the gallery for every image: values of each query that has an answer, and the NMI."""
         queries, gallery = self.view.queries, self.view.gallery
-        if self.data.gallery is None:
-            found = rank(gallery.z, gallery.labels, cameras=gallery.cameras)
-        else:
-            found = self.view.rank(queries.z, queries)
+        found = self.view.rank(queries.z, queries)
         return {
             "query": found.query.cpu(),
             "R@1": 100.0 * (found.first <= 1).cpu().double(),
@@ -194,13 +189,7 @@ class Evaluation(Findings):
             {c.name: self.found[a.name][f"{when}/{c.name}"].numpy() for a in plan.attacks for c in a.columns}
             for when in ("after", "before")
         )
-        suite: Suite | None = None
-        if plan.suite is not None:
-            beside = plan.attacks if settings.protocol == "strict" else ()
-            suite, worst = _build_suite(
-                plan.suite, self.worst, self.attempts, self.suite_threat.budget, after, beside, settings.seed
-            )
-            arrays |= worst
+        suite, worst = self._suite(after)
         how: dict[str, Any] = {"group": group, "protocol": settings.protocol, "seed": settings.seed}
         shares = [name for name in after if plan.columns[name].unit == PERCENT]
         means, overall, terms = intervals(after, percent=shares, **how)
@@ -227,16 +216,70 @@ class Evaluation(Findings):
             "suite": suite,
             "checks": checks,
         }
-        return made, arrays
+        return made, arrays | worst
+
+    def _suite(self, after: Mapping[str, Values]) -> tuple[Suite | None, Tensors]:
+        """Return the worst case of each goal of the suite, and the values (Q,) of each query by name.
+
+        `after` has the values (Q,) of the columns of the attacks, which count where they say the same of a
+        query as a goal.
+        """
+        if self.plan.suite is None:
+            return None, {}
+        goals, arrays = dict[str, GoalScore](), dict[str, Tensor]()
+        attacks = self.plan.attacks if self.plan.settings.protocol == "strict" else ()
+        for goal in self.plan.goals:
+            beside = {
+                column.name: after[column.name]
+                for attack in attacks
+                for column in attack.columns
+                if attack.drawn_as == goal.drawn_as or column.name in goal.same_columns
+            }
+            goals[goal.name] = self._goal_score(goal, beside)
+            kept = ("before", "worst", "by", "change", "outside")
+            arrays |= {f"suite/{goal.name}/{name}": self.worst[goal.name][name] for name in kept}
+        return Suite(goals=goals), arrays
+
+    def _goal_score(self, goal: Attack, beside: Mapping[str, Values]) -> GoalScore:
+        column, found, attempts = goal.columns[0], self.worst[goal.name], self.attempts[goal.name]
+        counted = ~found["before"].isnan().numpy()
+        alone, by = found["worst"].numpy()[counted], found["by"].numpy()[counted]
+        worst, who = alone.copy(), by.copy()
+        for k, values in enumerate(beside.values(), len(attempts)):
+            gain = values[counted] - worst
+            ahead = gain < 0 if column.better == "higher" else gain > 0
+            worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
+        forward, backward = found["forward"].sum(0).tolist(), found["backward"].sum(0).tolist()
+        count, seed = int(counted.sum()), self.threat.seed
+        done = np.full(count, True) if column.success_value is None else worst == column.success_value
+
+        def share(number: int) -> float:
+            return 100 * float(((who == number) & done).mean()) if count else math.nan
+
+        attacks = [
+            AttackShare(attack=a.attack.name, search=a.search.name, broke=share(k), forward=f, backward=b)
+            for k, (a, f, b) in enumerate(zip(attempts, forward, backward, strict=True))
+        ]
+        attacks += [AttackShare(attack=name, broke=share(k)) for k, name in enumerate(beside, len(attempts))]
+        if column.success_value is not None:
+            attacks.insert(0, AttackShare(attack="before", broke=share(BEFORE)))
+        return GoalScore(
+            **_mean(worst, column, seed)._asdict(),
+            before=_mean(found["before"].numpy()[counted], column, seed, resamples=1).value,
+            alone=_mean(alone, column, seed, resamples=1).value,
+            better=column.better,
+            unit=column.unit.name,
+            queries=count,
+            attacks=attacks,
+            forward=sum(forward),
+            backward=sum(backward),
+            undropped=count * sum(attempt.passes(self.suite_threat.budget) for attempt in attempts),
+        )
 
 
 def search_cost(threat: Threat) -> int:
     """Return how many passes of an image the search of a `threat` takes; a pass back counts twice."""
     return threat.evaluations * (3 if threat.search.follows_gradient else 1)
-
-
-def _check_file(name: str) -> str:
-    return f"check-{re.sub(r'[^A-Za-z0-9.+-]', '_', check_title(name))}.json"
 
 
 def _retrieval(values: Tensors, seed: int) -> dict[str, Any]:
@@ -253,81 +296,6 @@ def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check], pl
     if names := [c.name for goal in foreign for c in goal.columns if c.name in COLUMNS]:
         why += f"{'; ' if why else ''}{', '.join(names)} is of an attack of the user's own"
     return {**overall._asdict(), "terms": terms, "valid": not why, "why": why}
-
-
-def _build_suite(
-    suite: WorstCase,
-    worst: Mapping[str, Mapping[str, Tensor]],
-    attempts: Mapping[str, Sequence[Attempt]],
-    budget: Budget,
-    after: Mapping[str, Values],
-    attacks: Sequence[Attack],
-    seed: int,
-) -> tuple[Suite, dict[str, Tensor]]:
-    """Return the scores of a `suite`, and its values (Q,) of each query by name.
-
-    `worst` and `attempts` are its results and attacks by goal, within a `budget`. `after` has the values (Q,)
-    of the columns of other `attacks`, which count where they say the same of a query as a goal. The intervals
-    are drawn from a `seed`.
-    """
-    goals: dict[str, GoalScore] = {}
-    arrays: dict[str, Tensor] = {}
-    for goal in suite.wanted:
-        found = worst[goal.name]
-        beside = {
-            column.name: after[column.name]
-            for attack in attacks
-            for column in attack.columns
-            if attack.drawn_as == goal.drawn_as or column.name in goal.same_columns
-        }
-        goals[goal.name] = _goal_score(goal, found, attempts[goal.name], budget, beside, seed)
-        kept = {name: found[name] for name in ("before", "worst", "by", "change", "outside")}
-        arrays |= {f"suite/{goal.name}/{name}": value for name, value in kept.items()}
-    return Suite(goals=goals), arrays
-
-
-def _goal_score(
-    goal: Attack,
-    found: Mapping[str, Tensor],
-    attempts: Sequence[Attempt],
-    budget: Budget,
-    beside: Mapping[str, Values],
-    seed: int,
-) -> GoalScore:
-    column = goal.columns[0]
-    counted = ~found["before"].isnan().numpy()
-    alone, by = found["worst"].numpy()[counted], found["by"].numpy()[counted]
-    worst, who = alone.copy(), by.copy()
-    for k, values in enumerate(beside.values(), len(attempts)):
-        gain = values[counted] - worst
-        ahead = gain < 0 if column.better == "higher" else gain > 0
-        worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
-    forward, backward = found["forward"].sum(0).tolist(), found["backward"].sum(0).tolist()
-    count = int(counted.sum())
-    done = np.full(count, True) if column.success_value is None else worst == column.success_value
-
-    def share(number: int) -> float:
-        return 100 * float(((who == number) & done).mean()) if count else math.nan
-
-    attacks = [
-        AttackShare(attack=a.attack.name, search=a.search.name, broke=share(k), forward=f, backward=b)
-        for k, (a, f, b) in enumerate(zip(attempts, forward, backward, strict=True))
-    ]
-    attacks += [AttackShare(attack=name, broke=share(k)) for k, name in enumerate(beside, len(attempts))]
-    if column.success_value is not None:
-        attacks.insert(0, AttackShare(attack="before", broke=share(BEFORE)))
-    return GoalScore(
-        **_mean(worst, column, seed)._asdict(),
-        before=_mean(found["before"].numpy()[counted], column, seed, resamples=1).value,
-        alone=_mean(alone, column, seed, resamples=1).value,
-        better=column.better,
-        unit=column.unit.name,
-        queries=count,
-        attacks=attacks,
-        forward=sum(forward),
-        backward=sum(backward),
-        undropped=count * sum(attempt.passes(budget) for attempt in attempts),
-    )
 
 
 def _mean(values: Values, column: Column, seed: int, resamples: int = 1000) -> Interval:

@@ -157,14 +157,10 @@ class Findings(Job[Plan, Record]):
 
 def _check_fits(plan: Plan, data: Data) -> None:
     """Refuse a plan that does not go with the data."""
-    for told, given, instead in (
-        ("knows no cameras", data.cameras, "leave the cameras out"),
-        ("takes the nearest image for the query itself", data.gallery, "leave the gallery out"),
-    ):
-        if given is not None and plan.settings.protocol == "reference":
-            raise UserError(
-                f"the reference protocol {told}: use the strict protocol, or {instead}", parameter="protocol"
-            )
+    apart = data.cameras is not None or data.gallery is not None
+    if apart and plan.settings.protocol == "reference":
+        told = "the reference protocol knows no cameras and no gallery"
+        raise UserError(f"{told}: use the strict protocol, or leave them out", parameter="protocol")
     for attack in plan.attacks:
         attack.check_fits(len(data.ranked.labels))
     for goal in plan.goals:

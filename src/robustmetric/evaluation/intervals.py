@@ -21,9 +21,7 @@ class Score(FrozenModel):
     low: Number
     high: Number
     before: Number = None
-    better: Literal["higher", "lower"] | None = Field(
-        default=None, description="which way is more robust, if one is"
-    )
+    better: Literal["higher", "lower"] | None = Field(default=None, description="which way is more robust")
     unit: str | None = Field(default=None, description="what it is measured in: %, or a cosine or distance")
 
 

@@ -225,12 +225,12 @@ class Job(ABC, Generic[P, D]):
         """Check data and networks and write the plan; return the document if it is finished."""
         if (finished := self._finished()) is not None:
             return finished
-        if self.folder is None or not self._begun:
+        if not self._begun:
             self.probe()
-        if self.folder is not None and not self._begun:
-            with writing(self.folder / PLAN, GO_ON):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            save_entries(self.folder / PLAN, self._identity, GO_ON)
+            if self.folder is not None:
+                with writing(self.folder / PLAN, GO_ON):
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                save_entries(self.folder / PLAN, self._identity, GO_ON)
         return None
 
     def _finished(self) -> D | None:
@@ -305,8 +305,7 @@ class Ticks:
     """Counts the parts of a piece that are done, and tells its share at most twice a second."""
 
     def __init__(self, parts: int, tell: Callable[[float], None]) -> None:
-        self.parts, self.tell = parts, tell
-        self.done, self.told = 0, time.monotonic()
+        self.parts, self.tell, self.done, self.told = parts, tell, 0, time.monotonic()
 
     def __call__(self, count: int = 1) -> None:
         """Count `count` parts."""
@@ -319,10 +318,9 @@ class Ticks:
 def open_folder(form: Format[Any], out: Path, settings: FrozenModel) -> bool:
     """Return whether a document of `settings` is finished in the folder `out`; refuse other work there."""
     check_folder(out, {"kind": form.work, "settings": settings.model_dump(mode="json")})
-    if form.there(out):
-        return True
-    check_writable(out)
-    return False
+    if not form.there(out):
+        check_writable(out)
+    return form.there(out)
 
 
 def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
@@ -343,9 +341,8 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
     if (folder / PARTS).is_symlink():
         raise refused(f"{folder / PARTS} is a link, and pieces are kept in a folder")
     if not file.exists():
-        others = folder.exists() and any(
-            not is_draft(path) and path.name != LOCK for path in folder.iterdir()
-        )
+        inside = folder.iterdir() if folder.exists() else ()
+        others = any(not is_draft(path) and path.name != LOCK for path in inside)
         if others and not file.exists():  # now: another worker may have begun
             raise refused(f"{folder} is not empty and holds no {what}")
         return False

@@ -6,22 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robustmetric.attacks import (
-    Attack,
-    Column,
-    Protocol,
-    Search,
-    Transfer,
-    attack,
-    make_search,
-)
+from robustmetric.attacks import Attack, Column, Protocol, Search, Transfer, attack, make_search
 from robustmetric.attacks.search import bind
 from robustmetric.errors import UserError, check_signature, instance
 from robustmetric.evaluation.document import FrozenModel, validated
@@ -54,37 +45,18 @@ def usual_eps(data: str) -> float:
 class Settings(FrozenModel):
     """The settings of an evaluation, as a record has them: everything but the network and the images."""
 
-    protocol: Protocol = Field(
-        "strict", description="protocol: strict, or reference for what published figures were made with"
-    )
-    eps: float = Field(
-        8 / 255,
-        ge=0,
-        description="ε, the largest change of a pixel in [0, 1], such as 8/255; with the norm l2 of an image",
-    )
-    norm: Norm = Field(
-        "linf", description="how a change is measured: linf, by its largest pixel, or l2, by its length"
-    )
+    protocol: Protocol = Field("strict", description="protocol: strict, or reference as in papers")
+    eps: float = Field(8 / 255, ge=0, description="ε, the largest change of a pixel, such as 8/255")
+    norm: Norm = Field("linf", description="norm of a change: linf, its largest pixel, or l2")
     alpha: float = Field(3 / 255, gt=0, le=1, description="α, the size of a step")
     steps: int = Field(32, ge=1, description="η, the number of steps")
-    search: str = Field(
-        "pgd",
-        description="how perturbations are searched for: pgd, apgd, nes(samples=50), spsa, square, transfer, "
-        "transfer(nes)",
-    )
+    search: str = Field("pgd", description="search: pgd, apgd, nes(samples=50), spsa, square, transfer(nes)")
     attacks: tuple[str, ...] = Field(ERS_ATTACKS, description="the attacks, such as CA+,QA-(m=5),SP-QA+")
-    suite: str = Field(
-        "none", description="a suite of strong attacks to run as well: worst-case, with its options, or none"
-    )
-    queries: int | None = Field(
-        None, ge=1, description="number of images that are attacked, drawn from the seed; null for all"
-    )
+    suite: str = Field("none", description="a suite of strong attacks: worst-case, with its options, or none")
+    queries: int | None = Field(None, ge=1, description="number of images that are attacked; null for all")
     seed: int = Field(0, ge=0, lt=2**32, description="random seed")
     batch: int = Field(128, ge=1, description="number of images that are perturbed together")
-    checks: str = Field(
-        "quick",
-        description="checks of the scores: none (but collapse), quick or full, and others by name",
-    )
+    checks: str = Field("quick", description="checks: none, quick or full, and others by name")
 
     @property
     def budget(self) -> Budget:
@@ -95,9 +67,7 @@ class Settings(FrozenModel):
 P = TypeVar("P", bound="Plan | SearchPlan")
 S = TypeVar("S", bound="SearchPlan")
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {n: field.default for n, field in Settings.model_fields.items()}
-)
+DEFAULTS: Mapping[str, Any] = {name: field.default for name, field in Settings.model_fields.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +81,6 @@ class Plan:
     >>> plan = Plan.make(attacks=["ES", "GTM"], steps=8)
     >>> plan.settings.attacks, plan.settings.search, plan.threat.budget.steps
     (('ES', 'GTM'), 'pgd', 8)
-    >>> plan.differences(Plan.make(attacks=["ES", "GTM"], steps=4))
-    ['steps was 4, is 8']
     """
 
     settings: Settings
@@ -147,10 +115,11 @@ class Plan:
             "suite": "none" if suite is None else suite.name,
             "checks": ",".join(map(without_folder, checks)),
         }
+        codes = {name: code_of(registry("check").find(name)[0]) for name in _chosen(checks, suite)}
         options: dict[str, Any] = {
             "search": options_of(search),
             "attacks": {a.name: {**options_of(a), "columns": [c.name for c in a.columns]} for a in attacks},
-            "checks": _own_code(_chosen(checks, suite)),
+            "checks": {without_folder(name): code for name, code in codes.items() if code is not None},
         }
         if suite is not None:
             options["suite"] = {goal.name: options_of(goal) for goal in suite.wanted}
@@ -333,9 +302,3 @@ class SearchPlan(FrozenModel):
         """Return all that decides the scores, in JSON's types."""
         options = options_of(self.searching) if self.attack else None
         return {"settings": self.model_dump(mode="json"), "options": options}
-
-
-def _own_code(names: Sequence[str]) -> dict[str, str]:
-    """Return the digests of the checks that are the user's own."""
-    found = {name: code_of(registry("check").find(name)[0]) for name in names}
-    return {without_folder(name): code for name, code in found.items() if code is not None}

@@ -17,7 +17,6 @@ from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.plan import Settings
 
 RECORD = "record.json"
-SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 
 
 class NetworkEntry(FrozenModel):
@@ -66,13 +65,8 @@ class AttackShare(FrozenModel):
     """An attack of the suite, or one beside it, and the share of queries that it broke first."""
 
     attack: str = Field(description="the attack with its objective; before for what was lost without one")
-    search: str | None = Field(
-        default=None, description="how it was searched; null of an attack beside the suite"
-    )
-    broke: Number = Field(
-        description="share of the queries, in %, that it was the first to break, or of a goal without an end "
-        "the share that it moved the farthest"
-    )
+    search: str | None = Field(default=None, description="its search; null of an attack beside the suite")
+    broke: Number = Field(description="share of queries, in %, that it broke first, or moved the farthest")
     forward: int = Field(default=0, description="images that it sent through the network")
     backward: int = Field(default=0, description="images that it sent back through it, for gradients")
 
@@ -115,9 +109,6 @@ class Check(FrozenModel):
 
     `status` is how that is judged, `figure` what was found, `limit` what is allowed, and `says` a sentence
     about it.
-
-    >>> Check(name="copies", status="pass", figure=0, limit="none", says="no copies").status
-    'pass'
     """
 
     name: str
@@ -139,12 +130,9 @@ class Record(Document):
     of each goal, if the suite was run: `record["misrank"]` is a value of it. `checks` say how far to trust
     all this, `versions` what computed it, and `arrays` names the file of per-query values. `sha256` is the
     digest of all the rest: a record that was damaged, or changed by hand, is not read.
-
-    >>> sorted(Record.model_json_schema()["properties"])[:4]
-    ['arrays', 'checks', 'data', 'ers']
     """
 
-    schema_: Literal["robustmetric/record/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["robustmetric/record/1"] = Field("robustmetric/record/1", alias="schema")
     network: NetworkEntry
     data: DataEntry
     settings: Settings

@@ -61,7 +61,8 @@ class Smoothed(nn.Module):
     ) -> None:
         super().__init__()
         self.model = instance("the network", model, nn.Module, why="give a torch.nn.Module")
-        self.sigma = check_sigma(sigma)
+        why = "it is the deviation of noise on pixels in [0, 1]"
+        self.sigma = number("sigma", sigma, 0, MOST_SIGMA, open_low=True, why=why)
         self.samples, self.chunk = whole("samples", samples, 1), whole("chunk", chunk, 1)
         self.seed = whole("seed", seed)
         self._noise: Tensor | None = None
@@ -98,12 +99,6 @@ class Smoothed(nn.Module):
     def _sum(self, images: Tensor, noise: Tensor) -> Tensor:
         noisy = (images[:, None] + self.sigma * noise).flatten(0, 1)
         return embed(self.model, noisy).view(len(images), len(noise), -1).sum(1)
-
-
-def check_sigma(sigma: float) -> float:
-    """Return the standard deviation `sigma` of the noise; reject one that is not in (0, 10]."""
-    why = "it is the deviation of noise on pixels in [0, 1]"
-    return number("sigma", sigma, 0, MOST_SIGMA, open_low=True, why=why)
 
 
 def check_noise(samples: int, shape: tuple[int, ...], name: str = "samples") -> None:

@@ -35,11 +35,6 @@ class Attempt(NamedTuple):
     search: Search
     purpose: str
 
-    @property
-    def name(self) -> str:
-        """What it is called in a record."""
-        return f"{self.attack.name} by {self.search.name}"
-
     def passes(self, budget: Budget) -> int:
         """Return how many passes of a query it takes within a `budget`, if nothing drops out."""
         return self.search.num_evaluations(budget) + 1  # what is found is measured
@@ -55,8 +50,8 @@ class WorstCase:
     and at last by `trials` random squares.
 
     >>> suite = WorstCase(goals="shift", steps=10)
-    >>> [attempt.name for attempt in suite.attempts(suite.wanted[0])]
-    ['shift by apgd', 'shift by apgd(random_start=True)', 'shift by square']
+    >>> [attempt.search.name for attempt in suite.attempts(suite.wanted[0])]
+    ['apgd', 'apgd(random_start=True)', 'square']
     """
 
     goals: str | Sequence[str | Attack] | None = None

@@ -18,19 +18,13 @@ from robustmetric.evaluation.record import DataEntry, NetworkEntry
 from robustmetric.evaluation.verify_pairs import Choosing, Split, VerifyPlan
 from robustmetric.verification import FARS, Roc, pairs_for, roc, weighted_roc
 
-SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
 CONDITIONS = ("clean", "evasion", "impersonation", "both")
 """The images as they are, same pairs driven apart, different pairs driven together, and both."""
 
 FEW = 10
 """Classes that a threshold should be chosen on at least."""
 
-_BETTER: dict[str, Any] = {
-    "tar": "higher",
-    "far": "lower",
-    "auc": "higher",
-    "eer": "lower",
-}
+_BETTER: dict[str, Any] = {"tar": "higher", "far": "lower", "auc": "higher", "eer": "lower"}
 
 
 class PairCounts(FrozenModel):
@@ -87,12 +81,9 @@ class Verification(Document):
     both; these are null without an attack. `points` have TAR at some FAR. `notes` say in sentences what to
     mind, `versions` what computed it, and `arrays` names the file of the distances. `sha256` is the digest of
     all the rest.
-
-    >>> Verification.model_fields["schema_"].default
-    'robustmetric/verification/1'
     """
 
-    schema_: Literal["robustmetric/verification/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["robustmetric/verification/1"] = Field("robustmetric/verification/1", alias="schema")
     network: NetworkEntry
     data: DataEntry
     settings: VerifyPlan
@@ -153,11 +144,7 @@ def load_verification(path: str | Path) -> Verification:
 
 
 def entries_of(
-    plan: VerifyPlan,
-    split: Split,
-    clean: Tensor,
-    attacked: Tensor | None,
-    choosing: Tensor | None,
+    plan: VerifyPlan, split: Split, clean: Tensor, attacked: Tensor | None, choosing: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the entries of the document, and the distances by pair.
 

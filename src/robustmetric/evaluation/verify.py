@@ -115,12 +115,8 @@ class Verifying(Job[VerifyPlan, Verification]):
 
     def describe(self) -> dict[str, Any]:
         """Return all that the document depends on, in JSON's types."""
-        choose = self.split.choose
-        return {
-            **super().describe(),
-            "pairs": self.split.judged.digest,
-            "choosing": None if choose is None else choose.sha256,
-        }
+        choose, judged = self.split.choose, self.split.judged.digest
+        return {**super().describe(), "pairs": judged, "choosing": None if choose is None else choose.sha256}
 
     def probe(self) -> None:
         """Try the network on a batch, so that one that fails leaves no trace."""
@@ -198,11 +194,8 @@ class Verifying(Job[VerifyPlan, Verification]):
         far = float(sizes(moved - images, "linf").max())
         low, high = (float(v) for v in moved.aminmax())
         if far > plan.eps + _ROUNDING or low < 0 or high > 1:
-            raise UserError(
-                f"search {plan.search!r} changed a pixel by {far:.4g}, to within [{low:.4g}, {high:.4g}]; "
-                f"eps is {plan.eps:.4g}, and pixels are in [0, 1]: it must keep to both",
-                parameter="search",
-            )
+            told = f"search {plan.search!r} changed a pixel by {far:.4g}, to within [{low:.4g}, {high:.4g}]"
+            raise UserError(f"{told}; eps is {plan.eps:.4g}, and pixels are in [0, 1]", parameter="search")
         with torch.no_grad():
             z = embed(model, moved)
         return {"distance": pair_distance(z.cpu().double(), aim.cpu().double())}

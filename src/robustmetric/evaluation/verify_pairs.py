@@ -32,21 +32,11 @@ class VerifyPlan(SearchPlan):
     """How a verification is done: all that it depends on besides the network, the data and given pairs.
 
     Make one with `VerifyPlan.make`, which checks all of it once.
-
-    >>> VerifyPlan.make(far=1e-3).far, VerifyPlan.make().far, VerifyPlan.make(threshold=0.9).far
-    (0.001, 0.01, None)
     """
 
     count: int = Field(2000, ge=2, description="number of pairs to judge, half of them same")
-    threshold: float | None = Field(
-        None,
-        ge=0,
-        le=2,
-        description="distance up to which a pair is same, √(2 − 2c) for a cosine c; null to choose it",
-    )
-    far: float | None = Field(
-        None, description="FAR that the threshold is chosen for; null if the threshold is given"
-    )
+    threshold: float | None = Field(None, ge=0, le=2, description="distance up to which a pair is same")
+    far: float | None = Field(None, description="FAR that the threshold is chosen for, unless it is given")
     attack: bool = Field(True, description="whether the first image of each pair is attacked")
     eps: float = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel in [0, 1]")
     alpha: float = Field(3 / 255, gt=0, le=1, description="α, the size of a step")

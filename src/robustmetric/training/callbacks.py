@@ -66,9 +66,7 @@ class Checkpoints(L.Callback):
         self.signals.stepping = True
         self.saved = self.clock()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         """Save between two steps."""
         if not trainer.is_last_batch:
             self._save_or_stop(trainer, trainer.global_step % self.every == 0)
@@ -166,7 +164,7 @@ class CollapseGuard(L.Callback):
         self._keep(trainer.global_step, pl_module)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
     ) -> None:
         """Look at the loss and the spread of the step."""
         found, step = trainer.callback_metrics, trainer.global_step
@@ -250,9 +248,7 @@ class MetricsFile(L.Callback):
             self.fields = list(dict.fromkeys([*self.FIELDS, *(rows[0] if rows else ())]))
             self._rewrite(rows)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         """Write the figures of every n-th step, n being `every`."""
         if trainer.is_global_zero and trainer.global_step % self.every == 0:
             found = trainer.callback_metrics
@@ -299,9 +295,7 @@ class ShowProgress(L.Callback):
             for line in start_lines(self.title, trainer, pl_module):
                 self.say(line)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         """Show a step."""
         self._show(trainer)
 

@@ -133,7 +133,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path} holds a run already: resume it, or give another folder", parameter="out"
             )
-        before, now = (bare(r.model_dump()) for r in (self._kept(recipe), recipe))
+        before, now = (bare(r.model_dump()) for r in (self.continued(recipe), recipe))
         if differing := [k for k in Recipe.model_fields if k not in _RESUMED and before[k] != now[k]]:
             told = ", ".join(f"{k} was {before[k]!r}, is {now[k]!r}" for k in differing)
             raise UserError(
@@ -145,10 +145,6 @@ class RunFolder:
             raise UserError(
                 f"{self.about} is missing, which says what the run began with: restore it, or begin a new run"
             )
-
-    def _kept(self, recipe: Recipe) -> Recipe:
-        own = RunFolder(self.path, trust=True)  # nothing is run yet
-        return own.recipe({name: getattr(recipe, name) for name in _RESUMED}, resumed=True)
 
     def _check_code(self, recipe: Recipe) -> None:
         """Reject copies of the user's files that are not what the `recipe` names."""
@@ -168,7 +164,8 @@ class RunFolder:
 
     def continued(self, recipe: Recipe) -> Recipe:
         """Return the run's own recipe, which names its copies, with the epochs and the root of `recipe`."""
-        return self._kept(recipe)
+        own = RunFolder(self.path, trust=True)  # `check` compares the code
+        return own.recipe({name: getattr(recipe, name) for name in _RESUMED}, resumed=True)
 
     def check_origin(self, now: Mapping[str, Any]) -> None:
         """Reject images, workers or code, as far as `now` has them, other than those the run began with."""

@@ -47,31 +47,19 @@ class Recipe(BaseModel):
     steps: int = Field(8, ge=1, le=1_000_000, description="η, the number of steps")
     margin: float = Field(0.2, gt=0, le=2, description="γ of the triplet loss")
     epochs: int = Field(8, ge=1, le=1_000_000, description="number of epochs")
-    batch: int = Field(
-        112, ge=8, le=65_536, multiple_of=2, description="images per batch of a worker, in pairs"
-    )
+    batch: int = Field(112, ge=8, le=65_536, multiple_of=2, description="images per batch of a worker")
     lr: float = Field(1e-3, gt=0, le=1e6, description="learning rate of Adam")
     schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
-    warmup: int = Field(
-        0, ge=0, le=1_000_000_000, description="steps of linear warm-up, at most a quarter of all"
-    )
+    warmup: int = Field(0, ge=0, le=1_000_000_000, description="steps of warm-up, at most a quarter of all")
     clip: float | None = Field(None, gt=0, le=1e30, description="largest norm of the gradient, null for any")
     weight_decay: float = Field(0.0, ge=0, le=1e6, description="weight decay of Adam")
     resize: int | None = Field(None, ge=4, le=4096, description="size of images before cropping")
     fit: Literal["squeeze", "crop", "pad"] = Field("squeeze", description="how images become square")
-    crop: int | None = Field(
-        None, ge=4, le=4096, description="size of the crop: random in training, else central"
-    )
+    crop: int | None = Field(None, ge=4, le=4096, description="crop size; random in training, else central")
     flip: bool = Field(False, description="mirror half of the training images")
-    zoom: float | None = Field(
-        None, gt=0, le=1, description="smallest share of an image to zoom in on, null for off"
-    )
-    jitter: float = Field(
-        0.0, ge=0, le=1, description="largest change of brightness, contrast and saturation"
-    )
-    validation: float = Field(
-        0.1, ge=0, le=0.5, description="share of training images set apart for validation"
-    )
+    zoom: float | None = Field(None, gt=0, le=1, description="smallest share to zoom in on, null for off")
+    jitter: float = Field(0.0, ge=0, le=1, description="change of brightness, contrast and saturation")
+    validation: float = Field(0.1, ge=0, le=0.5, description="share of training images set apart to validate")
     validate_by: Literal["plain", "robust"] = Field("plain", description="R@1 that chooses the best weights")
     validate_every: int = Field(1, ge=1, le=1_000_000, description="epochs between two validations")
     save_every: int = Field(100, ge=1, le=1_000_000_000, description="steps between two checkpoints")

@@ -173,17 +173,14 @@ def train(
         sets = load_sets(recipe, cache, skip_broken=skip_broken, watch=watch, report=report)
         for file in sets.skipped:
             report(f"left out, not readable: {file}")
+        steps = steps_of(recipe, len(sets.learn), machines.workers)
         module = MetricModule(
             model,
             method,
             lr=recipe.lr,
             weight_decay=recipe.weight_decay,
             seed=recipe.seed,
-            scheduler=scheduler(
-                steps=steps_of(recipe, len(sets.learn), machines.workers),
-                warmup=recipe.warmup,
-                schedule=recipe.schedule,
-            ),
+            scheduler=scheduler(steps=steps, warmup=recipe.warmup, schedule=recipe.schedule),
             more=partial(robust_recall, sets.score, recipe) if by == ROBUST else None,
         )
         module.save_hyperparameters(recipe.model_dump(mode="json"))

@@ -75,17 +75,14 @@ class Sets:
 
     def pairs(self, recipe: Recipe, **worker: Any) -> PairLoader:
         """Return the batches of pairs of a `recipe`; `worker` is who takes them, as a `PairLoader` has it."""
+        source, shown = self.learn.source, ("seed", "crop", "flip", "zoom", "jitter")
         return PairLoader(
-            self.learn.source.pixels,
-            self.learn.source.labels,
+            source.pixels,
+            source.labels,
             rows=self.learn.rows,
             pairs=recipe.batch // 2,
-            seed=recipe.seed,
-            crop=recipe.crop,
-            flip=recipe.flip,
-            zoom=recipe.zoom,
-            jitter=recipe.jitter,
             itself=recipe.reference,
+            **{name: getattr(recipe, name) for name in shown},
             **worker,
         )
 
@@ -115,16 +112,8 @@ def load_sets(
     >>> len(sets.learn), len(sets.score), sets.scored
     (900, 100, 'validation images')
     """
-    decode = partial(
-        load_pixels,
-        recipe.data,
-        recipe.root,
-        inputs_of(recipe),
-        cache=cache,
-        skip_broken=skip_broken,
-        watch=watch,
-        report=report,
-    )
+    options: dict[str, Any] = {"cache": cache, "skip_broken": skip_broken, "watch": watch, "report": report}
+    decode = partial(load_pixels, recipe.data, recipe.root, inputs_of(recipe), **options)
     if not recipe.validation:
         train, test = decode(splits=["train", "test"])
         return Sets(Images.all_of(train), Images.all_of(test), "test images")
@@ -133,12 +122,8 @@ def load_sets(
         return Sets(Images.all_of(train), Images.all_of(apart_already), "validation images")
     tested = data.load(recipe.data, recipe.root, "test").classes
     (train,) = decode(splits=["train"])
-    apart = set_apart(
-        train.labels.numpy(),
-        recipe.validation,
-        recipe.seed,
-        whole_classes=set(tested).isdisjoint(train.classes),
-    )
+    whole = set(tested).isdisjoint(train.classes)
+    apart = set_apart(train.labels.numpy(), recipe.validation, recipe.seed, whole_classes=whole)
     if apart.any():
         learn, score = (Images(train, np.flatnonzero(rows)) for rows in (~apart, apart))
         return Sets(learn, score, "validation images")
@@ -201,11 +186,8 @@ class PairData(L.LightningDataModule):
 
     def val_dataloader(self) -> ImageLoader:
         """The images of the validation in their order."""
-        images, recipe = self.sets.score, self.recipe
-        source = images.source
-        return ImageLoader(
-            source.pixels, source.labels, rows=images.rows, batch=recipe.batch, crop=recipe.crop
-        )
+        rows, source, recipe = self.sets.score.rows, self.sets.score.source, self.recipe
+        return ImageLoader(source.pixels, source.labels, rows=rows, batch=recipe.batch, crop=recipe.crop)
 
 
 def attacked_rows(images: Images, seed: int) -> NDArray[np.int64]:
