@@ -127,7 +127,7 @@ def pieces(folder: Path) -> None:
     kept: list[bytes] = []
     keep, file = Job.keep, folder / "piece"
 
-    def keeping(job: Job[Any], piece: Piece, value: object) -> None:
+    def keeping(job: Job[Any, Any], piece: Piece, value: object) -> None:
         keep(job, piece, value)
         kept.append((folder / "evaluation" / PARTS / piece.file).read_bytes())
 

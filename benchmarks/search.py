@@ -1,4 +1,4 @@
-"""Exact search in a mapped file against a bare product with topk and against faiss, and what indexes find.
+"""Exact search in a mapped file against a bare product with topk and against faiss.
 
     python benchmarks/search.py             # a million vectors of 512 numbers: 2 GB on disk, 7 of memory
     python benchmarks/search.py --count 100000
@@ -20,7 +20,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import robustmetric as rm
-from robustmetric.data.inputs import Inputs
-from robustmetric.vectors import About, Vectors, open_index, save_vectors
+from robustmetric.vectors import save_vectors
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its wrapper
@@ -159,73 +157,33 @@ def opening(path: Path, queries: Tensor, rounds: int) -> None:
     print(f"opening the file, with its digest checked, takes as long as {ratio:.0f} searches", flush=True)
 
 
-def indexes(path: Path, queries: Tensor, rounds: int) -> None:
-    """Build indexes, and compare them with exact search."""
-    vectors = rm.load_vectors(path)
-    truth = vectors.search(queries, K).position
-    for kind in ("hnsw", "ivf"):
-        building = seconds(lambda kind=kind: open_index(vectors, kind, K))  # type: ignore[misc]
-        index = open_index(vectors, kind, K)
-        found = agree(truth, index.search(queries, K).position)
-        one = [
-            seconds(lambda: vectors.search(queries[:1], K))
-            / seconds(lambda i=index: i.search(queries[:1], K))  # type: ignore[misc]
-            for _ in range(rounds)
-        ]
-        many = [
-            seconds(lambda: vectors.search(queries, K)) / seconds(lambda i=index: i.search(queries, K))  # type: ignore[misc]
-            for _ in range(rounds)
-        ]
-        again = [
-            seconds(partial(open_index, vectors, kind, K)) / seconds(lambda: vectors.search(queries[:1], K))
-            for _ in range(rounds)
-        ]
-        size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}.{kind}.*"))
-        print(
-            f"{kind} of {len(vectors):,}: recall@{K} {100 * index.recalls[K]:.1f} % of stored vectors and "
-            f"{100 * found:.1f} % of {len(queries)} others (effort {index.effort}); "
-            f"{statistics.median(one):.1f} times as fast as exact search for one query, "
-            f"{statistics.median(many):.1f} for {len(queries)}; {size / 1e9:.2f} GB, built in "
-            f"{building:.0f} s here; opening it again takes as long as {statistics.median(again):.0f} exact "
-            "searches of one query",
-            flush=True,
-        )
-
-
 def main() -> None:
     """Print a line for each comparison."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=1_000_000, help="vectors that are searched exactly")
-    parser.add_argument("--index-count", type=int, default=100_000, help="vectors of the indexes")
+
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument(
         "--spread", type=float, default=2.0, help="of a class: at 1 classes are apart, at 2 not"
     )
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--only", choices=["exact", "memory", "indexes"])
+    parser.add_argument("--only", choices=["exact", "memory"])
     arguments = parser.parse_args()
     print(f"{arguments.count:,} x {arguments.dim}, {torch.get_num_threads()} threads, {os.cpu_count()} cores")
     faiss.omp_set_num_threads(torch.get_num_threads())
     with tempfile.TemporaryDirectory() as folder:
-
-        def stored(name: str, count: int) -> tuple[Path, Tensor]:
-            z, queries = make(count, arguments.dim, arguments.queries, arguments.spread)
-            path = Path(folder, f"{name}.safetensors")
-            files = [f"{number}.png" for number in range(count)]
-            save_vectors(Vectors(z, files, About("drawn", "0" * 64, Inputs())), path)
-            return path, queries
-
-        if arguments.only in (None, "exact", "memory"):
-            path, queries = stored("exact", arguments.count)
-            if arguments.only != "memory":
-                exact(path, queries, arguments.rounds)
-                opening(path, queries, arguments.rounds)
-            if arguments.only != "exact":
-                for name in PROGRAMS:
-                    print(f"{name}: {peak(name, path, queries):.2f} GB of memory at the peak", flush=True)
-        if arguments.only in (None, "indexes"):
-            indexes(*stored("index", arguments.index_count), arguments.rounds)
+        z, queries = make(arguments.count, arguments.dim, arguments.queries, arguments.spread)
+        path = Path(folder, "vectors.safetensors")
+        files = [f"{number}.png" for number in range(arguments.count)]
+        save_vectors(path, {}, files, (part.numpy() for part in z.split(1000)))
+        del z
+        if arguments.only != "memory":
+            exact(path, queries, arguments.rounds)
+            opening(path, queries, arguments.rounds)
+        if arguments.only != "exact":
+            for name in PROGRAMS:
+                print(f"{name}: {peak(name, path, queries):.2f} GB of memory at the peak", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import robustmetric as rm
-from robustmetric.attacks import Attack, Column, Draws, Gallery, Queries, Target, hit_at_1
+from robustmetric.attacks import Attack, Column, Gallery, Queries, Target, hit_at_1
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
 
@@ -23,10 +23,6 @@ class AwayFromClass(Attack):
 
     name = "away"
     columns = (Column("away", "higher"),)  # what it reports, and which way is robust
-
-    def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
-        """Aim at no single image: (B, 0)."""
-        return torch.empty(len(queries), 0, dtype=torch.long, device=queries.own.device)
 
     def objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Minus the mean distance to the class: (B,), to be minimised."""

@@ -29,7 +29,6 @@ WORK = """
 import os, signal, time
 from pathlib import Path
 from robustmetric.errors import UserError
-from robustmetric.locks import locked
 
 def note(folder, name):
     (Path(folder) / f"{name}.{os.getpid()}").touch()
@@ -40,13 +39,6 @@ def work(folder, name):
         raise UserError("no [such] share", parameter="out")
     if name == "mortal" and len(list(Path(folder).glob("mortal.*"))) == 1 or name == "doomed":
         os.kill(os.getpid(), signal.SIGKILL)
-
-def locks(folder):
-    run = Path(folder) / "run"
-    with locked(run, "a training", lambda line: note(folder, "told")):
-        if not (run / "begun").exists():
-            (run / "begun").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 def wait(folder):
     try:
@@ -124,8 +116,6 @@ def _errors_and_retries(found: Cluster, work: Any, folder: Path) -> None:
     assert "in work" in error.__notes__[0]
     assert isinstance(ended[3], WorkerError)
     assert [tried(folder, name) for name in names] == [1, 1, 2, 4]
-    finish(found.run(work.locks, [(str(folder),)]))
-    assert tried(folder, "told") == 1
 
 
 def _together(found: Cluster, work: Any, folder: Path) -> None:

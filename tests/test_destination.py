@@ -156,16 +156,6 @@ def test_gb_over_samplers() -> None:
     assert value(of_m, seed=7) == pytest.approx([h + 0.05 for h in hardness_of(drawn, DIST)], abs=1e-6)
 
 
-def test_type_of_the_distances() -> None:
-    mined = Mined.of(Batch(distances(torch.float64), LABELS, 8), Random(), torch.Generator())
-    for destination in (Gradual(), Boosted(Constant(0)), Constant(1), Boosted(Benign(Hardest()))):
-        destination.update(torch.tensor(0.1))
-        g = torch.Generator()
-        found = destination(mined, generator=g)
-        assert found.dtype == torch.float64
-        assert found.isfinite().all()
-
-
 # --- What is remembered.
 
 

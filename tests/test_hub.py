@@ -372,4 +372,4 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert "with 0 records" in said
     assert rm.from_pretrained(out).digest == rm.load_run(run).digest
     assert refused("export", run, "--to", "hub", "-o", out).endswith("(--force)\n")
-    assert refused("export", run, "-o", tmp_path / "net.pt", "--half").endswith("leave them out (--half)\n")
+    assert refused("export", run, "-o", tmp_path / "net.pt", "--half").endswith("leave it out (--half)\n")

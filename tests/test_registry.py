@@ -139,7 +139,9 @@ def test_what_is_offered_goes_to_parts_that_have_such_an_option() -> None:
 
 
 def test_options_may_hold_commas_in_brackets_and_quotes() -> None:
-    whole = registry_of(dict=dict).make("dict(a={'x': 1, 'y': 2}, b='one, two', c=(1, 2))")
+    whole = registry_of(dict=lambda **options: options).make(
+        "dict(a={'x': 1, 'y': 2}, b='one, two', c=(1, 2))"
+    )
     assert whole == {"a": {"x": 1, "y": 2}, "b": "one, two", "c": (1, 2)}
 
 

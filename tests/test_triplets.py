@@ -339,17 +339,6 @@ def test_only_the_generator_decides(letter: str, labels: list[int]) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_labels_of_any_integer_type() -> None:
-    dist, labels = of_points(SHARED, 9)
-
-    def drawn(labels: Tensor) -> Tensor:
-        return Softhard()(Batch(dist, labels, DIM), generator=torch.Generator().manual_seed(0)).stack()
-
-    for kind in (torch.int32, torch.uint8, torch.int16):
-        assert torch.equal(drawn(labels.to(kind)), drawn(labels))
-    assert torch.equal(drawn(torch.tensor([-5, 10**12, 7, 3])[labels]), drawn(labels))
-
-
 # --- Table 1: how hard the triplets are on average, and how much that varies.
 
 

@@ -11,18 +11,16 @@ import argparse
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.evidence.plan import KINDS, NETWORKS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
+from benchmarks.evidence.plan import KINDS, RESULTS, SAMPLERS, Kind, Network, Samplers, tasks
 from robustmetric.evaluation import load_record
 from robustmetric.hub import publish
 from robustmetric.training import load_run
-from robustmetric.training.checkpoint import reached
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import dump_recipe
-from robustmetric.training.runs import RunFolder
 
 LICENCE = "apache-2.0"
 
@@ -32,35 +30,28 @@ class DifferentWeightsError(RuntimeError):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run a command of the package in a process of its own, and say how long it took."""
+    """Run a command of the package in a process of its own."""
     print("robustmetric", *arguments, flush=True)
-    begun = time.monotonic()
     subprocess.run([sys.executable, "-m", "robustmetric", *arguments], check=True)  # noqa: S603
-    print(f"took {time.monotonic() - begun:,.0f} s", flush=True)
-
-
-def trained(network: Network, root: str, work: Path) -> Path:
-    """Train a network as far as it is not trained yet; return the folder of its run."""
-    folder = RunFolder(work / network.name)
-    if not folder.exists:
-        run(network.train(root, str(folder.path)))
-    elif not folder.last.is_file() or reached(folder.checkpoint).done < network.epochs:
-        run(network.resume(str(folder.path)))
-    return folder.path
 
 
 def evaluated(network: Network, kind: Kind, root: str, work: Path) -> None:
-    """Make a record of a network, and keep it; a network of the zoo is evaluated as it is kept."""
+    """Make a record of a network, and keep it; a network that is kept is evaluated as it is kept."""
     if network.record(kind).is_file():
         return
-    place, made = RESULTS / network.name, work / network.name / f"evaluation-{kind}"
+    place, source, made = (
+        RESULTS / network.name,
+        work / network.name,
+        work / network.name / f"evaluation-{kind}",
+    )
+    if not (network.kept and RunFolder(place).exists):
+        run([*network.train(root, str(source)), "--resume"])
     if network.kept:
         if not RunFolder(place).exists:
-            publish(trained(network, root, work), place, weights="last", half=True, licence=LICENCE)
+            publish(source, place, weights="last", half=True, licence=LICENCE)
         run(network.evaluate(kind, root, str(place), str(made)))
         publish(place, place, records=[made], force=True)
         return
-    source = trained(network, root, work)
     same(network, source)
     run(network.evaluate(kind, root, str(source), str(made)))
     keep(source, place)
@@ -100,33 +91,26 @@ def measured(samplers: Samplers, root: str, work: Path) -> None:
     shutil.copy(found, samplers.result)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Make everything of the data sets whose roots are given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", action="append", required=True, metavar="DATA=DIR")
-    parser.add_argument("--work", type=Path, default=Path("runs/evidence"), help="where trainings are")
-    given = parser.parse_args(arguments)
-    roots: Mapping[str, str] = dict(text.split("=", 1) for text in given.root)
-    if unknown := roots.keys() - {network.data for network in NETWORKS}:
-        parser.error(f"no network is trained on {', '.join(sorted(unknown))}")
-    jobs: list[tuple[str, Callable[[], None]]] = [
-        (f"{network.name}, {kind}", partial(evaluated, network, kind, roots[network.data], given.work))
-        for network, kind in tasks()
-        if network.data in roots
-    ]
-    jobs += [(s.name, partial(measured, s, roots[s.data], given.work)) for s in SAMPLERS if s.data in roots]
+    parser.add_argument("--work", type=Path, default=Path("runs/evidence"), help="folder of the trainings")
+    given = parser.parse_args()
+    roots: dict[str, str] = dict(text.split("=", 1) for text in given.root)
+    jobs = [(network.data, partial(evaluated, network, kind, work=given.work)) for network, kind in tasks()]
+    jobs += [(one.data, partial(measured, one, work=given.work)) for one in SAMPLERS]
     failed = []
-    for name, make in jobs:
+    for data, make in jobs:
         try:
-            make()
+            if data in roots:
+                make(root=roots[data])
         except subprocess.CalledProcessError as error:
             if error.returncode in (130, 143):  # it was stopped
                 sys.exit(error.returncode)
-            failed.append(name)
+            failed.append(" ".join(error.cmd[2:]))
         except DifferentWeightsError as error:
-            failed.append(f"{name}: {error}")
+            failed.append(str(error))
     if failed:
         sys.exit(f"failed: {'; '.join(failed)}")
 

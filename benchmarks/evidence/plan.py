@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from robustmetric.evaluation.suite import WorstCase
-from robustmetric.experiments.cells import slug
+from robustmetric.experiments.cells import Cell, counted, slug
 from robustmetric.text import command_line
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -25,28 +25,20 @@ Kind = Literal["reference", "small", "strict", "small-strict", "more-steps"]
 KINDS: tuple[Kind, ...] = ("reference", "small", "strict", "small-strict", "more-steps")
 """The records of a network, by protocol: those of `strict` hold the worst-case suite, `small` ones have
 ε = 8/255, and the attacks along gradients of `more-steps` have four times the steps of the suite's."""
-WHOLE_SUITE, SHORT_SUITE = "worst-case", "worst-case(goals='misrank,shift')"
-RECALL_SUITE, RECALL_ATTACKS = "worst-case(goals='misrank')", "ES,LTM,GTM"
-SHIFT_SUITE, SHIFT_ATTACKS = f"worst-case(goals='shift', steps={4 * WorstCase().steps})", "ES"
+WHOLE_SUITE, SHORT_SUITE = "worst-case", "worst-case(goals='misrank,shift')"  # of the two goals that matter
+SHIFT_SUITE = f"worst-case(goals='shift', steps={4 * WorstCase().steps})"
 
 
 @dataclass(frozen=True)
-class Network:
-    """A training on `data` with a `defense` of η `steps` (None without attacks), and its records.
+class Network(Cell):
+    """A cell that is trained for `epochs`, and by `reference` as the published networks were; its records."""
 
-    `reference` trains as the published networks were: see docs/method.md.
-    """
-
-    data: str
-    defense: str
-    steps: int | None = None
     epochs: int = 8
-    seed: int = 0
     reference: bool = False
 
     @property
     def kept(self) -> bool:
-        """Whether the weights are kept, in half precision, as part of the zoo."""
+        """Whether the weights are kept, in half precision."""
         return self in FASHION
 
     @property
@@ -63,22 +55,16 @@ class Network:
     @property
     def length(self) -> str:
         """How long it is trained."""
-        return f"{self.epochs} epoch{'s' * (self.epochs > 1)}"
+        return counted(self.epochs, "epoch")
 
     @property
     def name(self) -> str:
         """The folder of the training, below that of the results."""
-        eta = "" if self.steps is None else f"-{self.steps}"
+        training = slug(self.defense) + ("" if self.steps is None else f"-{self.steps}")
         if self.kept:
-            return f"zoo/{self.data}/{slug(self.defense)}{eta}"
+            return f"zoo/{self.data}/{training}"
         place = {1: "one-epoch", 2: "two-epochs", 8: "eight-epochs"}[self.epochs]
-        how = "-reference" * self.reference
-        return f"{place}/{self.data}/{slug(self.defense)}{eta}{how}-seed{self.seed}"
-
-    @property
-    def suite(self) -> str:
-        """The suite of its strict record: of networks that are not kept the two goals that matter most."""
-        return WHOLE_SUITE if self.kept else SHORT_SUITE
+        return f"{place}/{self.data}/{training}{'-reference' * self.reference}-seed{self.seed}"
 
     def train(self, root: str = "DIR", out: str = "RUN") -> list[str]:
         """Return the arguments that train it, on the files in `root`, into the folder `out`."""
@@ -86,21 +72,12 @@ class Network:
         if self.steps == CHEAP:
             words += ["--steps", str(CHEAP), "--alpha", f"{1.25 * ATTACKED / CHEAP}/255"]
         if not self.kept:
-            words += ["--epochs", str(self.epochs), *self._how]
+            words += ["--epochs", str(self.epochs), "--after-collapse", "continue"]
         if self.seed:
             words += ["--seed", str(self.seed)]
         if self.reference:
             words += ["--set", "reference=true"]
         return [*words, "--out", out]
-
-    def resume(self, out: str) -> list[str]:
-        """Return the arguments that go on with the training in the folder `out`."""
-        return ["train", "--out", out, "--resume", *self._how]
-
-    @property
-    def _how(self) -> list[str]:
-        """The arguments of a training that its recipe does not hold."""
-        return [] if self.kept else ["--after-collapse", "continue"]
 
     def evaluate(
         self, kind: Kind, root: str = "DIR", run: str | None = None, out: str = "SCORES"
@@ -108,17 +85,13 @@ class Network:
         """Return the arguments that evaluate it, as `kind` of record, from the folder of its `run`."""
         words = ["evaluate", run or (f"results/{self.name}" if self.kept else "RUN"), "--data", self.data]
         words += ["--root", root, "--weights", "last", "--queries", str(QUERIES)]
-        if kind.startswith("small"):
-            words += ["--eps", f"{SMALL}/255"]
-        if kind == "strict":
-            words += ["--suite", self.suite]
-        elif kind == "small-strict":
-            words += ["--attacks", RECALL_ATTACKS, "--suite", RECALL_SUITE]
-        elif kind == "more-steps":
-            words += ["--attacks", SHIFT_ATTACKS, "--suite", SHIFT_SUITE]
-        else:
-            words += ["--protocol", "reference", "--checks", "none"]
-        return [*words, "--out", out]
+        words += ["--eps", f"{SMALL}/255"] if kind.startswith("small") else []
+        options = {
+            "strict": ["--suite", WHOLE_SUITE if self.kept else SHORT_SUITE],
+            "small-strict": ["--attacks", "ES,LTM,GTM", "--suite", "worst-case(goals='misrank')"],
+            "more-steps": ["--attacks", "ES", "--suite", SHIFT_SUITE],
+        }
+        return [*words, *options.get(kind, ["--protocol", "reference", "--checks", "none"]), "--out", out]
 
     def record(self, kind: Kind) -> Path:
         """Return the file of a record, whether it is there or not."""
@@ -140,30 +113,34 @@ FASHION = tuple(
     for defense, steps in (("N/A[R]", None), ("N/A[S]", None), ("ACT[R]", 32), (HM, 32), (HM, CHEAP))
 )
 """Fashion-MNIST at the recipe's length."""
-COMPARED = (FASHION[0], FASHION[2], FASHION[3])
+FULL, FEW = FASHION[3:]
+"""The whole method at full length, with η = 32 and with few steps."""
+COMPARED = (FASHION[0], FASHION[2], FULL)
 """Those whose ERS was published: they are attacked with the smaller ε too."""
-CLAIM = tuple(
-    Network("fashion-mnist", name, CHEAP, 1, seed) for seed in SEEDS for name in ("EST[R]", "ACT[R]", HM)
-)
+
+
+def _short(*defenses: str, epochs: int = 1) -> tuple[Network, ...]:
+    """Return short trainings with the lower η, of each seed."""
+    return tuple(Network("fashion-mnist", d, CHEAP, seed, epochs) for seed in SEEDS for d in defenses)
+
+
+RIVALS = ("ACT[R]", "EST[R]")
+CLAIM = _short("EST[R]", "ACT[R]", HM)
 """What the paper's central claim compares, with the same η and length."""
-LONGER = tuple(Network("fashion-mnist", HM, CHEAP, 2, seed) for seed in SEEDS)
+LONGER = _short(HM, epochs=2)
 """The whole method with the whole epochs that take no more passes than one of ACT."""
-OTHERS = tuple(
-    Network("fashion-mnist", name, CHEAP, 1, seed)
-    for seed in SEEDS
-    for name in ("HM[R,M]", "HM[S,M]", "HM[S,LGA]")
-)
+OTHERS = _short("HM[R,M]", "HM[S,M]", "HM[S,LGA]")
 """The steps from ACT to the whole method."""
 HARDER = ("HM[S,-γ/2]&ICS", "HM[S,0]&ICS")
 """The whole method with fixed destinations: the middle and the hard end of what LGA can ask for."""
 WHY = (
-    *(Network("fashion-mnist", name, CHEAP, 1) for name in HARDER),
-    *(Network("fashion-mnist", HM, CHEAP, 1, seed, reference=True) for seed in SEEDS),
-    Network("fashion-mnist", HM, 32, 1),
+    *(Network("fashion-mnist", name, CHEAP, epochs=1) for name in HARDER),
+    *(Network("fashion-mnist", HM, CHEAP, seed, epochs=1, reference=True) for seed in SEEDS),
+    Network("fashion-mnist", HM, 32, epochs=1),
 )
 """Short trainings that tell what a difference to the published figures comes from."""
 MNIST = tuple(
-    Network("mnist", name, steps, 1) for name, steps in (("N/A[R]", None), ("ACT[R]", 32), (HM, 32))
+    Network("mnist", name, steps, epochs=1) for name, steps in (("N/A[R]", None), ("ACT[R]", 32), (HM, 32))
 )
 """MNIST, an epoch."""
 MNIST_LONGER = tuple(Network("mnist", name, steps) for name, steps in (("N/A[R]", None), (HM, CHEAP)))

@@ -15,7 +15,6 @@ from typing import Any
 
 from robustmetric.errors import UserError
 from robustmetric.files import check_writable
-from robustmetric.trust import Known, known
 from robustmetric.workers import Endings, WorkerError, attempt
 
 _RETRIES = 3  # of a task whose worker or machine has died
@@ -117,7 +116,7 @@ class Cluster:
         if together:
             options["scheduling_strategy"] = _strategies().PlacementGroupSchedulingStrategy(group)
         remote = self.ray.remote(**options)(_task)
-        left = {remote.remote(function, task, known, str(Path.cwd())): k for k, task in enumerate(tasks)}
+        left = {remote.remote(function, task, str(Path.cwd())): k for k, task in enumerate(tasks)}
         try:
             while left:
                 ended, _ = self.ray.wait(list(left), timeout=0.2)
@@ -148,11 +147,8 @@ def _strategies() -> Any:
     return importlib.import_module("ray.util.scheduling_strategies")
 
 
-def _task(
-    function: Callable[..., object], arguments: tuple[Any, ...], trusted: Known, folder: str
-) -> Exception | None:
+def _task(function: Callable[..., object], arguments: tuple[Any, ...], folder: str) -> Exception | None:
     """Do the work of a task; what it raises is returned, for Ray would change it."""
-    trusted.share()
     with suppress(OSError):  # where the machine has that folder, relative paths mean the same
         os.chdir(folder)
     return attempt(function, arguments)

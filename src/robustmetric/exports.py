@@ -25,11 +25,10 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation.identity import digest_of, versions
 from robustmetric.files import save
 from robustmetric.locks import claimed
-from robustmetric.registry import unknown
 from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError, embed
 from robustmetric.training import Run
-from robustmetric.training.code import bare
 from robustmetric.training.parts import perturbs
+from robustmetric.training.recipe import bare
 
 FORMATS = {"onnx": (".onnx",), "torchscript": (".pt", ".ts"), "torch-export": (".pt2",)}
 """The formats, and the endings of their files."""
@@ -123,17 +122,11 @@ def export(run: Run, path: str | os.PathLike[str], *, to: str | None = None, for
 
 
 def _format_of(path: Path, to: str | None) -> str:
-    meant = next((name for name, ends in FORMATS.items() if path.suffix.lower() in ends), None)
-    if to is not None and to not in FORMATS:
-        raise UserError(unknown("format", to, FORMATS), parameter="to")
-    if to is None and meant is None:
-        known = ", ".join(f"{ends[0]} ({name})" for name, ends in FORMATS.items())
-        raise UserError(f"no format is for {path.name}: end it in {known}, or name one", parameter="to")
-    if to is not None and meant not in (None, to):
-        raise UserError(
-            f"{path.name} is a name for {meant}, not for {to}: change one of them", parameter="to"
-        )
-    return str(to or meant)
+    found = to or next((name for name, ends in FORMATS.items() if path.suffix.lower() in ends), "")
+    if found not in FORMATS:
+        known = ", ".join(f"{name} ({' or '.join(ends)})" for name, ends in FORMATS.items())
+        raise UserError(f"there is no format for {to or path.name}; known: {known}", parameter="to")
+    return found
 
 
 _FITS = {

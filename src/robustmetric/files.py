@@ -26,7 +26,7 @@ _REMEDIES = {
     errno.EFBIG: "use a disk, or a limit, that allows larger files",
     errno.EIO: "look after the disk",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or give another path"),
-    errno.EROFS: "make the folder writable, or give a path that can be written to",
+    errno.EROFS: "make the folder writable",
     errno.ENOTDIR: "a part of the path is a file: give another path",
     errno.EISDIR: "give a file, not a folder",
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files, such as by ulimit -n 4096"),

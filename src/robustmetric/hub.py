@@ -26,15 +26,13 @@ from robustmetric.files import AGAIN, DamagedError, save
 from robustmetric.locks import locked
 from robustmetric.models import save_weights
 from robustmetric.models.weights import read_tensors
-from robustmetric.report.layout import marked_down
 from robustmetric.report.records import alpha_of, eps_of
+from robustmetric.report.sheet import marked_down
 from robustmetric.report.verdict import verdict
 from robustmetric.text import one_line
 from robustmetric.training import Recipe, Run, RunFolder, dump_recipe, load_run
-from robustmetric.training.code import rename_files
-from robustmetric.training.entries import read_file
-from robustmetric.training.recipe import make_recipe
-from robustmetric.training.runs import Which
+from robustmetric.training.folder import Which
+from robustmetric.training.recipe import make_recipe, read_file, rename_files
 from robustmetric.usercode import without_folder
 
 if TYPE_CHECKING:
@@ -138,7 +136,14 @@ def publish(
             shutil.copytree(source.code, made.code, dirs_exist_ok=True, ignore=ignored)
         if source.metrics.is_file():
             shutil.copyfile(source.metrics, made.metrics)
-        about = _bare_about(source, recipe)
+        before, (channels, size) = source.read(), source.shape()
+        origin = before.get("origin")
+        about = {
+            "recipe": recipe.model_dump(mode="json"),
+            "images": {"height": size, "width": size, "channels": channels},
+            "choice": before.get("choice"),
+            "origin": {"images": origin.get("images") if isinstance(origin, dict) else None},
+        }
         made.write(about)
         loaded = load_run(draft, trust=trust)
         stated = {"licence": licence, "robustmetric": __version__, "sha256": loaded.digest}
@@ -222,18 +227,6 @@ def _bare_recipe(entries: dict[str, Any]) -> Recipe:
             )
     first = entries.get("weights")
     return make_recipe({**rename_files(entries, own), "root": None, "weights": first and _name(str(first))})
-
-
-def _bare_about(source: RunFolder, recipe: Recipe) -> dict[str, Any]:
-    """Return what run.json has to say: the shape of images, how weights were chosen, digests of the data."""
-    about, (channels, size) = source.read(), source.shape()
-    kept = {key: about[key] for key in ("choice",) if key in about}
-    return {
-        "recipe": recipe.model_dump(mode="json"),
-        "images": {"height": size, "width": size, "channels": channels},
-        "origin": {"images": dict(about.get("origin") or {}).get("images", {})},
-        **kept,
-    }
 
 
 def _name(path: str) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from robustmetric.errors import UserError, brief
+from robustmetric.errors import UserError, brief, check_signature
 from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own, split_options
 
 T = TypeVar("T")
@@ -26,7 +26,19 @@ KINDS = (
 """Every kind of part that can be registered."""
 
 
-class Part:
+class Contract:
+    """What parts derive from: the methods in `signatures` must take what they are called with."""
+
+    signatures: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for signature in cls.signatures:
+            name, _, parameters = signature.removesuffix(")").partition("(")
+            check_signature(f"{cls.__name__}.{name}", getattr(cls, name), f"self, {parameters}")
+
+
+class Part(Contract):
     """A part of a defense. As text it is what it was made from, else its `name`, else that of its class."""
 
     name: str = ""
@@ -104,7 +116,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
             raise UserError(
                 f"{what} is the class {factory.__name__}; it must be derived from {expects.__name__}"
             )
-        signature = signature_of(factory)
+        signature = inspect.signature(factory)
         found = {name: value for name, value in (offered or {}).items() if _accepts(signature, name)}
         found |= {**options, **given}
         try:
@@ -125,7 +137,7 @@ class Registry(dict[str, Callable[..., T]], Generic[T]):
     def bind(self, text: str) -> Callable[..., T]:
         """Return the function that `text` names with its options set, for kinds whose parts are functions."""
         factory, given = self.find(text)
-        parameters = signature_of(factory).parameters.values()
+        parameters = inspect.signature(factory).parameters.values()
         # What has no default is passed by those who call the function.
         known = [p.name for p in parameters if p.default is not p.empty and p.kind in _BY_NAME]
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -288,18 +300,6 @@ def _from_file(kind: str, file: Path, name: str, expects: type[Any] | None) -> A
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def signature_of(factory: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a `factory`; some builtins have none and are taken to accept any option.
-
-    >>> signature_of(dict)
-    <Signature (**options)>
-    """
-    try:
-        return inspect.signature(factory)
-    except ValueError:
-        return inspect.Signature([inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)])
 
 
 def _accepts(signature: inspect.Signature, option: str) -> bool:

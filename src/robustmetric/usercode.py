@@ -1,65 +1,46 @@
-"""Code of the user's own: the files that parts are taken from, and errors in them told as theirs."""
+"""The user's own code: the files that parts are taken from, and errors in them told as theirs."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
+import os
 import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from robustmetric.errors import UserError
-from robustmetric.trust import check, digest_of
+from robustmetric.errors import UserError, shorten
+from robustmetric.text import printable
 
 _MODULE = "robustmetric_user"
 
-OWN = re.compile(r"\A(\s*)(.+?\.py)(?=:(\w+)\s*(?:\(.*\))?\s*\Z)", re.DOTALL)
-"""What a text that names an object of a file begins with: blanks and the path, which may have any letters."""
+# A path may have any letters, but x(y='file.py:Object') names no file.
+OWN = re.compile(
+    r"""\A(\s*)(?!(?:(?!\.py:)[^/(])*\([^/]*=[^/]*['"])(.+?\.py)(?=:(\w+)\s*(?:\(.*\))?\s*\Z)""", re.DOTALL
+)
+"""What a text that names an object of a file begins with: blanks and the path."""
 
 
 class UserCodeError(UserError):
-    """Code of the user's own that failed: the message ends with its traceback."""
+    """The user's own code failed: the message ends with its traceback."""
 
 
-class SentTraceError(Exception):
-    """Stands for where another process failed, as text: a traceback cannot be sent."""
+class UntrustedError(UserError):
+    """Code that a run or a recipe brings along, without `trust`."""
 
 
 class Source(NamedTuple):
-    """A Python `file` and the `name` of an object in it.
-
-    >>> Source(Path("mine.py"), "Small").name
-    'Small'
-    """
+    """A Python `file` and the `name` of an object in it."""
 
     file: Path
     name: str
-
-
-def own_file(text: str) -> re.Match[str] | None:
-    """Match the path of a `text` that names an object of a file; a text in the options of another names none.
-
-    >>> own_file("mine.py:Small(width=8)")[2], own_file("suite(goals='mine.py:Own(k=1)',steps=8)")
-    ('mine.py', None)
-    """
-    found = OWN.match(text)
-    if found is None:
-        return None
-    depth, quote = 0, ""
-    for letter in text[found.end(3) :].strip()[:-1]:  # the bracket of its options is closed at the end
-        if letter in "'\"":
-            quote = "" if letter == quote else quote or letter
-        elif not quote:
-            depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0:
-            return None
-    return found
 
 
 def file_of(text: str) -> Source | None:
@@ -67,39 +48,98 @@ def file_of(text: str) -> Source | None:
 
     >>> file_of("nets/mine.py:Small(width=8)")
     Source(file=PosixPath('nets/mine.py'), name='Small')
-    >>> file_of("resnet18") is None
+    >>> file_of("resnet18") is file_of("suite(goals='mine.py:Own(k=1)')") is None
     True
     """
-    found = own_file(text)
+    found = OWN.match(text)
     return None if found is None else Source(Path(found[2]).expanduser(), found[3])
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """Split `text` before the bracket of its options; brackets in the path of a file are none.
+    """Split `text` before the bracket of its options; brackets in the path of a file do not count.
 
     >>> split_options("runs (new)/mine.py:Small(width=8)"), split_options("resnet18")
     (('runs (new)/mine.py:Small', '(width=8)'), ('resnet18', ''))
     """
-    found = own_file(text)
-    behind = text.find("(", 0 if found is None else found.end())
-    return (text, "") if behind < 0 else (text[:behind], text[behind:])
+    found = OWN.match(text)
+    bracket = text.find("(", 0 if found is None else found.end())
+    return (text, "") if bracket < 0 else (text[:bracket], text[bracket:])
 
 
 def without_folder(text: str) -> str:
-    """Return `text`, where it names an object of a file, without the folder that the file is in.
+    """Return `text`, where it names an object of a file, without the folder of the file.
 
     >>> without_folder("nets/mine.py:Small(width=8)"), without_folder("resnet18")
     ('mine.py:Small(width=8)', 'resnet18')
     """
-    found = own_file(text)
+    found = OWN.match(text)
     return text if found is None else f"{Path(found[2]).name}{text[found.end() :]}"
 
 
-_IMPORTED: dict[Path, tuple[str, ModuleType]] = {}
+def imported_files(file: Path) -> list[Path]:
+    """Return a Python `file` and all that it imports from its own folder, directly or through others.
+
+    A package is taken whole. What is installed, or comes with Python, does not count.
+    """
+    found, ahead = dict[Path, None](), [file]
+    while ahead:
+        path = ahead.pop()
+        if path in found:
+            continue
+        found[path] = None
+        for name in sorted(set(_imports(path)) - sys.stdlib_module_names - {"robustmetric"}):
+            if (module := file.parent / f"{name}.py").is_file():
+                ahead.append(module)
+            elif (file.parent / name).is_dir():
+                ahead += sorted((file.parent / name).rglob("*.py"))
+    return list(found)
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Name the packages and modules that a file imports, wherever in it."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (FileNotFoundError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # importing it will say so
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return all files in a `folder` of code, sorted; compiled ones, which are never run, left out."""
+    return sorted(f for f in folder.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+
+
+def digest_of(files: Iterable[Path], folder: Path) -> str:
+    """Return one SHA-256 of the contents of `files` and of their paths in the `folder`."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(
+            f"{os.path.relpath(file, folder)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
+        )
+    return digest.hexdigest()
+
+
+def untrusted(source: Path, files: Iterable[Path], folder: Path) -> UntrustedError:
+    """Return the refusal of code, the `files` in a `folder`, that a file or run `source` brings along."""
+    there = [file for file in files if file.is_file()]
+    return UntrustedError(
+        printable(
+            f"{source} brings code that would run with all your rights: {shorten(there)} (sha256 "
+            f"{digest_of(there, folder)}); read it, and run the same command with --trust (in Python, "
+            "trust=True)"
+        )
+    )
+
+
+_IMPORTED: dict[Path, tuple[bytes, ModuleType]] = {}
 
 
 def own_traceback(error: BaseException) -> str | None:
-    """Return the traceback of an `error` from a user's own file on; None if it did not pass through one.
+    """Return the traceback of an `error` from the user's own file on; None if it did not pass through one.
 
     >>> own_traceback(ValueError("elsewhere")) is None
     True
@@ -114,11 +154,7 @@ def own_traceback(error: BaseException) -> str | None:
 
 
 def own_failure(error: BaseException) -> str | None:
-    """Return the sentence for an `error` in a user's own code, with its traceback; None if it is elsewhere.
-
-    >>> own_failure(ValueError("elsewhere")) is None
-    True
-    """
+    """Return the sentence for an `error` in the user's own code, with its traceback; None for others."""
     own = None if isinstance(error, UserError) else own_traceback(error)
     return None if own is None else f"your own code failed, with:\n{own}"
 
@@ -135,9 +171,7 @@ def import_file(kind: str, file: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file} to take the {kind} from")
     content = path.read_bytes()
-    check(path, content)
-    digest = digest_of(content)
-    if path in _IMPORTED and _IMPORTED[path][0] == digest:
+    if path in _IMPORTED and _IMPORTED[path][0] == content:
         return _IMPORTED[path][1]
     key = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     module = ModuleType(f"{_MODULE}_{path.stem}_{key}")
@@ -146,9 +180,8 @@ def import_file(kind: str, file: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     sys.modules[module.__name__] = module
-    _IMPORTED[path] = (digest, module)
+    _IMPORTED[path] = (content, module)
     try:
-        # From its text and never from compiled bytes, which may be of another text.
         with neighbours(path.parent):
             run_own(str(file), lambda: exec(compile(content, str(path), "exec"), vars(module)))  # noqa: S102
     except BaseException:
@@ -159,16 +192,10 @@ def import_file(kind: str, file: Path) -> ModuleType:
 
 @contextmanager
 def neighbours(folder: Path) -> Iterator[None]:
-    """Let imports find what is in a `folder` first, also where another has modules of the same names.
-
-    >>> with neighbours(Path.cwd()):
-    ...     sys.path[0] == str(Path.cwd())
-    True
-    """
+    """Let imports find what is in a `folder` first, even if modules of these names are imported already."""
     beside = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
     for name, module in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        file = getattr(module, "__file__", None)
+        top, file = name.partition(".")[0], getattr(module, "__file__", None)
         if top not in beside or top in sys.stdlib_module_names or top.startswith("__") or not file:
             continue
         place = Path(file)
@@ -176,21 +203,19 @@ def neighbours(folder: Path) -> Iterator[None]:
         # What is installed stays: others hold parts of it.
         if not own and "site-packages" not in place.parts and top != "robustmetric":
             del sys.modules[name]
+    before, sys.pycache_prefix = sys.pycache_prefix, os.devnull  # compiled bytes may be of another text
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()  # the folder may be younger than what is known of it
     try:
         yield
     finally:
+        sys.pycache_prefix = before
         if str(folder) in sys.path:
             sys.path.remove(str(folder))
 
 
 def run_own(what: str, code: Callable[[], Any]) -> Any:
-    """Run `code` of the user's; whatever it raises is told once, with its own traceback, as `what` failing.
-
-    >>> run_own("mine.py:half", lambda: 4 / 2)
-    2.0
-    """
+    """Run `code` of the user's; what it raises is told once, with its own traceback, as `what` failing."""
     try:
         return code()
     except UserError:
@@ -207,7 +232,7 @@ def sendable(error: Exception) -> Exception:
     >>> sendable(UserError("no such folder"))
     UserError('no such folder')
     """
-    # Where code of the user's failed is known only here.
+    # Where the user's code failed is known only here.
     if (own := own_failure(error)) is not None:
         return UserError(own)
     try:

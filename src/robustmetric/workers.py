@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from robustmetric.errors import UserError
-from robustmetric.trust import Known, known
 from robustmetric.usercode import sendable
 
 Endings = Generator[tuple[int, Exception | None], None, None]
@@ -37,7 +36,7 @@ def run_tasks(
     loop, by Ctrl-C for example, ends the processes by SIGTERM; they end as well when this one is killed.
     """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(known,))
+    pool = ProcessPoolExecutor(count, context, initializer=_begin)
     running: dict[Future[Exception | None], int] = {}
     left = list(enumerate(tasks))
     try:
@@ -91,8 +90,7 @@ def _blocked(*numbers: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(trusted: Known) -> None:
-    trusted.share()
+def _begin() -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     threading.Thread(target=_end_with_parent, daemon=True).start()

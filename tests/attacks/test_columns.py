@@ -1,11 +1,9 @@
 """What attacks declare to report is what they report, in the units and directions of the paper."""
 
-import math
-
 import numpy as np
 import pytest
 
-from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit, attack
+from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Unit, attack
 
 # Name, arrow, unit, and the ERS terms of 0 and of 1.
 DECLARED: dict[str, list[tuple[str, str, Unit, tuple[float, float] | None]]] = {
@@ -36,19 +34,3 @@ def test_the_columns_of_an_attack(name: str) -> None:
             assert column.term is not None
             assert (column.term(0.0), column.term(1.0)) == terms
             assert column.term(np.array([0.0, 1.0])).tolist() == [*terms]
-
-
-@pytest.mark.parametrize(
-    ("unit", "value", "text"),
-    [
-        (PERCENT, 53.94, "53.9"),
-        (PERCENT, 100.0, "100.0"),
-        (COSINE, 0.9, "0.900"),
-        (DISTANCE, 1.2345, "1.234"),
-        (Unit("images", 1, 0), 7.2, "7"),
-        (PERCENT, None, "-"),
-        (DISTANCE, math.nan, "-"),
-    ],
-)
-def test_a_value_is_shown_with_the_digits_of_its_unit(unit: Unit, value: float | None, text: str) -> None:
-    assert Column("mine", None, unit).show(value) == text

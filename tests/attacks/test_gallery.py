@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Gallery, Queries, attack
-from robustmetric.gallery import away_from, count_mates, count_nearer, nearest
-from robustmetric.sphere import ROUNDING, at, pair_distance
+from robustmetric.gallery import count_mates, count_nearer, nearest
 from robustmetric.squares import distances, square_distance
 from tests.helpers.crowd import Largest, order
 
@@ -58,16 +57,6 @@ def test_counting_and_ranks_against_a_plain_loop(
         assert int(same[i]) == sum(d == level[i] for d in left)
         middle = (sum(d < level[i] for d in left) + sum(d == level[i] for d in left) / 2) / len(left)
         assert float(rank[i]) == pytest.approx(100 * middle)
-
-
-def test_one_tolerance_tells_what_is_at_its_place() -> None:
-    place = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    for off, there in ((0.0, True), (0.9 * ROUNDING, True), (1.1 * ROUNDING, False)):
-        z = (place + torch.tensor([0.0, off])).requires_grad_()
-        assert bool(at(z, place)) is there
-        pair_distance(away_from(z, place), place).backward()
-        assert z.grad is not None
-        assert bool(z.grad.any()) is not there
 
 
 def test_counting_mates_takes_little_memory_for_many_queries() -> None:

@@ -1,38 +1,14 @@
-"""What a search keeps and where it begins, and searches that are told that a query has arrived."""
+"""Where a search begins at random, and searches that are told that a query has arrived."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws, Problem, make_search
-from robustmetric.attacks.search import Lowest, random_start
+from robustmetric.attacks.search import random_start
 from robustmetric.perturb import Budget, Norm
 
 BUDGET = Budget(eps=0.2, alpha=0.05, steps=6)
-
-
-def test_the_lowest_point_of_each_row_is_kept() -> None:
-    images = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
-    lowest = Lowest(images)
-    assert lowest.value.tolist() == [torch.inf] * 3
-    turns: list[tuple[list[int], list[float]]] = [
-        ([2, 0], [1.0, 5.0]),
-        ([0, 2], [5.0, 0.5]),  # as low as before is not lower
-        ([0, 1, 2], [4.0, float("nan"), 0.7]),
-        ([2, 1], [-torch.inf, 3.0]),
-        ([2, 1], [-torch.inf, 3.5]),
-    ]
-    wanted = {i: (torch.inf, images[i]) for i in range(3)}
-    for turn, (rows, values) in enumerate(turns):
-        point = torch.full((len(rows), 1, 2, 2), float(turn)) + torch.arange(len(rows)).view(-1, 1, 1, 1) / 10
-        lowest.keep(point, torch.tensor(values), torch.tensor(rows))
-        for k, i in enumerate(rows):
-            if values[k] < wanted[i][0]:
-                wanted[i] = values[k], point[k]
-    for i in range(3):
-        assert float(lowest.value[i]) == wanted[i][0]
-        assert torch.equal(lowest.point[i], wanted[i][1])
-    assert images.max() <= 1  # those that were given are as they were
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

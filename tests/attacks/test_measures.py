@@ -114,33 +114,6 @@ def test_measure_does_not_depend_on_the_chunk_or_the_batch(
         torch.testing.assert_close(value, whole[key], rtol=0, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["CA+", "QA+"])
-@pytest.mark.parametrize("apart", [1e-2, 1e-3, 1e-4, 1e-5])
-def test_copies_are_tied_however_near_they_are(name: str, apart: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def unit(z: Tensor) -> Tensor:
-        return torch.nn.functional.normalize(z, dim=-1)
-
-    z = unit(torch.randn(40, 16, generator=generator, dtype=torch.float64))
-    z[[5, 38]] = z[11].clone()
-    near = unit(z[11] + apart * unit(torch.randn(64, 16, generator=generator, dtype=torch.float64)))
-    which = attack(name)
-    for chunk in (1, 7, 8192):
-        if name == "QA+":
-            # The target's two copies are as far from the query as the target is.
-            cut, at = Gallery(z, torch.arange(40) % 4, chunk=chunk), near
-        else:
-            # The perturbed image and two copies of its original are as far from the image that queries.
-            cut, at = Gallery(torch.cat([z[:39], near[:1]]), torch.arange(40) % 4, chunk=chunk), z[[11] * 64]
-            cut.z[38] = cut.z[11]
-        queries = Queries(at, torch.zeros(64, dtype=torch.long), torch.full((64,), -1))
-        target = which.aim(torch.full((64, 1), 11 if name == "QA+" else 39), queries, cut)
-        found = which.measure(at, target, queries, cut)[name]
-        ahead = 1 if name == "QA+" else 1.5
-        torch.testing.assert_close(found, torch.full_like(found, 100 * ahead / 39), rtol=1e-6, atol=0)
-
-
 def test_a_collapsed_network_ranks_everything_in_the_middle() -> None:
     same = torch.nn.functional.normalize(torch.ones(30, 8))
     labels = torch.arange(30) % 3

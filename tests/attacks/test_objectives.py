@@ -160,20 +160,6 @@ def test_an_objective_is_each_query_s_own_and_does_not_depend_on_the_chunk(
         torch.testing.assert_close(some, found[0][0][rows], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_single_precision_gives_the_same_but_for_rounding(
-    name: str, gallery: Gallery, queries: Queries, moved: Tensor
-) -> None:
-    which = attack(name)
-    index = aimed(which, queries, gallery)
-    single = Gallery(gallery.z.float(), gallery.labels)
-    asked = Queries(queries.z.float(), queries.labels, queries.own)
-    wanted = which.objective(moved, which.aim(index, queries, gallery), queries, gallery)
-    found = which.objective(moved.float(), which.aim(index, asked, single), asked, single)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["CA+", "CA-", "CA+(w=3)", "CA-(w=3)"])
 @pytest.mark.parametrize("protocol", ["strict", "reference"])
 @pytest.mark.parametrize("chunk", [8192, 7])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robustmetric.attacks import Draws, Problem, Square
-from robustmetric.attacks.square import _bump, _pattern, side
+from robustmetric.attacks.square import side
 from robustmetric.perturb import Budget, Norm
 
 pytestmark = pytest.mark.kernels
@@ -133,20 +133,6 @@ def test_l2_uses_the_whole_budget_where_pixels_have_room(shape: tuple[int, int, 
     sizes = torch.stack([(point - x).flatten(1).square().sum(1).sqrt() for point in points])
     # Squares that are taken away and given again sum up to ε² but for rounding, 1e-16 in each trial.
     torch.testing.assert_close(sizes, torch.full_like(sizes, eps), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 12, 25])
-def test_l2_fills_a_square_with_two_hills_of_opposite_sign(length: int) -> None:
-    pattern, left = _pattern(length), length // 2
-    assert pattern.shape == (length, length)
-    assert float(pattern.square().sum()) == pytest.approx(1)
-    assert (pattern[:, :left] > 0).all()
-    assert (pattern[:, left:] < 0).all()
-    torch.testing.assert_close(pattern, pattern.flip(0), rtol=0, atol=1e-15)
-    hill = _bump(length, left)
-    for rows in (hill[: (length + 1) // 2], hill.flip(0)[: (length + 1) // 2]):
-        assert (rows.diff(dim=0) >= 0).all()  # it rises towards its middle
-    assert _pattern(1).tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.table import Table
 from rich.text import Text
@@ -27,11 +28,11 @@ from robustmetric.cli.progress import Progress
 from robustmetric.cli.terminal import Terminal, styled
 from robustmetric.evaluation.job import Job
 from robustmetric.files import digest_of_entries
-from robustmetric.locks import LOCK, locked
+from robustmetric.locks import LOCK, claimed, locked
 from robustmetric.models.c2f2 import C2F2
 from tests.cli.tables import ONE, SMALL, contents
 from tests.helpers.command import command, refused, works
-from tests.helpers.processes import at_call, stop_by, until
+from tests.helpers.processes import at_call, die, forked, needs_fork, stop_by, until
 
 ATTACK = ("--attack", "ES", "--queries", 3, "--steps", 1)
 
@@ -75,19 +76,65 @@ def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tm
     (out / "record.json").write_bytes(content)
     said = refused("evaluate", run, *SMALL, "--out", out)
     assert f"remove {out / 'record.json'} and run the same command again" in said
+    assert f"{out / 'record.json'} " in refused("report", out, whole[0])
     (out / "plan.json").write_bytes(content)
     assert f"remove {out} and run the same command again" in refused("evaluate", run, *SMALL, "--out", out)
 
 
-@pytest.mark.parametrize("command_", [("evaluate", *ONE), ("attack", *ATTACK)])
-def test_a_folder_that_is_in_use(command_: tuple[str, ...], run: Path, tmp_path: Path) -> None:
-    name, *options = command_
-    with locked(tmp_path / "out", "a training"):
-        said = refused(name, run, *options, "--out", tmp_path / "out")
-        assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK]
+def test_a_folder_that_is_in_use(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with locked(out, "a training"):
+        said = refused("evaluate", run, *ONE, "--out", out)
+        assert [path.name for path in out.iterdir()] == [LOCK]
     assert f"a training by process {os.getpid()}" in said
     assert said.rstrip().endswith("(--out)")
-    works(name, run, *options, "--out", tmp_path / "out")
+    works("evaluate", run, *ONE, "--out", out)
+    with claimed(tmp_path / "images", "an attack"):
+        said = refused("attack", run, *ATTACK, "--out", tmp_path / "images")
+    assert f"an attack by process {os.getpid()}" in said
+
+
+# Attacks that are killed while they write
+
+
+@pytest.mark.slow
+@needs_fork
+def test_an_attack_that_is_killed_while_it_writes(run: Path, tmp_path: Path) -> None:
+    options = ["attack", str(run), *map(str, ATTACK), "--out"]
+    works(*options, tmp_path / "whole")
+    wanted = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    out = tmp_path / "out"
+
+    def killed(number: int) -> int:
+        def act() -> None:
+            torch.set_num_threads(1)
+            os.fsync = at_call(number, die, os.fsync)
+            sys.argv = ["robustmetric", *options, str(out)]
+            from robustmetric import cli
+
+            cli.run()
+
+        return forked(act)[0]
+
+    for number in (1, 9, 14):  # each file is brought to the disk, and then its folder
+        assert killed(number) == -signal.SIGKILL
+        assert not out.exists()
+    works(*options, out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == wanted
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+@pytest.mark.parametrize("number", [1, 13])
+def test_an_attack_on_a_full_disk(
+    number: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", at_call(number, full, os.fsync))
+    said = refused("attack", run, *ATTACK, "--out", tmp_path / "out")
+    assert os.strerror(errno.ENOSPC) in said
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".out", "out"))]
 
 
 def test_an_evaluation_on_a_full_disk(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +364,7 @@ def test_a_hostile_record(whole: tuple[Path, str], tmp_path: Path) -> None:
     content["sha256"] = digest_of_entries(content)
     (tmp_path / "record.json").write_text(json.dumps(content), encoding="utf-8")
     for others in ([], [whole[0]]):
-        printed = works("compare", tmp_path, *others)
+        printed = works("report", tmp_path, *others)
         assert printed.count(r"x[/bold]\x1b[2J") > len(content["checks"])
         assert not RAW.search(printed)
 
@@ -342,7 +389,7 @@ def test_a_record_of_odd_values(change: str, whole: tuple[Path, str], tmp_path: 
     with suppress(ValueError):  # there is none of half a letter
         content["sha256"] = digest_of_entries(content)
     (tmp_path / "record.json").write_text(json.dumps(content))
-    said = command("compare", tmp_path, whole[0])
+    said = command("report", tmp_path, whole[0])
     assert said.code in (0, 1)
     assert said.code == 0 or said.err.startswith(f"error: {tmp_path / 'record.json'} ")
     assert "unexpected" not in said.err

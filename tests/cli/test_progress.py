@@ -11,7 +11,6 @@ import pytest
 
 from robustmetric.cli.progress import Progress
 from robustmetric.cli.terminal import Terminal
-from robustmetric.training.progress import Status
 from tests.helpers.command import Clock
 
 HOSTILE = "[/b]\x1b[2J"
@@ -51,9 +50,9 @@ def test_quick_work_gets_one_line_a_stage_and_each_validation_one() -> None:
         clock.now += 5
         progress("ES", done, 2)
     progress.decoding("train", 2, 2)
-    progress.training(Status(5, 10, 0.1834, 0.613, None, None))
-    progress.training(Status(6, 10, 0.1834, 0.613, 45.93, None, validated=True))
-    lines = ["ES: done", "decode train: done", "train: 6 of 10, loss 0.183, 61 % perturbed, R@1 45.9"]
+    progress.update("train", 5, 10, "loss 0.183")
+    progress.update("train", 6, 10, "loss 0.183, 61% perturbed, R@1 45.9", now=True)
+    lines = ["ES: done", "decode train: done", "train: 6 of 10, loss 0.183, 61% perturbed, R@1 45.9"]
     assert text.getvalue().splitlines() == lines
 
 
@@ -76,13 +75,13 @@ def test_a_terminal_gets_a_bar_for_each_stage_that_does_not_wrap() -> None:
     with progress:
         for step in range(3):
             progress.update(HOSTILE, step, 10)
-            progress.training(Status(1000 * step, 120_000, 0.1834, 0.613, 45.93, None))
+            progress.update("train", 1000 * step, 120_000, "loss 0.183, 61% perturbed, R@1 45.9")
             clock.now += 30
     drawn = text.getvalue()[text.getvalue().rindex("\x1b[2K") :]
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", drawn).splitlines()
     assert [re.sub("[━╸╺ ]+", " ", line.rstrip()) for line in lines if line] == [
         r"[/b]\x1b[2J 2/10 0:04:00",
-        "train 2000/120000 loss 0.183, 61 % perturbed, R@1 45.9 0:59:00",
+        "train 2000/120000 loss 0.183, 61% perturbed, R@1 45.9 0:59:00",
     ]
     assert max(map(len, lines)) <= 80
 

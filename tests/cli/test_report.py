@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from robustmetric.evaluation import load_record
+from robustmetric.experiments.outcome import RESULT
+from robustmetric.files import digest_of_entries
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.report.curves import FOLDER as CURVES
-from robustmetric.report.pictures import FOLDER, LIST
+from robustmetric.report.pictures import PICTURES
 from tests.cli.tables import ONE, contents
 from tests.helpers.command import command, refused, works
 from tests.helpers.pages import Element, parsed
@@ -51,20 +53,76 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
 # report
 
 
-def test_records_become_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b"):
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two records, in a and b, in the current folder."""
+    for name in "ab":
         written(a_record(name=name), tmp_path / name)
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_records_are_compared_in_a_table_and_on_a_page(records: Path) -> None:
+    table = works("report", "a", "b")
+    assert "R@1 ↑" in table
+    assert "37.2 [36.2, 38.2]" in table
+    assert "a: only collapse was checked" in table
     said = works("report", "a", "b", "-o", "page.html")
-    without = "no pictures were made: run the same evaluate command again, with --report FILE"
-    assert re.fullmatch(rf"a: {without}\nb: {without}\nthe report is page\.html, 0\.\d MB\n", said)
-    page = read(tmp_path / "page.html")
-    assert [one.one("h2").text for one in page.all("section", "head")] == ["a", "b"]
-    assert refused("report", "a", "-o", "page.html") == (
-        "error: page.html is there already: give another file, or --force (--out)\n"
-    )
+    assert said.startswith(table)
+    assert "a: no pictures were made: run the same evaluate command again, with --report FILE\n" in said
+    assert said.endswith("written: page.html\n")
+    assert [one.one("h2").text for one in read(records / "page.html").all("section", "head")] == ["a", "b"]
+    assert "page.html exists already" in refused("report", "a", "-o", "page.html")
     works("report", "b", "--out", "page.html", "--force")
-    assert len(read(tmp_path / "page.html").all("section", "head")) == 1
+    assert len(read(records / "page.html").all("section", "head")) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "to", "begins"),
+    [
+        ("t.md", None, b"**Records**"), ("t.csv", None, b"network,data,"), ("t.tex", None, b"% \\usepackage"),
+        ("t.txt", "md", b"**Records**"), ("t.svg", None, b"<?xml"), ("t.pdf", None, b"%PDF"),
+        ("t.png", None, b"\x89PNG"),
+    ],
+)  # fmt: skip
+def test_the_format_is_that_of_the_suffix(file: str, to: str | None, begins: bytes, records: Path) -> None:
+    works("report", "a", "b", "-o", file, *(["--to", to] if to else []))
+    content = (records / file).read_bytes()
+    assert content.startswith(begins)
+    works("report", "a", "b", "-o", file, "--force", *(["--to", to] if to else []))
+    assert (records / file).read_bytes() == content
+
+
+def a_cell(folder: Path, **result: Any) -> Path:
+    """Write a cell of reproduce, with a run of its own."""
+    folder.mkdir()
+    run = make_run(folder / "run", "last", defense="N/A[S]")
+    (run / "metrics.csv").write_text("step,loss\n10,0.5\n20,0.25\n")
+    about = {"cell": "digits N/A[S]", "identity": {"batches": 7}, **result}
+    (folder / RESULT).write_text(json.dumps({**about, "sha256": digest_of_entries(about)}))
+    return folder
+
+
+def test_trainings_records_and_samplers_are_plotted(records: Path) -> None:
+    counts = [0] * 150 + [7] + [0] * 249
+    hardness = {"R": {"mean": -0.4, "variance": 0.1, "variance_within": 0.2, "counts": counts}}
+    (records / "cells").mkdir()
+    written(a_record(), a_cell(records / "cells" / "one") / "run" / "evaluation")
+    a_cell(records / "cells" / "two", hardness=hardness)
+    said = works("report", "cells", "-o", "plots.svg")
+    names = ["plots-training.svg", "plots-records.svg", "plots-hardness-1.svg"]
+    assert [line for line in said.splitlines() if line.startswith("written")] == [
+        f"written: {n}" for n in names
+    ]
+    training, record, samplers = ((records / name).read_text(encoding="utf-8") for name in names)
+    assert ">training step</text>" in training
+    assert ">c2f2 HM[S,LGA]&amp;ICS</text>" in record
+    assert ">digits N/A[S]: hardness in 7 batches, at the start of" in samplers
+    works("report", "cells/two", "-o", "alone.svg")
+    assert ">hardness of drawn triplets</text>" in (records / "alone.svg").read_text(encoding="utf-8")
+    (records / "plots-records.svg").unlink()
+    assert "plots-training.svg exists already" in refused("report", "cells", "-o", "plots.svg")
+    assert not (records / "plots-records.svg").exists()
 
 
 @pytest.mark.parametrize(
@@ -74,52 +132,28 @@ def test_records_become_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             ("nowhere", "-o", "page.html"),
             "there is no record nowhere; give a record.json, or a folder that holds one",
         ),
-        (("good", "-o", "good"), "good is a folder: give a file, such as good/report.html (--out)"),
-        (
-            ("good", "-o", "good/record.json/page.html"),
-            "the folder good/record.json cannot be written to (Not a directory): give another folder (--out)",
-        ),
-        (
-            ("good", "bad", "-o", "page.html"),
-            "bad/record.json is not a record: it is not JSON (Expecting value: line 1 column 1 (char 0)); "
-            "evaluate again, or leave bad out",
-        ),
+        (("a", "-o", "a"), "is no format: give --to html|md"),
+        (("a", "-o", "page.doc"), "'.doc' is no format: give --to html|md"),
+        (("a", "-o", "b", "--to", "html"), "b is a folder: give the path of a file"),
+        (("a", "-o", "new/page.html"), "there is no folder new"),
+        (("a", "--to", "md"), "--to is for a file: give --out FILE"),
+        (("a", "--force"), "--force is for a file: give --out FILE"),
+        (("a", "bad", "-o", "page.html"), "bad/record.json is damaged"),
+        (("fresh", "-o", "plot.svg"), "the run fresh has logged nothing yet, and has no record"),
+        (("logged", "-o", "page.html"), "there is no record in logged"),
+        (("torn", "-o", "plot.svg"), "torn/metrics.csv is no table with a step in each row"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(
-    arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(a_record(), tmp_path / "good")
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "record.json").touch()
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    assert refused("report", *arguments) == f"error: {told}\n"
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_the_file_of_the_page_has_to_be_given(tmp_path: Path) -> None:
-    said = command("report", written(a_record(), tmp_path / "a"))
-    assert said.code == 2
-    assert "--out" in said.err
-    assert command("report", "-o", tmp_path / "page.html").code == 2
-
-
-def test_the_help_says_what_the_options_do() -> None:
-    def told(*arguments: str) -> str:
-        return " ".join(re.sub("[│╭╮╰╯─]", " ", command(*arguments, "--help").out).split())
-
-    report = told("report")
-    assert (
-        "Write one page of HTML with the scores of records, side by side, and pictures of attacks." in report
-    )
-    assert "Pictures are made by evaluate --report, and curves by evaluate --report --curves." in report
-    for option in ("--out -o", "--force"):
-        assert option in report
-    evaluate = told("evaluate")
-    assert "Write a page of HTML with the scores and with pictures of attacks to this file." in evaluate
-    assert "Score against ε and against steps as well, for the page." in evaluate
-    assert "Overwrite the page if it is there." in evaluate
+def test_what_cannot_be_is_said_in_a_line(arguments: tuple[str, ...], told: str, records: Path) -> None:
+    (records / "bad").mkdir()
+    (records / "bad" / "record.json").touch()
+    for name, content in (("fresh", None), ("logged", "step,loss\n10,0.5\n"), ("torn", "loss\n1\n")):
+        run = make_run(records / name, "last", defense="N/A[S]")
+        if content is not None:
+            (run / "metrics.csv").write_text(content)
+    before = sorted(records.rglob("*"))
+    assert told in refused("report", *arguments)
+    assert sorted(records.rglob("*")) == before
 
 
 # evaluate --report
@@ -132,7 +166,7 @@ def test_an_evaluation_makes_its_page(network: Path, tmp_path: Path, monkeypatch
     assert f"the record is in {out}\nthe report is {tmp_path / 'page.html'}\n" in printed
     assert re.findall(r"^(pictures|curves): done", printed, re.MULTILINE) == ["pictures", "curves"]
     assert {path.name for path in out.iterdir()} == {
-        "plan.json", "record.json", "queries.safetensors", FOLDER, CURVES,
+        "plan.json", "record.json", "queries.safetensors", PICTURES, CURVES,
     }  # fmt: skip
     page, record = read(tmp_path / "page.html"), load_record(out)
     assert page.all("section", "head")[0].all("dd")[0].text == record.show("R@1")
@@ -154,37 +188,9 @@ def test_an_evaluation_makes_its_page(network: Path, tmp_path: Path, monkeypatch
 def test_a_finished_evaluation_gets_its_pictures_later(network: Path, tmp_path: Path) -> None:
     works("evaluate", network, *SMALL)
     before = contents(network / "evaluation")
-    works("report", network, "-o", tmp_path / "bare.html")
-    bare = read(tmp_path / "bare.html")
-    assert not bare.all("article", "shot")
-    assert "no pictures were made: run the same evaluate command again, with --report FILE" in bare.text
     works("evaluate", network, *SMALL, "--report", tmp_path / "page.html")
     assert len(read(tmp_path / "page.html").all("article", "shot")) == 12
     assert contents(network / "evaluation") == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda folder: (folder / LIST).unlink(),
-        lambda folder: (folder / LIST).write_text("{}"),
-        lambda folder: next(folder.glob("attack-*.png")).unlink(),
-        lambda folder: next(folder.glob("image-*.png")).write_bytes(b"\x89PNG"),
-    ],
-    ids=["no list", "damaged list", "missing image", "damaged image"],
-)
-def test_spoilt_pictures_are_made_anew(
-    spoil: Callable[[Path], object], network: Path, tmp_path: Path
-) -> None:
-    works("evaluate", network, *ONE, "--report", tmp_path / "page.html")
-    folder, before = network / "evaluation" / FOLDER, contents(network / "evaluation")
-    pictures = {path.name: path.read_bytes() for path in folder.iterdir()}
-    spoil(folder)
-    works("evaluate", network, *ONE, "--report", tmp_path / "again.html")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == pictures
-    assert contents(network / "evaluation") == before
-    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "page.html").read_bytes()
 
 
 def test_a_page_that_cannot_be_is_refused_before_any_work(
@@ -193,13 +199,8 @@ def test_a_page_that_cannot_be_is_refused_before_any_work(
     forbid(monkeypatch)
     page = tmp_path / "page.html"
     page.write_text("mine")
-    told = {
-        page: "is there already: give another file, or --force (--report)",
-        tmp_path: f"is a folder: give a file, such as {tmp_path / 'report.html'} (--report)",
-        page / "in" / "it.html": "cannot be written to (Not a directory): give another folder (--report)",
-    }
-    for place, message in told.items():
-        assert refused("evaluate", network, *ONE, "--report", place).endswith(f"{message}\n")
+    for place in (page, tmp_path, page / "in" / "it.html"):
+        refused("evaluate", network, *ONE, "--report", place)
     assert page.read_text() == "mine"
     assert not (network / "evaluation").exists()
 
@@ -211,16 +212,8 @@ def test_force_overwrites_the_page(network: Path, tmp_path: Path) -> None:
     assert read(page).has("scores")
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--curves"], "curves go with a page: give --report FILE"),
-        (["--force"], "force goes with a page: give --report FILE"),
-        (["--force", "--curves"], "curves go with a page: give --report FILE"),
-    ],
-)
-def test_options_of_a_page_without_one(options: list[str], told: str, network: Path) -> None:
-    assert refused("evaluate", network, *ONE, *options) == f"error: {told}\n"
+def test_curves_are_for_a_page(network: Path) -> None:
+    assert "give --report FILE" in refused("evaluate", network, *ONE, "--curves")
     assert not (network / "evaluation").exists()
 
 
@@ -232,10 +225,10 @@ def test_options_of_a_page_without_one(options: list[str], told: str, network: P
     ("place", "call", "number"),
     [
         ("robustmetric.report.pictures.run_attack", 2, signal.SIGTERM),
-        ("robustmetric.report.pictures.write_atomically", 3, signal.SIGINT),
+        ("robustmetric.report.pictures.write_json", 1, signal.SIGINT),
         ("robustmetric.report.curves.Evaluation", 4, signal.SIGINT),
         ("robustmetric.report.curves.Evaluation", 12, signal.SIGTERM),
-        ("robustmetric.cli.evaluate.write_report", 1, signal.SIGINT),
+        ("robustmetric.cli.evaluate.make_page", 1, signal.SIGINT),
     ],
 )
 def test_an_interrupted_page_is_made_by_the_same_command(
@@ -258,16 +251,3 @@ def test_an_interrupted_page_is_made_by_the_same_command(
     whole = ("--curves", "--out", network / "two", "--report", tmp_path / "two.html")
     works("evaluate", network, *SMALL, *whole)
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
-
-
-def test_a_page_is_made_after_an_interrupted_evaluation(
-    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = (*SMALL, "--report", tmp_path / "page.html")
-    with monkeypatch.context() as patch:
-        patch.setattr(C2F2, "forward", at_call(12, stop_by(signal.SIGINT), C2F2.forward))
-        assert command("evaluate", network, *options).code == 130
-    assert not (network / "evaluation" / "record.json").exists()
-    assert not (network / "evaluation" / FOLDER).exists()
-    works("evaluate", network, *options)
-    assert len(read(tmp_path / "page.html").all("article", "shot")) == 12

@@ -9,20 +9,18 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from robustmetric.cli.reproduce import Name
 from robustmetric.data import DATA
 from robustmetric.errors import UserError
 from robustmetric.experiments import engine
 from robustmetric.experiments.paper import all_cells, experiment, experiment_names
 from robustmetric.experiments.work import make
-from robustmetric.training.table import last_step
+from robustmetric.training.folder import read_rows
 from tests.helpers.command import command, refused, works
 from tests.helpers.layouts import write_cub
 from tests.helpers.processes import ROOT, alive, needs_proc, until
@@ -55,6 +53,10 @@ LONG = ("--set", "save_every=100000")
 """Trainings that have no checkpoint before they are stopped."""
 
 
+def last_step(file: Path) -> int:
+    return max((int(row["step"]) for row in read_rows(file)), default=0)
+
+
 def steps_in(out: Path) -> list[int]:
     """The last logged steps of all trainings in a folder."""
     return [last_step(file) for file in out.glob("*/run/metrics.csv")]
@@ -80,11 +82,9 @@ def cells_in(out: Path) -> list[Path]:
 
 
 def result_of(cell: Path) -> dict[str, bytes]:
-    """What a cell came to, byte for byte, without the time that it took."""
-    files = [*cell.glob("run/last.safetensors"), *cell.glob("run/evaluation*/*")]
-    found = {str(file.relative_to(cell)): file.read_bytes() for file in files}
-    about = json.loads((cell / "cell.json").read_text(encoding="utf-8"))
-    return {**found, "cell": json.dumps(about).encode()}
+    """What a cell came to, byte for byte."""
+    files = [cell / "cell.json", *cell.glob("run/last.safetensors"), *cell.glob("run/evaluation*/*")]
+    return {str(file.relative_to(cell)): file.read_bytes() for file in files}
 
 
 @pytest.fixture(scope="module")
@@ -305,32 +305,19 @@ def test_samplers_are_measured_at_the_start_and_after_training(tmp_path: Path) -
     assert not works("reproduce", "table1", *options, "--dry-run")
 
 
-def test_weights_that_cannot_be_measured_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    for file, told in (
-        (
-            "run",
-            f"{tmp_path / 'run'} is a folder, not a file of weights; give a file in it, as a run's last.s",
-        ),
-        ("none.safetensors", f"there is no weights file {tmp_path / 'none.safetensors'}: give another file"),
-    ):
-        weights = ["--weights", tmp_path / file, "--out", tmp_path / "out"]
-        assert told in refused("reproduce", "table1", "--data", "digits", "--batches", 1, *weights)
-        assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["table7", "--seeds", "0"], "seeds must be a whole number of at least 1, not 0 (--seeds)"),
         (["table7", "--queries", "0"], "queries must be a whole number of at least 1, not 0 (--queries)"),
         (["table7", "--set", "defense=N/A[R]"], "defense cannot be set"),
         (["table7", "--set", "dimm=3"], "unknown recipe entry 'dimm' (did you mean 'dim'?)"),
-        (["table7", "--root", "somewhere"], "write --root cub=somewhere"),
-        (["table7", "--root", "cub=a", "--root", "cub=b"], "cub has two roots"),
+        (["table7", "--root", "somewhere"], "give one root for each data set"),
+        (["table7", "--root", "cub=a", "--root", "cub=b"], "give one root for each data set"),
         (["table7", "--data", "digit"], "unknown data set 'digit' (did you mean 'digits'?)"),
         (["table7", "--data", "digits", "--cell", "nothing"], "unknown cell 'nothing'"),
         (["table7", "--data", "cub"], "cub needs a root"),
+        (["table1", "--data", "digits", "--weights", "none.pt"], "none.pt: give another file"),
+        (["table1", "--data", "digits", "--weights", "."], "is a folder, not a file of weights"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:
@@ -347,18 +334,6 @@ def test_a_data_set_that_lacks_classes_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cluster_that_is_not_there_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["reproduce", "table7", *tiny(place, "nowhere"), "--on", "ray"]
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-        said = refused(*arguments, "--address", address)
-    assert f"no Ray cluster answers at {address}" in said
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert 'pip install "robustmetric[cluster]"' in refused(*arguments)
-    assert not (place / "nowhere").exists()
-
-
 @pytest.mark.slow
 def test_a_cell_that_fails_does_not_keep_the_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(job: object, *_: object) -> object:
@@ -372,7 +347,3 @@ def test_a_cell_that_fails_does_not_keep_the_others(place: Path, monkeypatch: py
     assert "not made: digits HM[S,LGA(u=2.2)] η=8 seed 0: the disk is full" in said.out
     assert "1 of 2 cells were not made; what is finished is kept" in said.err
     assert len(list((place / "failing").glob(f"*/{RECORD}"))) == 1
-
-
-def test_the_names_are_those_of_the_tables_and_figures() -> None:
-    assert [name.value for name in Name] == [*experiment_names(), "all"]

@@ -8,21 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import robustmetric as rm
 from robustmetric.cli.app import read_changes
 from robustmetric.errors import UserError
-from robustmetric.evaluation import Data, Evaluation, Plan, Subject
-from robustmetric.evaluation.job import PARTS, PLAN, check_folder
+from robustmetric.evaluation.job import PLAN, check_folder
 from robustmetric.evaluation.record import load_arrays, load_record
 from robustmetric.files import write_sealed
 from robustmetric.locks import LOCK, locked
+from robustmetric.training.checkpoint import reached
+from robustmetric.training.folder import RunFolder, read_rows
 from robustmetric.training.recipe import load_recipe, make_recipe
-from robustmetric.training.run import checkpoint_step
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.table import kept_rows
 from tests.helpers.records import altered, golden, written
 
 Read = Callable[[Path, bytes], object]
@@ -69,25 +65,14 @@ def read_run(folder: Path, content: bytes) -> object:
 def read_sealed_checkpoint(folder: Path, content: bytes) -> object:
     # Somebody who changes a file may know how its digest is made.
     write_sealed(folder / "last.ckpt", lambda file: file.write(content))
-    return checkpoint_step(folder)
-
-
-def read_piece(folder: Path, content: bytes) -> object:
-    subject = Subject(nn.Flatten(), Data(torch.rand(6, 1, 2, 2), torch.arange(6) % 2))
-    job = Evaluation(subject, Plan.make(attacks=["ES"], checks="none"), folder)
-    put(folder / PLAN, b"{}")
-    piece = job.stages["retrieval"][0]
-    (folder / PARTS).mkdir(parents=True)
-    write_sealed(folder / PARTS / piece.file, lambda file: file.write(content), job._key(piece))
-    return job._read(piece)
+    return reached(folder / "last.ckpt")
 
 
 READERS: dict[str, Read] = {
     "arrays": read_arrays,
-    "checkpoint": lambda folder, content: checkpoint_step(put(folder / "last.ckpt", content).parent),
+    "checkpoint": lambda folder, content: reached(put(folder / "last.ckpt", content)),
     "lock": read_lock,
-    "metrics": lambda folder, content: kept_rows(put(folder / "metrics.csv", content), 10, lambda _: None),
-    "piece": read_piece,
+    "metrics": lambda folder, content: read_rows(put(folder / "metrics.csv", content)),
     "plan": read_plan,
     "recipe": lambda folder, content: load_recipe(put(folder / "recipe.yaml", content)),
     "record": read_record,

@@ -182,3 +182,9 @@ def make_csv() -> Maker:
         return file
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_any(request: pytest.FixtureRequest) -> Maker:
+    """Write a data set by its name: make_any("cub", root, …)."""
+    return lambda name, *rest: request.getfixturevalue(f"make_{name}")(*rest)

@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +74,7 @@ def test_all_that_is_known_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         image_set(files, [0, 0, 1, 1, 1, 1, 2], "a", "b", "c"),
         cameras=torch.tensor([3, 7, 7, 3, 3, 3, 3]),
         is_query=torch.arange(7) < 1,
+        unread={".heic": 2},
         boxes=np.array([[0, 0, 0, 0]] * 4 + [[1, 2, 4, 6]] + [[0, 0, 0, 0]] * 2),
     )
     monkeypatch.setattr(describing, "HEADERS", 6)
@@ -88,6 +88,7 @@ def test_all_that_is_known_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "queries, gallery": "1, 7",
         "cameras": "2",
         "with a box": "1",
+        "files of other kinds": ".heic (2)",
         "images per class": "1 to 4, median 2",
         "width×height (of the first 6)": "5×9 (3), 3×4 (1), 9×5 (1)",
         "modes (of the first 6)": "RGB (4), L (1)",
@@ -145,30 +146,6 @@ def test_the_typical_size_is_the_median(tmp_path: Path) -> None:
     assert typical_size(replace(image_set(files, [0] * 5, "a"), boxes=boxes)) == 7
 
 
-def test_the_typical_size_of_pixels_is_their_own(make_idx: Maker, tmp_path: Path) -> None:
-    assert typical_size(load("mnist", make_idx(tmp_path, [1, 1]))) == 28
-
-
-def test_the_typical_size_looks_at_few_files_from_the_whole_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small, large = (
-        plain(tmp_path / "s.png", (10, 10), (0, 0, 0)),
-        plain(tmp_path / "l.png", (50, 50), (0, 0, 0)),
-    )
-    files = [small] * 400 + [large] * 600
-    opened: list[Path] = []
-    original = Image.open
-
-    def counted(file: Path, **options: Any) -> Image.Image:
-        opened.append(file)
-        return original(file, **options)
-
-    monkeypatch.setattr(Image, "open", counted)
-    assert typical_size(image_set(files, [0] * 1000, "a")) == 50
-    assert opened == [small] * 80 + [large] * 120
-
-
 def test_files_that_are_no_images_have_no_size(tmp_path: Path) -> None:
     good = plain(tmp_path / "good.png", (12, 12), (0, 0, 0))
     bad = tmp_path / "bad.png"
@@ -222,13 +199,6 @@ def test_the_sheet_shows_boxes(tmp_path: Path) -> None:
     assert colours(cell_at(sheet, 0, 2)) == {GREY, RED}  # it does not fit
 
 
-def test_small_images_are_enlarged_pixel_by_pixel() -> None:
-    pixels = np.array([[[[0], [50]], [[100], [200]]]], np.uint8)
-    images = ImageSet("mine", "train", torch.tensor([0]), ("all",), pixels=pixels)
-    cell = np.asarray(cell_at(contact_sheet(images, columns=1, cell=CELL), 0, 0))
-    assert (cell == np.kron(pixels[0, :, :, 0], np.ones((20, 20), np.uint8))[..., None]).all()
-
-
 def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> None:
     root = make_folder(tmp_path, {"a": 4, "b": 2})
     whole = (root / "a" / "0.png").read_bytes()
@@ -242,19 +212,6 @@ def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> No
         assert (cell[range(CELL), range(CELL)] == RED).all()
         assert (cell[range(CELL), range(CELL - 1, -1, -1)] == RED).all()
     assert len(colours(cell_at(sheet, 0, 3))) > 100  # the noise of the whole one
-
-
-def test_a_row_shows_images_of_its_class_once_each() -> None:
-    digits = load("digits")
-    assert digits.pixels is not None
-    sheet = contact_sheet(digits, columns=9, rows=10, cell=8, seed=3)
-    place = {
-        image.tobytes(): label for image, label in zip(digits.pixels, digits.labels.tolist(), strict=True)
-    }
-    for row in range(10):
-        cells = [np.asarray(cell_at(sheet, row, column, 8).convert("L")).tobytes() for column in range(9)]
-        assert [place[cell] for cell in cells] == [row] * 9
-        assert len(set(cells)) == 9
 
 
 def test_names_are_written_above_their_rows(tmp_path: Path) -> None:

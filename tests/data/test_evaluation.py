@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from robustmetric import cli, load_record
@@ -79,51 +77,6 @@ def test_an_evaluation_from_beginning_to_end(
     assert record.data.sha256 == whole.hexdigest()
 
 
-@pytest.mark.slow
-def test_a_run_on_other_data_than_its_own(
-    make_folder: Make, make_csv: Make, call: Callable[..., Any], tmp_path: Path
-) -> None:
-    trained = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 3, "dog": 3, "elk": 3})
-    options = ["--epochs", 1, "--steps", 1, "--batch", 8, "--model", "c2f2", "--set", "dim=8"]
-    sizes = ["--set", "resize=12", "--set", "crop=8"]
-    done = call("train", "--data", "folder", "--root", trained, *options, *sizes, "--out", tmp_path / "run")
-    assert done.exit_code == 0, (done.output, done.exception)
-    own = call("evaluate", tmp_path / "run", *FEW, "--checks", "none")
-    assert own.exit_code == 0, (own.output, own.exception)
-    other = make_csv(tmp_path / "other", [letter for letter in "uvwxyz" for _ in range(3)])
-    for folder in (tmp_path / "out", tmp_path / "again"):
-        done = call("evaluate", tmp_path / "run", "--data", "csv", "--root", other, *FEW, "--out", folder)
-        assert done.exit_code == 0, (done.output, done.exception)
-    first, second = load_record(tmp_path / "run"), load_record(tmp_path / "out")
-    assert first.network.sha256 == second.network.sha256
-    assert (first.data.name, second.data.name) == ("folder", "csv")
-    assert first.data.sha256 != second.data.sha256
-    assert second.data.images == 9
-    assert first.settings.eps == second.settings.eps == 8 / 255
-    compared = CliRunner().invoke(cli.app, ["compare", str(tmp_path / "run"), str(tmp_path / "out")])
-    assert "they differ in data: " in compared.output
-
-
-def test_an_attack_on_colour_images_leaves_them_as_they_are(
-    make_folder: Make, call: Callable[..., Any], tmp_path: Path
-) -> None:
-    root = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 3, "dog": 3})
-    before = files_of(root)
-    out = tmp_path / "out"
-    done = call("attack", "--model", "c2f2", "--data", "folder", "--root", root, *TINY,
-                "--attack", "GTM", "--queries", 3, "--steps", 2, "--out", out)  # fmt: skip
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert files_of(root) == before
-    arrays = load_file(out / "images.safetensors")
-    for k, number in enumerate(arrays["number"].tolist()):
-        for when in ("before", "after"):
-            with Image.open(out / f"{number:06d}-{when}.png") as image:
-                assert (image.mode, image.size) == ("RGB", (8, 8))
-                read = np.asarray(image).transpose(2, 0, 1).astype(np.float64)
-            assert np.abs(read - 255 * arrays[when][k].numpy()).max() <= 0.5 + 1e-4
-    assert float((arrays["after"] - arrays["before"]).abs().max()) <= 8 / 255 + 1e-6
-
-
 def test_broken_test_images_are_named_or_left_out(
     make_folder: Make, call: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -145,57 +98,3 @@ def test_broken_test_images_are_named_or_left_out(
     assert "left out, not readable" in done.output
     assert broken.name in done.output.replace("\n", "")
     assert load_record(tmp_path / "out").data.images == 6
-
-
-def test_test_images_alone_are_enough(make_idx: Make, call: Callable[..., Any], tmp_path: Path) -> None:
-    # Whoever evaluates a network of another's need not have what it was trained on.
-    root = make_idx(tmp_path / "data", [0, 1, 2] * 4, split="test")
-    done = call("evaluate", "--model", "c2f2", "--data", "mnist", "--root", root, *FEW, "--attacks", "ES",
-                "--out", tmp_path / "out")  # fmt: skip
-    assert done.exit_code == 0, (done.output, done.exception)
-    checks = {check.name: check for check in load_record(tmp_path / "out").checks}
-    assert checks["classes"].status == "not run"
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ({"test/ant": 2, "test/bee": 2, "train/cat": 2, "train/dog": 2}, "the gallery has 4 images; give at"),
-        ({"test/ant": 6, "train/cat": 2, "train/dog": 2}, "are of class 0; no ranking can be wrong"),
-    ],
-)
-@pytest.mark.parametrize("what", ["evaluate", "attack"])
-def test_too_little_to_rank(
-    counts: dict[str, int], message: str, what: str, make_folder: Make,
-    call: Callable[..., Any], tmp_path: Path,
-) -> None:  # fmt: skip
-    root = make_folder(tmp_path / "data", counts)
-    given = ["--attack", "GTM"] if what == "attack" else []
-    done = call(what, "--model", "c2f2", "--data", "folder", "--root", root, *TINY,
-                "--queries", 2, "--steps", 1, *given, "--out", tmp_path / "out")  # fmt: skip
-    assert done.exit_code == 1, done.output
-    assert message in str(done.exception)
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        ["--attacks", "GTN"],
-        ["--attacks", "CA+,CA+"],
-        ["--protocol", "strickt"],
-        ["--search", "pdg"],
-        ["--search", "transfer"],
-        ["--checks", "some"],
-        ["--eps", "8"],
-        ["--device", "nonsense"],
-    ],
-)
-def test_mistakes_are_told_before_images_are_decoded(
-    mistake: list[str], make_folder: Make, call: Callable[..., Any], tmp_path: Path
-) -> None:
-    root = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 3, "dog": 3})
-    done = call("evaluate", "--model", "c2f2", "--data", "folder", "--root", root, *TINY,
-                *mistake, "--out", tmp_path / "out")  # fmt: skip
-    assert done.exit_code == 1
-    assert isinstance(done.exception, ValueError)
-    assert not (tmp_path / "cache").exists()

@@ -73,8 +73,8 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"resize": 0}, "resize must be a whole number from 1 to 16384, not 0"),
-        ({"crop": -1}, "crop must be a whole number from 1 to 16384, not -1"),
+        ({"resize": 0}, "resize must be from 1 to 16384, or None, not 0"),
+        ({"crop": -1}, "crop must be from 1 to 16384, or None, not -1"),
         ({"channels": 4}, "channels is 4; it must be 1, 3 or None"),
     ],
 )
@@ -137,31 +137,6 @@ def test_all_images_of_files_with_their_classes_and_names(pictures: Path, tmp_pa
         assert len(decoded) == len(found) == {"folder": 11, "csv": 8}[data]
         kept = sorted(file.name for file in (tmp_path / "cache").rglob(f"{data}-*.npy"))
         assert len(kept) == 3, "the images of one split took the place of another's"
-
-
-def test_only_what_is_asked_for_is_decoded_once(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for broken in (pictures / "ant" / "0.png", pictures / "cat" / "2.png"):
-        broken.write_bytes(b"no image")
-    decoded, original = [], decoding.decoded
-
-    def counted(file: Path, *args: Any) -> object:
-        decoded.append(file.parent.name)
-        return original(file, *args)
-
-    monkeypatch.setattr(decoding, "decoded", counted)
-    told: list[tuple[str, int, int]] = []
-    images = load("folder", pictures, "test")
-    test = Inputs(8).pixels(images, tmp_path, skip_broken=True, watch=lambda *now: told.append(now))
-    assert sorted(decoded) == ["cat"] * 3 + ["dog"] * 3
-    assert [file.name for file in test.skipped] == ["2.png"]
-    assert {(split, total) for split, _, total in told} == {("test", 6)}
-    decoded.clear()
-    Inputs(8).pixels(images, tmp_path, skip_broken=True)
-    assert decoded == ["cat"], "only what was broken is looked at again"
-    with pytest.raises(UserError, match=r"(?s)ant/0\.png.*cat/2\.png"):
-        load_pixels("folder", pictures, Inputs(8), ["train", "test"], tmp_path)
 
 
 # What is usual

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare, kstest
+from scipy.stats import chisquare
 
 from robustmetric.data.pairs import (
     ImageArray,
@@ -156,14 +156,6 @@ def test_crops_and_flips_are_drawn_for_each_image() -> None:
     assert 0.3 < np.mean(mirrored) < 0.7
 
 
-def test_crops_are_others_in_each_epoch() -> None:
-    # All images are alike: only where they are cut differs.
-    pixels = np.broadcast_to(np.arange(12, dtype=np.uint8)[:, None, None], (40, 12, 12, 1))
-    loader = PairLoader(pixels, torch.arange(8).repeat(5), pairs=8, seed=5, crop=7)
-    first, second = ([images[:, 0, 0, 0].tolist() for images, _ in loader] for _ in range(2))
-    assert first != second
-
-
 def test_goes_on_from_where_it_is_told() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), dtype=np.uint8)
     labels = torch.arange(8).repeat(5)
@@ -181,7 +173,7 @@ def test_goes_on_from_where_it_is_told() -> None:
 
 def test_wrong_settings_are_refused() -> None:
     pixels, labels = np.zeros((8, 6, 6, 1), np.uint8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    with pytest.raises(ValueError, match="a batch needs at least 4 pairs, not 3"):
+    with pytest.raises(ValueError, match="pairs must be a whole number of at least 4, not 3"):
         PairLoader(pixels, labels, pairs=3, seed=0)
     with pytest.raises(ValueError, match="a crop of 7 does not fit images of 6×6"):
         PairLoader(pixels, labels, pairs=4, seed=0, crop=7)
@@ -270,14 +262,6 @@ def test_zoomed_parts_have_the_area_and_aspect_asked_for(
     assert (high / ((width - 0.5) * size[0]) >= 3 / 4 - 1e-9)[big].all()
 
 
-def test_zoomed_parts_are_uniform_in_area_and_place() -> None:
-    left, top, right, bottom = draw_boxes((4000,), (1000, 1000), 0.25, np.random.default_rng(0)).T
-    share = (bottom - top) * (right - left) / 1e6
-    places = left / (1001 - (right - left)), top / (1001 - (bottom - top))
-    for value in ((share - 0.25) / 0.75, *places):
-        assert kstest(np.clip(value, 0, 1), "uniform").pvalue > 1e-4
-
-
 @pytest.mark.parametrize("crop", [7, None])
 def test_zoom_and_jitter_depend_on_seed_epoch_and_slot_alone(crop: int | None) -> None:
     def loader(pairs: int = 8, seed: int = 1, **more: Any) -> PairLoader:
@@ -296,31 +280,13 @@ def test_zoom_and_jitter_depend_on_seed_epoch_and_slot_alone(crop: int | None) -
     assert torch.allclose(levels, levels.round(), atol=1e-4)
 
 
-def test_factors_are_drawn_for_each_image_and_leave_the_rest_as_it_is() -> None:
-    # A plain grey has neither contrast nor saturation to change.
-    pixels, labels = np.full((400, 4, 4, 3), 100, np.uint8), torch.arange(8).repeat(50)
-    levels = shown(PairLoader(pixels, labels, pairs=8, seed=0, jitter=0.4)) * 255
-    each = levels[:, 0, 0, 0].round()
-    assert bool((levels.round() == each[:, None, None, None]).all())
-    assert abs(float(each.min()) - 60) <= 1
-    assert abs(float(each.max()) - 140) <= 1
-    assert kstest(each.numpy(), "uniform", (59.5, 81)).pvalue > 1e-4
-    assert bool((each[::2] != each[1::2]).any())
-    # Which side of an image is left, and which batch it is in, is drawn as without.
-    given, classes = photos()
-    plain, same = (
-        list(PairLoader(given, classes, pairs=8, seed=3, flip=True, zoom=zoom)) for zoom in (None, 1.0)
-    )
-    assert torch.equal(shown(plain), shown(same))
-
-
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"zoom": 0.0}, "zoom is 0.0; it must be above 0 and at most 1"),
-        ({"zoom": 1.5}, "zoom is 1.5; it must be above 0 and at most 1"),
-        ({"jitter": -0.1}, "jitter is -0.1; it must be from 0 to 1"),
-        ({"jitter": float("nan")}, "jitter is nan; it must be from 0 to 1"),
+        ({"zoom": 0.0}, r"zoom must be in \(0, 1\], not 0.0"),
+        ({"zoom": 1.5}, r"zoom must be in \(0, 1\], not 1.5"),
+        ({"jitter": -0.1}, r"jitter must be in \[0, 1\], not -0.1"),
+        ({"jitter": float("nan")}, r"jitter must be in \[0, 1\], not nan"),
     ],
 )
 def test_a_zoom_or_jitter_that_cannot_be(entries: dict[str, float], told: str) -> None:
@@ -352,23 +318,6 @@ def test_an_image_array_is_the_middle_in_floats(shape: tuple[int, ...], crop: in
                     assert found[i, c, y, x].item() == wanted
 
 
-def test_an_image_array_is_indexed_in_any_order_on_disk_too(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(2).integers(0, 256, (9, 6, 6, 3), dtype=np.uint8)
-    np.save(tmp_path / "pixels.npy", pixels)
-    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
-    memory, disk = ImageArray(pixels, 4), ImageArray(mapped, 4)
-    whole = memory[:]
-    for index in ([3], [8, 0, 5], [2, 2, 7, 2], [], list(range(9))):
-        chosen = torch.tensor(index, dtype=torch.long)
-        for images in (memory, disk):
-            found = images[chosen]
-            assert found.shape == (len(index), 3, 4, 4)
-            assert torch.equal(found, whole[chosen])
-    assert torch.equal(disk[2:5], whole[2:5])
-    disk[torch.arange(9)].zero_()
-    assert np.array_equal(np.load(tmp_path / "pixels.npy"), pixels), "the file was written to"
-
-
 def test_an_image_loader_gives_the_array_in_its_order() -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (10, 6, 6, 1), dtype=np.uint8)
     loader = ImageLoader(pixels, torch.arange(10), batch=4, crop=4)
@@ -377,12 +326,6 @@ def test_an_image_loader_gives_the_array_in_its_order() -> None:
     assert len(loader) == 3
     assert torch.equal(torch.cat([images for images, _ in batches]), ImageArray(pixels, 4)[:])
     assert torch.equal(torch.cat([labels for _, labels in batches]), torch.arange(10))
-
-
-@pytest.mark.parametrize("size", [(6, 6), (6, 9), (9, 6)])
-def test_an_image_array_refuses_a_crop_that_does_not_fit(size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"a crop of 8 does not fit images of {size[0]}×{size[1]}"):
-        ImageArray(np.zeros((2, *size, 1), np.uint8), crop=8)
 
 
 def test_loaders_read_the_rows_that_they_are_given_alone(tmp_path: Path) -> None:

@@ -21,12 +21,6 @@ NAMES = ("cub", "cars", "sop", "inshop", "market1501")
 LIST = "list_eval_partition.txt"
 
 
-@pytest.fixture
-def make(request: pytest.FixtureRequest) -> Callable[..., Path]:
-    """Write a data set by its name: make("cub", root, …)."""
-    return lambda name, *rest: request.getfixturevalue(f"make_{name}")(*rest)
-
-
 CLASSES = {
     "cub": (("001.Bird_1", "002.Bird_2"), ("003.Bird_3", "004.Bird_4")),
     "cars": (
@@ -50,8 +44,8 @@ FIRST = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_published_split_is_read(name: str, make: Maker, tmp_path: Path) -> None:
-    root = make(name, tmp_path, *([(2, 3, 3, 2)] if name in ("cub", "cars") else [(2, 3), (3, 2)]))
+def test_the_published_split_is_read(name: str, make_any: Maker, tmp_path: Path) -> None:
+    root = make_any(name, tmp_path, *([(2, 3, 3, 2)] if name in ("cub", "cars") else [(2, 3), (3, 2)]))
     train, test = load(name, root), load(name, root, "test")
     assert (train.classes, test.classes) == CLASSES[name]
     assert train.labels.tolist() == [0, 0, 1, 1, 1]
@@ -74,16 +68,16 @@ def test_the_published_split_is_read(name: str, make: Maker, tmp_path: Path) -> 
     ("name", "folder"),
     [("cub", "CUB_200_2011"), ("sop", "Stanford_Online_Products"), ("market1501", "Market-1501-v15.09.15")],
 )
-def test_the_directory_above_is_accepted(name: str, folder: str, make: Maker, tmp_path: Path) -> None:
-    root = make(name, tmp_path / folder)
+def test_the_directory_above_is_accepted(name: str, folder: str, make_any: Maker, tmp_path: Path) -> None:
+    root = make_any(name, tmp_path / folder)
     assert load(name, tmp_path).files == load(name, root).files
 
 
 @pytest.mark.parametrize(("name", "count"), [("cub", 200), ("cars", 196)])
 def test_at_full_size_the_first_half_trains_by_number_and_not_by_name(
-    name: str, count: int, make: Maker, tmp_path: Path
+    name: str, count: int, make_any: Maker, tmp_path: Path
 ) -> None:
-    root = make(name, tmp_path, [2] * count)
+    root = make_any(name, tmp_path, [2] * count)
     train, test = load(name, root), load(name, root, "test")
     assert (len(train.classes), len(test.classes)) == (count // 2, count // 2)
     assert {"cub": "101.Bird_101", "cars": "Make Model 99 Sedan 2012"}[name] == test.classes[0]
@@ -155,9 +149,9 @@ PARTS = {
 
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name in PARTS for part in PARTS[name]])
 def test_a_missing_part_is_named_with_where_to_get_it(
-    name: str, part: str, make: Maker, tmp_path: Path
+    name: str, part: str, make_any: Maker, tmp_path: Path
 ) -> None:
-    root = make(name, tmp_path)
+    root = make_any(name, tmp_path)
     (root / part).rename(root / "elsewhere")
     with pytest.raises(UserError, match=rf"lacks {Path(part).name}.*published.*https?://"):
         load(name, root)
@@ -188,9 +182,9 @@ DISAGREE = [
 
 @pytest.mark.parametrize(("name", "file", "old", "new", "message"), DISAGREE)
 def test_lists_that_disagree_are_refused(
-    name: str, file: str, old: str, new: str, message: str, make: Maker, tmp_path: Path
+    name: str, file: str, old: str, new: str, message: str, make_any: Maker, tmp_path: Path
 ) -> None:
-    root = make(name, tmp_path)
+    root = make_any(name, tmp_path)
     text = (root / file).read_text()
     assert old in text
     (root / file).write_text(text.replace(old, new, 1) if name == "inshop" else text.replace(old, new))
@@ -233,9 +227,9 @@ CONTENTS = [
     ("name", "file"), [("cub", "images.txt"), ("sop", "Ebay_train.txt"), ("inshop", f"Eval/{LIST}")]
 )
 def test_a_bad_list_is_one_short_error(
-    name: str, file: str, content: bytes, make: Maker, tmp_path: Path
+    name: str, file: str, content: bytes, make_any: Maker, tmp_path: Path
 ) -> None:
-    root = make(name, tmp_path)
+    root = make_any(name, tmp_path)
     (root / file).write_bytes(content)
     with pytest.raises(UserError) as caught:
         load(name, root)

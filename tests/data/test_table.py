@@ -70,17 +70,12 @@ def test_paths_are_relative_to_the_file_or_absolute(make_csv: Maker, tmp_path: P
     assert files[1] == picture
 
 
-def test_a_directory_with_one_csv_will_do(make_csv: Maker, tmp_path: Path) -> None:
-    file = make_csv(tmp_path)
-    (tmp_path / "._images.csv").write_bytes(b"\0\5\x16\7")
-    (tmp_path / "notes.txt").touch()
-    assert load("csv", tmp_path).files == load("csv", file).files
-
-
-def test_a_directory_with_none_or_two_is_refused(make_csv: Maker, tmp_path: Path) -> None:
+def test_a_directory_holds_exactly_one_table(make_csv: Maker, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds 0 \.csv files; give the file itself as the root"):
         load("csv", tmp_path)
-    make_csv(tmp_path)
+    file = make_csv(tmp_path)
+    (tmp_path / "._images.csv").write_bytes(b"\0\5\x16\7")
+    assert load("csv", tmp_path).files == load("csv", file).files
     (tmp_path / "more.CSV").touch()
     with pytest.raises(
         ValueError, match=r"holds 2 \.csv files: images\.csv, more\.CSV; give the file itself"
@@ -176,25 +171,6 @@ def test_further_columns_are_kept_whatever_separates_them(delimiter: str, mark: 
     assert everything.columns["Category"] == ("hat", 'a "b" c', "coat", "hat")
 
 
-def test_quoted_fields_may_hold_the_delimiter_and_line_ends(tmp_path: Path) -> None:
-    file = write(tmp_path, [])
-    file.write_text('"path";"label";"a, b; c, d"\n"0.png";"x; y";"one\ntwo"\n1.png;"x; y";\n')
-    images = load("csv", file)
-    assert (images.classes, images.columns) == (("x; y",), {"a, b; c, d": ("one\ntwo", "")})
-
-
-@pytest.mark.parametrize("word", ["validation", "val", "Val"])
-def test_validation_tests_where_no_row_says_test(word: str, tmp_path: Path) -> None:
-    file = write(
-        tmp_path, ["path,label,split", "0.png,a,train", "1.png,a,train", f"2.png,b,{word}", f"3.png,b,{word}"]
-    )
-    assert load("csv", file).classes == ("a",)
-    assert load("csv", file, "test").classes == ("b",)
-    assert own_validation("csv", file) is None
-    with pytest.raises(ValueError, match="csv sets no validation images apart"):
-        load("csv", file, "validation")
-
-
 def test_validation_beside_test_is_set_apart(tmp_path: Path) -> None:
     rows = [
         "0.png,a,train",
@@ -239,12 +215,6 @@ def test_a_file_of_open_metric_learning_is_read(tmp_path: Path) -> None:
     everything = load("csv", file, "all")
     assert everything.is_query is not None
     assert everything.is_query.tolist() == [True, True, True, False, True]
-
-
-def test_without_boxes_or_marks_there_are_none(tmp_path: Path) -> None:
-    rows = ["0.png,a,,,,,,", "1.png,a,None,nan,NaN,none,,"]
-    images = load("csv", write(tmp_path, ["path,label,is_query,is_gallery,x_1,y_1,x_2,y_2", *rows]))
-    assert (images.boxes, images.is_query, images.is_gallery, images.cameras) == (None,) * 4
 
 
 @pytest.mark.parametrize("column", ["is_query", "is_gallery"])
@@ -293,11 +263,6 @@ def test_an_image_may_be_listed_with_several_boxes(tmp_path: Path) -> None:
         ValueError, match=r"line 5: '.*0.png' is already in line 3; list each image once, or each box"
     ):
         load("csv", write(tmp_path, [header, *rows, "0.png,b,0,0,5.2,6"]))
-
-
-def test_all_of_a_table_needs_neither_pairs_nor_both_splits(tmp_path: Path) -> None:
-    file = write(tmp_path, ["path,label,split", "0.png,a,test"])
-    assert load("csv", file, "all").classes == ("a",)
 
 
 # Files that are damaged or made to do harm

@@ -82,35 +82,11 @@ def test_broken_images_are_listed_and_left_out_on_request(tmp_path: Path, make_f
     assert broken.name in done.output.replace("\n", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--defense", "HM[Q,LGA]"], "unknown sampler 'Q'"),
-        (["--data", "cup"], "unknown data set 'cup' (did you mean 'cub'?)"),
-        (["--model", "resnet19"], "unknown model 'resnet19' (did you mean 'resnet18'?)"),
-        (["--set", "epoch=3"], "unknown recipe entry 'epoch' (did you mean 'epochs'?)"),
-        (["--set", "epochs"], "--set takes KEY=VALUE"),
-        (["--recipe", "29x29"], "unknown recipe '29x29' (did you mean '28x28'?)"),
-        (["--eps", "8"], "eps is"),
-        (["--after-collapse", "shrug"], "--after-collapse is stop or continue, not 'shrug'"),
-        (["--logger", "tensorbord"], "unknown logger 'tensorbord' (did you mean 'tensorboard'?)"),
-        (["--data", "folder", "--root", "nowhere"], "nowhere"),
-    ],
-)
-def test_wrong_options_are_named(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run"), *arguments])
-    assert done.exit_code == 1
-    assert isinstance(done.exception, (ValueError, FileNotFoundError))
-    assert message in str(done.exception)
-    # Nothing is left that a corrected command would stumble over.
-    assert not (tmp_path / "run" / "recipe.yaml").exists()
-
-
 def test_describe_shows_counts_and_writes_a_sheet(tmp_path: Path, make_folder: Make) -> None:
     root = make_folder(tmp_path / "data", {"ant": 5, "bee": 4, "cat": 3, "dog": 3})
     sheet = tmp_path / "sheet.png"
     done = CliRunner().invoke(
-        cli.app, ["data", "describe", "folder", "--root", str(root), "--sheet", str(sheet)]
+        cli.app, ["train", "--describe", "--data", "folder", "--root", str(root), "--sheet", str(sheet)]
     )
     assert done.exit_code == 0, (done.output, done.exception)
     assert "folder, train" in done.output

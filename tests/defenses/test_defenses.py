@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.defenses.base import Network
-from robustmetric.defenses.est import shift
+from robustmetric.defenses.est import EmbeddingShifted
 from robustmetric.losses import triplet_loss
 from robustmetric.perturb import Budget, frozen, project
 from robustmetric.sphere import embed
@@ -232,7 +232,7 @@ def test_shift_against_a_plain_loop(golden_network: nn.Sequential, pairs: tuple[
     budget = Budget(eps=16 / 255, alpha=2 / 255, steps=6)
     with frozen(network):
         origin = embed(network, images)
-        moved = shift(Network(network), images, origin, budget, generator=torch.Generator().manual_seed(0))
+        moved = EmbeddingShifted(budget=budget).shift(Network(network), images, origin)
     far = (embed(network, moved) - origin).norm(dim=1)
 
     offset = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
@@ -255,12 +255,12 @@ def test_est_takes_the_loss_on_the_moved_batch(
     defense = rm.defense("EST[S]", eps=16 / 255, alpha=2 / 255, steps=3, seed=8)
     step = defense(golden_network, images, labels)
 
-    generator = torch.Generator().manual_seed(8)
+    alone = EmbeddingShifted(budget=defense.budget, seed=8)
     with frozen(golden_network):
         origin = embed(golden_network, images)
-        moved = shift(Network(golden_network), images, origin, defense.budget, generator=generator)
+        moved = alone.shift(Network(golden_network), images, origin)
     z = embed(golden_network, moved)
-    triplets = Softhard()(Batch.of(z, labels), generator=generator)
+    triplets = Softhard()(Batch.of(z, labels), generator=alone.generator)
     expected = triplet_loss(z[triplets.anchor], z[triplets.positive], z[triplets.negative])
     assert step.loss.item() == pytest.approx(expected.item(), abs=1e-6)
     assert step.logs["images/forward"] == 64 * (1 + 3 + 1)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import robustmetric as rm
-from robustmetric.defenses.base import mean_over_workers
 
 WORKER = """
 import copy, json, os, sys
@@ -120,17 +119,3 @@ def test_the_loss_alone_goes_through_the_wrapper(name: str, mixes: bool) -> None
         assert (model.passes, model.learned) == (done, done)
         (slope,) = torch.autograd.grad(step.loss, [*network.parameters()][-2])
         assert slope.any()
-
-
-def test_the_mean_over_workers_is_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = torch.tensor([0.25, 1.0])
-
-    def add(value: Tensor) -> None:
-        value += others.sum()
-
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    monkeypatch.setattr(torch.distributed, "all_reduce", add)
-    mine = torch.tensor(0.25)
-    assert mean_over_workers(mine).item() == 0.5
-    assert mine.item() == 0.25, "the loss itself stays as it is"

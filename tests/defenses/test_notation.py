@@ -373,7 +373,7 @@ WRONG = [
     Wrong("&ICS", 0, "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     # terms where their roles do not exist
     Wrong("N/A[R]&ICS", "ICS", "HM, ACT and EST take terms after &; N/A does not, for it perturbs nothing"),
-    Wrong("ACT[S]& ICS&ICS", "ICS", "ACT leaves the anchor as it is: there is no ã, which ICS takes"),
+    Wrong("ACT[S]& ICS&ICS", "ICS", "ACT has no a~, which ICS takes; its terms take a, p, n, p~, n~"),
 ]
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import robustmetric as rm
 from robustmetric.defenses.base import Network
-from robustmetric.defenses.est import shift
+from robustmetric.defenses.est import EmbeddingShifted
 from robustmetric.destination import Benign, Destination
 from robustmetric.perturb import Budget, frozen, project
 from robustmetric.sphere import embed
@@ -38,8 +38,9 @@ def test_shift_by_the_reference_against_a_plain_loop(
         budget = Budget(eps=16 / 255, alpha=2 / 255, steps=steps)
         with frozen(network):
             origin = embed(network, images)
-            drawn = torch.Generator().manual_seed(1)
-            moved = shift(Network(network), images, origin, budget, generator=drawn, reference=True)
+            defense = EmbeddingShifted(budget=budget, seed=1)
+            defense.reference = True
+            moved = defense.shift(Network(network), images, origin)
             there = embed(network, moved)
             signs = torch.randint(-1, 2, (12, 64), generator=torch.Generator().manual_seed(1))
             for i in range(len(images)):
@@ -76,7 +77,7 @@ def test_est_by_the_reference_takes_its_loss_there(
 def samplers(name: str, **options: Any) -> list[Any]:
     """The samplers of a defense: its source's, and those of its destination."""
     defense = rm.defense(name, **options)
-    destination = getattr(defense, "destination", Destination())
+    destination = defense.destination or Destination()
     return [defense.source, *(part.sampler for part in destination.modules() if isinstance(part, Benign))]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject
+from robustmetric.evaluation import Check, Data, Evaluation, Plan, Record, Settings, Subject
 
 OF_DATA = ("gallery", "own", "cameras", "classes", "files", "skipped")
 OF_SUBJECT = ("surrogate", "name", "weights", "train_classes")
@@ -80,3 +80,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert found.keys() == wanted.keys()
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-7, equal_nan=True, msg=name)
+
+
+def check_of(record: Record, name: str) -> Check:
+    return next(check for check in record.checks if check.name == name)

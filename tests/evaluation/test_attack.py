@@ -9,10 +9,7 @@ from torch import Tensor, nn
 
 from robustmetric.attacks import (
     APGD,
-    DISTANCE,
     PGD,
-    Attack,
-    Column,
     Draws,
     Gallery,
     Queries,
@@ -173,24 +170,6 @@ def test_a_query_without_an_answer_is_never_lost(images: Tensor) -> None:
         assert not attack(name).succeeded(outcome.after)[0]
 
 
-class Two:
-    columns = (
-        Column("a", "higher", success_value=0.0),
-        Column("b", None, DISTANCE),
-        Column("c", "lower", success_value=100.0),
-    )
-
-
-def test_a_query_is_lost_where_every_column_says_so() -> None:
-    nan = torch.nan
-    values = {
-        "a": torch.tensor([0.0, 0.0, 1.0, nan, 0.0]),
-        "b": torch.tensor([nan, 0.0, 0.0, 0.0, 100.0]),
-        "c": torch.tensor([100.0, 99.0, 100.0, 100.0, 100.0]),
-    }
-    assert Attack.succeeded(Two(), values).tolist() == [True, False, False, False, True]  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", [*ENDS, "promote(side='candidate')", "shift"])
 @pytest.mark.parametrize("inner", [PGD(), APGD(), Square(trials=8)])
 def test_a_surrogate_may_have_embeddings_of_another_length(
@@ -220,13 +199,6 @@ def test_a_surrogate_may_have_embeddings_of_another_length(
     torch.testing.assert_close(outcome.last, last, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["promote", "demote(k=9)", "promote(k=2,side='candidate')", "translocate"])
-def test_all_attempts_at_a_goal_have_its_targets(name: str, theirs: NetworkView) -> None:
-    wanted = run(theirs, name, PGD(), seed=3).target.index
-    for attempt in attack(name).attempts(2):
-        assert torch.equal(run(theirs, attempt.name, Square(trials=1), seed=3).target.index, wanted)
-
-
 def test_draws_of_a_search_depend_on_its_purpose(theirs: NetworkView) -> None:
     usual, same, other = (
         run(theirs, "TMA", Square(trials=1), seed=3, purpose=purpose).images
@@ -254,19 +226,3 @@ def test_a_block_has_the_names_of_the_files(theirs: NetworkView) -> None:
     for name, value in load(save(found)).items():
         assert len(value) == 12
         assert value.dtype == (torch.int64 if name in ("number", "target") else torch.float64)
-
-
-def test_a_search_of_one_norm_is_not_given_another(theirs: NetworkView) -> None:
-    budget = Budget(eps=0.5, alpha=0.1, steps=3, norm="l2")
-    for text in ("pgd", "nes", "spsa"):
-        with pytest.raises(
-            ValueError, match=f"{text} supports budgets of linf alone, not of l2: search with apgd or square"
-        ):
-            run(theirs, "TMA", make_search(text), budget)
-    with pytest.raises(ValueError, match=r"transfer\(pgd\) supports budgets of linf alone"):
-        run(theirs, "TMA", Transfer(surrogate=nn.Flatten()), budget)
-    for text in ("apgd", "square(trials=5)"):
-        found = run(theirs, "TMA", make_search(text), budget)
-        away = (found.images - theirs.images[NUMBERS]).flatten(1).norm(dim=1)
-        assert (away <= 0.5 + 1e-12).all()
-        assert (away > 0.1).all()

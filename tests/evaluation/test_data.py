@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,25 +14,12 @@ from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.data.cache import Pixels
-from robustmetric.data.pairs import ImageLoader, PairLoader
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Data, Evaluation, Plan, Subject
 from robustmetric.evaluation.data import data_by_marks, data_of_two
-from robustmetric.retrieval import check_cameras, check_own, rank
 from tests.evaluation.conftest import Tiny, assert_same, make_network, values
 
 CAMERAS = torch.arange(40) % 3
-
-
-def test_images_of_a_gallery_come_after_the_queries(images: Tensor, labels: Tensor) -> None:
-    alone = Data(images, labels)
-    assert alone.every is images
-    assert alone.ranked is alone
-    two = Data(images[:10], labels[:10], gallery=(images[10:], labels[10:]))
-    assert len(two.every) == 40
-    assert torch.equal(two.every[torch.tensor([3, 12, 39])], images[torch.tensor([3, 12, 39])])
-    assert torch.equal(two.ranked.labels, labels[10:])
-    assert two.places.tolist() == [-1] * 10
 
 
 def test_the_first_pass_finds_copies(images: Tensor, labels: Tensor) -> None:
@@ -92,57 +78,6 @@ def test_identity_tells_another_subject(change: Any, key: str | None, images: Te
     assert [name for name in usual if usual[name] != other[name]] == ([] if key is None else [key])
 
 
-def test_networks_are_frozen_and_come_back(images: Tensor, labels: Tensor) -> None:
-    model, other = make_network().train(), make_network(1)
-    other[1].weight.requires_grad_(False)
-    with Subject(model, Data(images, labels), surrogate=other).frozen():
-        assert not model.training
-        assert not any(p.requires_grad for network in (model, other) for p in network.parameters())
-    assert [network.training for network in (model, other)] == [True, False]
-    assert [p.requires_grad for p in other.parameters()] == [False, True, True, True]
-    assert all(p.requires_grad for p in model.parameters())
-
-
-class Fails(nn.Module):
-    """A network that fails with more than one image, or with a gradient."""
-
-    def __init__(self, when: str) -> None:
-        super().__init__()
-        self.when = when
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self.when == "many" and len(images) > 1:
-            raise RuntimeError("too many")
-        z = images.flatten(1)
-        return z.detach() if self.when == "gradient" else z
-
-
-def test_a_probe_tells_which_network_fails(images: Tensor, labels: Tensor) -> None:
-    data = Data(images, labels)
-    with pytest.raises(UserError, match=r"the network failed on images of shape \(16, 1, 6, 6\).*too many"):
-        Subject(Fails("many"), data).probe(16, gradient=True)
-    with pytest.raises(UserError, match="the surrogate failed on images"):
-        Subject(make_network(), data, surrogate=Fails("many")).probe(16, gradient=True)
-    assert Subject(Fails("many"), data).probe(1, gradient=True) == 36
-    assert Subject(Fails("gradient"), data).probe(4, gradient=False) == 36
-    with pytest.raises(UserError, match=r"take no_grad\(\) and detach\(\) out"):
-        Subject(Fails("gradient"), data).probe(4, gradient=True)
-
-
-def test_a_view_of_one_set_and_of_two(images: Tensor, labels: Tensor, network: nn.Module) -> None:
-    z = torch.rand(40, 3)
-    view = Subject(network, Data(images, labels, cameras=CAMERAS)).view(network, z)
-    assert view.queries.own.tolist() == list(range(40))
-    assert torch.equal(view.gallery.z, z)
-    assert view.gallery.cameras is not None
-    assert view.ranked is None
-    two = Data(images[:3], labels[:3], gallery=(images, labels), own=torch.tensor([2, -1, 5]))
-    both = Subject(network, two).view(network, torch.rand(43, 3))
-    assert both.queries.own.tolist() == [2, -1, 5]
-    assert (len(both.queries), len(both.gallery)) == (3, 40)
-    assert both.ranked is images
-
-
 # What is refused: the value is named
 
 
@@ -155,39 +90,28 @@ SEEN, ONE = (Data(*APART, cameras=numbers) for numbers in (torch.arange(10), tor
     ("change", "told"),
     [
         ({"images": X * 255}, r"pixels are in \[.*, 2\d\d\.\d+\]; they must be in \[0, 1\]: divide .* 255"),
-        ({"images": X - 0.5}, r"pixels are in \[-0\.\d+, 0\.\d+\]; they must be in \[0, 1\]"),
-        ({"images": X * 1.001}, r"use images\.clamp\(0, 1\)"),
         ({"images": X.masked_fill(torch.arange(40)[:, None, None, None] == 39, torch.nan)}, "nan"),
         ({"images": (X * 255).byte()}, "floating-point tensor, not uint8"),
         ({"images": X[:, 0]}, r"shape \(40, 6, 6\); they must have shape \(N, C, H, W\)"),
-        ({"images": X.numpy()}, "floating-point tensor, not an array"),
         ({"images": [*X]}, r"the images are a list; .*torch.stack"),
         ({"labels": Y[:39]}, r"shape \(40,\), the class of each image, not int64 of shape \(39,\)"),
-        ({"labels": Y[:, None]}, r"not int64 of shape \(40, 1\)"),
         ({"labels": Y.float()}, "integers .* not float32"),
-        ({"labels": Y.tolist()}, "integers .* not a list"),
+        ({"labels": Y.to(torch.uint16)}, "integers .* not uint16"),
         ({"labels": Y * 0 + 3}, "all 40 images are of class 3"),
         ({"labels": torch.arange(40)}, "none of the 40 queries .* gallery of 40"),
         ({"images": X[:4], "labels": Y[:4] // 2}, "the gallery has 4 images; give at least 5"),
         ({"queries": 41}, "from 1 to the number of images, 40, not 41"),
         ({"own": torch.arange(40)}, "own describes a gallery, and none is given"),
-        ({"gallery": 3}, "the gallery is a int"),
-        ({"gallery": X}, "the gallery is a Tensor"),
+        ({"gallery": 3}, "gallery must be a Data, not 3: give one, or a pair"),
         ({"gallery": (X[:10, :, 1:, 1:], Y[:10])}, r"\(1, 6, 6\).*\(1, 5, 5\)"),
-        ({"gallery": (X[:10] * 255, Y[:10])}, "divide .* by 255"),
-        ({"gallery": (X[:4], Y[:4])}, "4 images; give at least 5"),
         ({"gallery": (X[:10], Y)}, r"shape \(10,\).* not int64 of shape \(40,\)"),
-        ({"gallery": (X[:10], Y[:10] * 0)}, "all 10 images are of class 0"),
         ({"gallery": (X[:10], Y[:10] + 50)}, "none of the 40 queries .* gallery of 10"),
         ({"gallery": APART, "own": torch.arange(40)}, "own holds 39; .* 0 to"),
         ({"gallery": APART, "own": torch.arange(10)}, r"own must .* \(40,\).* not int64 of shape \(10,\)"),
-        ({"gallery": APART, "own": torch.zeros(40)}, r"own must .* not float32"),
         ({"gallery": APART, "cameras": CAMERAS}, "cameras of the queries are given and those of the gallery"),
         ({"gallery": SEEN}, "cameras of the gallery are given and those of the queries"),
         ({"cameras": CAMERAS[:39]}, r"int64.* of shape \(39,\)"),
-        ({"cameras": CAMERAS.float()}, r"float32.* of shape \(40,\)"),
         ({"cameras": CAMERAS * 0}, "none of the 40 queries .* by another camera .* or leave"),
-        ({"cameras": Y}, "none of the 40 queries .* by another camera .* or leave"),
         ({"gallery": ONE, "cameras": CAMERAS * 0}, "none of the 40 queries .* by another camera .* of 10"),
     ],
 )  # fmt: skip
@@ -203,7 +127,7 @@ def test_data_that_cannot_be_ranked(change: dict[str, Any], told: str) -> None:
     ("how", "more", "parameter", "told"),
     [
         ({"protocol": "reference"}, {"cameras": CAMERAS}, "protocol", "knows no cameras"),
-        ({"protocol": "reference"}, {"gallery": APART}, "protocol", "leave the gallery out"),
+        ({"protocol": "reference"}, {"gallery": APART}, "protocol", "leave them out"),
         ({"attacks": ["CA+(w=90)"]}, {}, None, "w is 90, too many for a gallery of 40 images"),
         ({"suite": "worst-case(goals='promote(k=90)')"}, {}, "suite", "of the suite: .*90.* 40 images"),
         ({"queries": 41}, {}, "queries", "40, not 41"),
@@ -219,7 +143,7 @@ def test_a_plan_that_does_not_fit_the_data(
 
 @pytest.mark.parametrize("model", [torch.flatten, "c2f2", None, nn.Flatten])
 def test_what_is_no_network(model: Any) -> None:
-    with pytest.raises(UserError, match=f"torch.nn.Module, not a {type(model).__name__}"):
+    with pytest.raises(UserError, match="network must be a Module, not"):
         Subject(model, Data(X, Y))
 
 
@@ -227,47 +151,6 @@ def test_data_and_labels_are_given_once() -> None:
     for given_, told in (((X,), "labels are missing"), ((Data(X, Y), Y), "given with a Data")):
         with pytest.raises(UserError, match=told):
             rm.evaluate(nn.Flatten(), *given_)
-
-
-def loss_of(labels: Tensor, images: Tensor) -> Any:
-    step = rm.defense("HM[S,LGA]&ICS", steps=1, seed=0)(rm.model("c2f2", size=8, dim=8), images, labels)
-    return step.loss.detach()
-
-
-def ranked(data: Data) -> str:
-    how: dict[str, Any] = {"steps": 1, "queries": 4, "checks": "none", "attacks": ["ES"]}
-    return rm.evaluate(nn.Flatten(), data, **how).model_dump_json()
-
-
-def pixels(images: Tensor) -> Any:
-    return (images * 255).byte().permute(0, 2, 3, 1).numpy()
-
-
-LABELLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "evaluate": lambda y, x: ranked(Data(x, y)),
-    "gallery": lambda y, x: ranked(Data(x, torch.arange(20) % 4, gallery=(x, y))),
-    "defense": loss_of,
-    "rank": lambda y, x: rank(x.flatten(1), y).first.tolist(),
-    "PairLoader": lambda y, x: [y.tolist() for _, y in PairLoader(pixels(x), y, pairs=4, seed=0)],
-    "ImageLoader": lambda y, x: [y.tolist() for _, y in ImageLoader(pixels(x), y, batch=8)],
-    "cameras": lambda y, x: check_cameras(y, y, len(x), len(x)),
-    "own": lambda y, x: check_own(y, len(x), len(x)).tolist(),
-}
-
-
-@pytest.mark.parametrize("where", list(LABELLED))
-@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", "bool", "float32", "complex64"])
-def test_labels_that_cannot_be(where: str, kind: str) -> None:
-    labels = (torch.arange(20) % 2).to(getattr(torch, kind))
-    with pytest.raises(UserError, match=f"integers.*not (torch.{kind}.*long|{kind} of)"):
-        LABELLED[where](labels, torch.rand(20, 1, 8, 8))
-
-
-@pytest.mark.parametrize("where", [name for name in LABELLED if name != "defense"])
-@pytest.mark.parametrize("kind", ["uint8", "int8", "int16", "int32"])
-def test_labels_of_any_integers_are_the_same_labels(where: str, kind: str) -> None:
-    x, y = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
-    assert LABELLED[where](y.to(getattr(torch, kind)), x) == LABELLED[where](y, x)
 
 
 # Decoded images: by marks, and of two sets
@@ -296,9 +179,7 @@ def test_marks_part_the_images_as_a_loop_does(marks: list[tuple[bool, bool]]) ->
     known: dict[str, Any] = {"is_query": torch.tensor(asks), "is_gallery": torch.tensor(ranks)}
     parted = decoded(count, **known, cameras=torch.arange(count) + 100)
     if not any(asks) or not any(ranks):
-        with pytest.raises(
-            UserError, match=f"of {count} images {sum(asks)} are queries and {sum(ranks)} are"
-        ):
+        with pytest.raises(UserError, match=f"none of {count} images is marked"):
             data_by_marks(parted)
         return
     data = data_by_marks(parted, 2, files=names)

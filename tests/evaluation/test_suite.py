@@ -15,7 +15,6 @@ from robustmetric.attacks import Attack, Column, Draws, Gallery, Queries, Target
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Plan, Record, load_arrays, load_record
 from robustmetric.evaluation.suite import GOALS, WorstCase, make_suite
-from robustmetric.perturb import Budget
 
 Evaluated = Callable[..., Record]
 
@@ -33,7 +32,7 @@ def test_the_attacks_of_each_goal(
     suite = WorstCase(restarts=restarts, targets=targets, trials=7)
     for goal in suite.wanted:
         ways = suite.attempts(goal, surrogate=surrogate, gradient=gradient)
-        names = [way.name for way in ways]
+        names = [f"{way.attack.name} by {way.search.name}" for way in ways]
         plain = {"misrank": 2, "translocate": 3, "promote": 2, "demote": 3}.get(goal.name, 1)
         classes = targets if goal.name == "misrank" else 0
         white = plain * (1 + restarts) + classes if gradient else 0
@@ -53,12 +52,6 @@ def test_what_is_drawn_does_not_depend_on_how_much_is_asked_for() -> None:
     for goal in small.wanted:
         few, many = ([way.purpose for way in suite.attempts(goal)] for suite in (small, large))
         assert {*few} <= {*many}
-
-
-def test_the_passes_of_an_attack() -> None:
-    suite, budget = WorstCase(trials=7), Budget(eps=0.1, alpha=0.1, steps=5)
-    # One at the start, one behind each step or trial, and one to measure what was found.
-    assert [way.passes(budget) for way in suite.attempts(suite.wanted[4])] == [7, 7, 9]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +95,10 @@ def test_columns_that_say_the_same() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (5, r"suite must be a text such as 'worst-case' or 'none', not 5"),
-        ("worstcase", r"unknown suite 'worstcase' \(did you mean 'worst-case'\?\); known: none, worst-case"),
-        ("worst-case(", "has no closing bracket"),
-        ("worst-case(step=3)", r"unknown option of the suite 'step' \(did you mean 'steps'\?\)"),
+        (5, "suite must be a str, not 5: such as 'worst-case' or 'none'"),
+        ("worstcase", r"unknown suite 'worstcase' \(did you mean 'worst-case'\?\)"),
+        ("worst-case(step=3)", "suite 'worst-case' .*'step'; its options: goals, steps"),
         ("worst-case(steps=0)", "steps of the suite must be a whole number of at least 1, not 0"),
-        ("worst-case(restarts=0.0)", "restarts of the suite must be a whole number .* not 0.0"),
         (
             "worst-case(goals='misrnk')",
             r"goal of the suite: unknown attack 'misrnk' \(did you mean 'misrank'",
@@ -115,10 +106,8 @@ def test_columns_that_say_the_same() -> None:
         ("worst-case(goals='shift, misrank,shift')", "a goal was given twice: shift"),
         ("worst-case(goals='ES')", "ES cannot be a goal, .* one column .*: known goals are misrank, trans"),
         ("worst-case(goals='')", "no goals were given; the suite knows misrank, "),
-        ("worst-case(goals=[])", "no goals were given"),
         ("worst-case(goals=7)", "goals of the suite must be names in one text, or a list, not 7"),
-        ("worst-case(goals=[7])", "7 is no goal; give the name of an attack, or an Attack instance"),
-        ("worst-case(goals='promote(k=0)')", "goal of the suite: k must be .* at least 1, not 0"),
+        ("worst-case(goals=[7])", "a goal must be an Attack, not 7: give the name of an attack"),
         (
             "worst-case(goals='promote(k=39)')",
             r"promote\(k=39\) of the suite: k is 39, too many .* at most 38",

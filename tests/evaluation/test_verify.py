@@ -174,19 +174,6 @@ def test_the_threshold_is_not_chosen_on_pairs_that_are_judged(tmp_path: Path) ->
     assert (given.clean.tar.value, given.clean.far.value) == (100, 0)
 
 
-def test_without_validation_images_half_of_the_classes_choose(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.arange(60) % 12
-    images = at((labels / 12 + 0.02 * torch.rand(60, generator=generator)).clamp(0, 1))
-    found = rm.verify(Circle(), images, labels, count=100, attack=False, out=tmp_path / "out")
-    assert (found.threshold.source, found.threshold.classes, found.pairs.classes) == ("other classes", 6, 6)
-    arrays = arrays_of(tmp_path / "out")
-    chose = roc(*(torch.from_numpy(arrays[n]) for n in ("choose/distance", "choose/same")))
-    assert found.threshold.value == chose.choose_threshold(0.01).threshold
-    assert found.pairs.source == "drawn"
-    assert (found.pairs.same, found.pairs.different) == (50, 50)
-
-
 def people() -> tuple[Tensor, Tensor]:
     """Images of 40 classes that overlap."""
     generator = torch.Generator().manual_seed(3)
@@ -238,39 +225,6 @@ def test_a_far_above_its_target_is_said() -> None:
     assert any("the FAR is above its target of 1 %" in note for note in found.notes)
 
 
-def trained() -> tuple[nn.Module, Tensor, Tensor]:
-    """A small network that has learned its images a little."""
-    generator = torch.Generator().manual_seed(0)
-    middle = torch.rand(6, 1, 6, 6, generator=generator)
-    labels = torch.arange(60) % 6
-    images = (middle[labels] + 0.15 * torch.randn(60, 1, 6, 6, generator=generator)).clamp(0, 1)
-    network = make_network().train()
-    defense = rm.defense("N/A[R]", seed=0)
-    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
-    for _ in range(30):
-        optimiser.zero_grad()
-        defense(network, images, labels).loss.backward()
-        optimiser.step()
-    return network.eval(), images, labels
-
-
-def test_an_attack_leaves_less_of_a_trained_network() -> None:
-    network, images, labels = trained()
-    found = rm.verify(network, images, labels, count=200, eps=0.1, alpha=0.02, steps=8)
-    for weak, strong in (
-        ("clean", "evasion"),
-        ("clean", "impersonation"),
-        ("evasion", "both"),
-        ("impersonation", "both"),
-    ):
-        before, after = found.conditions[weak], found.conditions[strong]
-        assert after.auc.value <= before.auc.value  # type: ignore[operator]
-        assert after.tar.value <= before.tar.value  # type: ignore[operator]
-        assert after.far.value >= before.far.value  # type: ignore[operator]
-    assert found.clean.auc.value > 90  # type: ignore[operator]
-    assert found.both.auc.value < found.clean.auc.value - 10  # type: ignore[union-attr, operator]
-
-
 def test_a_perturbation_that_does_not_help_is_not_used(tmp_path: Path) -> None:
     """One long step overshoots where levels are nearer than half of it: the image is left as it is."""
     on_circle(eps=0.3, alpha=0.3, steps=1, out=tmp_path / "out")
@@ -284,9 +238,11 @@ def test_a_perturbation_that_does_not_help_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-def test_batch_and_order_change_nothing_but_rounding(batch: int, tmp_path: Path) -> None:
-    network, images, labels = trained()
-    pairs = torch.randint(60, (50, 2), generator=torch.Generator().manual_seed(2))
+def test_batch_and_order_change_nothing_but_rounding(
+    batch: int, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    network, images = make_network().double(), images.double()
+    pairs = torch.randint(40, (50, 2), generator=torch.Generator().manual_seed(2))
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(3))
     how: dict[str, Any] = {"threshold": 0.5, "eps": 0.1, "alpha": 0.02, "steps": 6}
@@ -294,8 +250,7 @@ def test_batch_and_order_change_nothing_but_rounding(batch: int, tmp_path: Path)
     rm.verify(network, images, labels, pairs=pairs[order], batch=batch, out=tmp_path / "b", **how)
     one, other = arrays_of(tmp_path / "a"), arrays_of(tmp_path / "b")
     for name in ("distance", "attacked"):
-        # Signs of gradients would differ at a pixel whose gradient is rounding; this network has none.
-        assert other[name] == pytest.approx(one[name][order.numpy()], abs=1e-5)
+        assert other[name] == pytest.approx(one[name][order.numpy()], abs=1e-9)
 
 
 def test_cameras_and_a_gallery(tmp_path: Path) -> None:
@@ -368,34 +323,17 @@ def test_other_pairs_or_validation_images_do_not_go_into_the_folder(tmp_path: Pa
 # What cannot be
 
 
-class Broken(Circle):
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images).where(images.mean((1, 2, 3))[:, None] < 0.5, torch.nan)
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"count": 1}, "count is 1: .*greater than or equal to 2"),
-        ({"count": 2.5}, "count is 2.5"),
         ({"threshold": 2.5}, "threshold is 2.5: .*less than or equal to 2"),
-        ({"threshold": math.nan}, "threshold is nan"),
         ({"threshold": "far"}, "threshold is 'far'"),
         ({"far": 0.01}, "give one of threshold and far"),
         ({"far": 10, "threshold": None}, r"far must be in \(0, 1\), not 10.* 0\.01 for 1 %"),
-        ({"attack": "maybe"}, "attack is 'maybe'"),
-        ({"eps": 8}, r"eps must be in \[0, 1\], not 8"),
-        ({"steps": 0}, "steps must be a whole number of at least 1"),
-        ({"search": "pdg"}, r"unknown search 'pdg' \(did you mean 'pgd'\?\)"),
-        ({"search": "transfer"}, r"search 'transfer\(pgd\)' perturbs another network: give one of pgd"),
-        ({"seed": -1}, "seed must be"),
-        ({"batch": 0}, "batch must be"),
-        ({"labels": torch.zeros(10).long()}, "all 10 images are of class 0; no ranking can be wrong"),
+        ({"eps": 8}, "eps is 8: .*less than or equal to 1"),
         ({"labels": torch.arange(10)}, "none of the 10 queries has another image of its class"),
         ({"epsilon": 0.1}, r"unknown setting 'epsilon' \(did you mean 'eps'\?\); known: alpha, attack,"),
-        ({"model": Broken()}, "embeddings hold NaN or infinity: the network has diverged"),
-        ({"images": 255 * at(LEVELS)}, r"pixels are in \[.*\]; they must be in \[0, 1\]"),
-        ({"model": nn.Conv2d(1, 1, 1)}, r"returned a tensor of shape \(10, 1, 2, 2\) for 10 images"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_verified(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -446,11 +384,6 @@ def test_validation_data_are_checked_and_may_have_a_gallery() -> None:
     whole = Data(images, labels, gallery=(images + 0, labels))
     found = rm.verify(nn.Flatten(), images, labels, validation=whole, count=8, attack=False)
     assert found.threshold.classes == 4
-    for wrong, told in (
-        ((images,), "pair of images and labels"),
-        ((images, labels, labels), "a Data for cameras"),
-        (Data(images, labels, cameras=torch.arange(3)), "cameras"),
-        (([images], labels), "give one tensor"),
-    ):
-        with pytest.raises(rm.UserError, match=told):
-            rm.verify(nn.Flatten(), images, labels, validation=wrong, count=8, attack=False)  # type: ignore[arg-type]
+    wrong = Data(images, labels, cameras=torch.arange(3))
+    with pytest.raises(rm.UserError, match="cameras"):
+        rm.verify(nn.Flatten(), images, labels, validation=wrong, count=8, attack=False)

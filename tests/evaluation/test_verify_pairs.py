@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from robustmetric.errors import UserError
+from robustmetric.evaluation import VerifyPlan
 from robustmetric.evaluation.data import Data
 from robustmetric.evaluation.verify_pairs import CHOOSE, JUDGED, Pairs, Pool, Split, draw, split_pairs
 
@@ -93,8 +94,8 @@ def data_of(labels: Tensor, **more: Any) -> Data:
 
 
 def split(data: Data, **changes: Any) -> Split:
-    usual: dict[str, Any] = {"pairs": None, "validation": None, "chosen": True, "count": 60, "seed": 0}
-    return split_pairs(data, **{**usual, **changes})
+    given = {name: changes.pop(name) for name in ("pairs", "validation") if name in changes}
+    return split_pairs(data, VerifyPlan.make(**{"count": 60, **changes}), **given)
 
 
 def classes_of(pairs: Pairs, labels: Tensor) -> set[int]:
@@ -143,7 +144,7 @@ def test_with_a_gallery_pairs_are_of_a_query_and_an_image_that_is_ranked() -> No
 
 def test_images_of_one_class_and_camera_make_no_pair() -> None:
     labels, cameras = torch.arange(24) % 4, torch.arange(24) // 12
-    found = split(data_of(labels, cameras=cameras), count=1000, chosen=False)
+    found = split(data_of(labels, cameras=cameras), count=1000, threshold=0.5)
     same = found.judged.same
     first, second = found.judged.first, found.judged.second
     assert same.sum() == 4 * 3 * 3
@@ -155,7 +156,7 @@ def test_given_pairs_keep_their_order_and_are_parted_by_class() -> None:
     labels = torch.arange(12) % 4
     data = data_of(labels)
     pairs = torch.tensor([[i, j] for i in range(12) for j in range(12) if i != j])
-    whole = split(data, pairs=pairs, chosen=False)
+    whole = split(data, pairs=pairs, threshold=0.5)
     assert np.stack([whole.judged.first, whole.judged.second], 1).tolist() == pairs.tolist()
     assert (whole.judged.same == (labels[pairs[:, 0]] == labels[pairs[:, 1]]).numpy()).all()
     assert (whole.given, whole.left_out, whole.choose) == (True, 0, None)
@@ -173,7 +174,7 @@ def test_validation_images_choose_and_all_classes_are_judged() -> None:
     images = torch.rand(9, 1, 2, 2)
     found = split(data_of(labels), validation=(images, torch.arange(9) % 3), count=1000)
     assert found.choose is not None
-    assert found.choose.images is images
+    assert (len(found.images), found.choose.pairs.first.min()) == (33, 24)
     assert (found.choose.source, found.choose.classes) == ("validation images", 3)
     assert (int(found.choose.pairs.same.sum()), len(found.choose.pairs)) == (9, 36)
     assert classes_of(found.judged, labels) == {0, 1, 2, 3}
@@ -192,16 +193,16 @@ TWO = torch.arange(8) % 2
     [
         (TWO, {}, "none of the 6 choosing pairs is different: give more classes, validation images, or"),
         (torch.tensor([0, 0, 1, 2, 3]), {}, r"none of the \d+ (judged|choosing) pairs is same"),
-        (TWO, {"pairs": torch.tensor([[0, 2], [1, 3]]), "chosen": False}, "the 2 judged pairs is different"),
-        (TWO, {"pairs": torch.zeros(0, 2).long(), "chosen": False}, r"none of the 0 judged pairs is same"),
-        (TWO, {"pairs": [[0, 1]]}, r"pairs must be a tensor \(P, 2\) of positions, .*, not a list"),
+        (TWO, {"pairs": torch.tensor([[0, 2], [1, 3]]), "threshold": 0.5}, "the 2 judged pairs is different"),
+        (TWO, {"pairs": torch.zeros(0, 2).long(), "threshold": 0.5}, r"none of the 0 judged pairs is same"),
+        (TWO, {"pairs": [[0, 1]]}, r"pairs must be a tensor \(P, 2\) of positions of two images, not a list"),
         (TWO, {"pairs": torch.rand(3, 2)}, r"not float32 of shape \(3, 2\)"),
-        (TWO, {"pairs": torch.tensor([[0, 8]])}, "hold the position 8, and there are 8 images, counted"),
+        (TWO, {"pairs": torch.tensor([[0, 8]])}, "hold the position 8, and there are 8 images"),
         (TWO, {"pairs": torch.tensor([[-1, 3]])}, "pairs hold the position -1, and there are 8 images"),
-        (TWO, {"pairs": torch.tensor([[0, 1], [3, 3]])}, "pair 1 is an image with itself, which tells"),
-        (TWO, {"validation": torch.rand(3, 1, 2, 2)}, "validation must be a pair of images and"),
+        (TWO, {"pairs": torch.tensor([[0, 1], [3, 3]])}, "pair 1 is an image with itself"),
+        (TWO, {"validation": torch.rand(3, 1, 2, 2)}, "validation must be a Data, not .*a pair of images"),
         (TWO, {"validation": (torch.rand(3, 1, 2, 2), TWO)}, r"labels must be integers of shape \(3,\)"),
-        (TWO, {"validation": (torch.rand(8, 1, 3, 3), TWO)}, r"\(1, 3, 3\) and those .* \(1, 2, 2\): bring"),
+        (TWO, {"validation": (torch.rand(8, 1, 3, 3), TWO)}, "those to judge .*: resize"),
         (
             TWO,
             {"validation": (torch.rand(8, 1, 2, 2), torch.zeros(8).long())},

@@ -206,9 +206,9 @@ def test_another_scale_of_the_evaluation_keeps_the_training(
 def test_cells_of_other_images_are_refused(made: Path, tiny: Scale, tmp_path: Path) -> None:
     found = read_outcome(CELL, tiny, made)
     assert found is not None
-    root = write_cub(tmp_path, (2, 2, 2, 2))
+    scale = replace(tiny, roots={"cub": write_cub(tmp_path, (2, 2, 2, 2))})
     with pytest.raises(UserError, match=r"797 test images of 10 classes, and .* has 4 of 2"):
-        check_same("cub", root, [found])
+        check_same(scale, {Job(Cell("cub", "N/A[S]"), scale, made): found})
 
 
 def test_more_queries_than_images_are_refused() -> None:

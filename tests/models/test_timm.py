@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -56,10 +55,6 @@ def test_it_is_created_by_name_without_a_download(calls: list[dict[str, Any]]) -
     assert net(torch.rand(2, 3, 8, 8)).shape == (2, 7)
 
 
-def test_the_default_embedding_has_512_dimensions(calls: list[dict[str, Any]]) -> None:
-    assert timm_model("tiny")(torch.rand(2, 3, 8, 8)).shape == (2, 512)
-
-
 @pytest.mark.usefixtures("calls")
 def test_pixel_normalisation_is_inside() -> None:
     net = timm_model("tiny", dim=7)
@@ -69,14 +64,6 @@ def test_pixel_normalisation_is_inside() -> None:
     outside = (images - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
     torch.testing.assert_close(net(images), bare(outside))
     assert not torch.allclose(net(images), bare(images))
-
-
-@pytest.mark.usefixtures("calls")
-def test_a_copy_normalises_with_its_own_numbers() -> None:
-    net = timm_model("tiny", dim=7)
-    moved = copy.deepcopy(net).double()
-    images = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(moved(images.double()).float(), net(images))
 
 
 @pytest.mark.usefixtures("calls")
@@ -94,7 +81,7 @@ def test_published_weights_load_except_the_classifier(tmp_path: Path) -> None:
     [
         ("huge", {}, r"timm cannot create 'huge' .*Unknown model \(huge\).*timm.list_models"),
         ("tiny", {"depth": 3}, r"timm cannot create 'tiny' with options \{'depth': 3\}"),
-        ("tiny", {"dim": 0}, "dim is 0"),
+        ("tiny", {"dim": 0}, "dim must be"),
         ("tiny", {"num_classes": 3}, "num_classes is not an option of timm:tiny here; use dim"),
         ("tiny", {"in_chans": 1}, "in_chans is 1, but timm:tiny normalises 3 channels"),
     ],
@@ -107,14 +94,14 @@ def test_impossible_requests_are_refused(name: str, options: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tiny", {"checkpoint_path": "evil.pth"}, "checkpoint_path is not an option of timm:tiny here"),
-        ("tiny", {"pretrained_cfg": {"file": "evil.pth"}}, "pretrained_cfg is not"),
-        ("tiny", {"pretrained_cfg_overlay": {"file": "evil.pth"}}, "pretrained_cfg_overlay is not"),
-        ("tiny", {"cache_dir": "elsewhere"}, "cache_dir is not"),
-        ("tiny", {"pretrained": True}, "pretrained is not"),
-        ("hf-hub:somebody/net", {}, "timm:hf-hub:somebody/net would be taken"),
-        ("hf_hub:somebody/net", {}, "timm:hf_hub:somebody/net would be taken"),
-        ("local-dir:elsewhere", {}, "timm:local-dir:elsewhere would be taken"),
+        ("tiny", {"checkpoint_path": "evil.pth"}, "checkpoint_path would load"),
+        ("tiny", {"pretrained_cfg": {"file": "evil.pth"}}, "pretrained_cfg would"),
+        ("tiny", {"pretrained_cfg_overlay": {"file": "evil.pth"}}, "pretrained_cfg_overlay would"),
+        ("tiny", {"cache_dir": "elsewhere"}, "cache_dir would"),
+        ("tiny", {"pretrained": True}, "pretrained would"),
+        ("hf-hub:somebody/net", {}, "timm:hf-hub:somebody/net would"),
+        ("hf_hub:somebody/net", {}, "timm:hf_hub:somebody/net would"),
+        ("local-dir:elsewhere", {}, "timm:local-dir:elsewhere would"),
     ],
 )
 def test_timm_loads_no_weights(
@@ -125,27 +112,15 @@ def test_timm_loads_no_weights(
     assert calls == []
 
 
-@pytest.mark.usefixtures("calls")
-def test_images_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"takes \(B, 3, H, W\)"):
-        timm_model("tiny")(torch.rand(2, 1, 8, 8))
-
-
-def test_timm_that_is_not_there_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=r"timm:tiny needs timm.*install robustmetric\[timm\]") as caught:
-        model("timm:tiny")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("error", ["RuntimeError", "OSError", "AttributeError", "ImportError"])
-def test_timm_that_fails_to_import_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+@pytest.mark.parametrize("error", [None, "RuntimeError", "OSError", "AttributeError", "ImportError"])
+def test_timm_that_cannot_be_imported_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
 ) -> None:
     (tmp_path / "timm.py").write_text(f"raise {error}('operator torchvision::nms does not exist\\nmore')\n")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=f"{error}: operator torchvision::nms does not exist") as caught:
-        timm_model("tiny")
+    if error is None:
+        monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match=r"timm:tiny needs timm.*install robustmetric\[timm\]") as caught:
+        model("timm:tiny")
     assert "\n" not in str(caught.value)
-    assert "install robustmetric[timm]" in str(caught.value)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from robustmetric.errors import UserError
 from robustmetric.files import DamagedError
 from robustmetric.models import C2F2, load_weights, resnet18, save_weights
 from robustmetric.models.weights import digest_of
@@ -51,23 +52,6 @@ def refuses(net: nn.Module, path: Path, *messages: str) -> None:
     assert equal(before, state(net))
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    source, target = small(), small()
-    assert not equal(state(source), state(target))
-    path = tmp_path / "net.safetensors"
-    save_weights(source, path)
-    assert load_weights(target, path) == []
-    assert equal(state(source), state(target))
-    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
-
-
-def test_a_path_may_be_a_string(tmp_path: Path) -> None:
-    path = str(tmp_path / "net.safetensors")
-    net = small()
-    save_weights(net, path)
-    assert load_weights(net, path) == []
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_files_of_torch_save(tmp_path: Path, zipped: bool, nested: bool) -> None:
@@ -91,41 +75,16 @@ def test_an_imagenet_classifier_keeps_the_models_own_last_layer(tmp_path: Path) 
         assert torch.equal(after[name], before[name] if kept else theirs[name])
 
 
-def test_a_last_layer_that_fits_is_loaded(tmp_path: Path) -> None:
-    source, target = resnet18(dim=8), resnet18(dim=8)
-    save_weights(source, tmp_path / "r18.safetensors")
-    assert load_weights(target, tmp_path / "r18.safetensors") == []
-    assert equal(state(source), state(target))
-
-
-def test_a_last_layer_of_another_width_is_an_error(tmp_path: Path) -> None:
-    net = resnet18(dim=8)
-    content = {**net.state_dict(), "fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
-    path = write(content, tmp_path / "r18.pth")
-    refuses(net, path, "fc.weight is (1000, 2048), the model has (8, 512)", "fc.bias is (1000,)")
-
-
-def test_a_missing_last_layer_is_an_error(tmp_path: Path) -> None:
-    net = resnet18(dim=8)
-    content = {name: value for name, value in net.state_dict().items() if not name.startswith("fc.")}
-    refuses(net, write(content, tmp_path / "r18.pth"), "missing from the file: fc.weight, fc.bias")
-
-
-def test_old_files_have_no_counter_of_batches(tmp_path: Path) -> None:
-    source, target = resnet18(dim=8), resnet18(dim=8)
-    content = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
-    assert len(content) == 102
-    assert load_weights(target, write(content, tmp_path / "old.pth")) == []
-    assert equal(state(source), state(target))
-
-
-def test_half_precision_is_converted(tmp_path: Path) -> None:
-    source, target = small(), small()
-    path = tmp_path / "half.safetensors"
-    save_file({name: value.half() for name, value in state(source).items()}, path)
-    assert load_weights(target, path) == []
-    assert target.fc1.weight.dtype == torch.float32
-    assert torch.equal(target.fc1.weight, source.fc1.weight.half().float())
+def test_files_of_others_are_loaded(tmp_path: Path) -> None:
+    """In half precision, without a digest, and older than BatchNorm's counter of batches."""
+    source = resnet18(dim=8)
+    content = {n: v.half() for n, v in state(source).items() if not n.endswith("num_batches_tracked")}
+    for number, metadata in enumerate((None, {"format": "pt"}, {"made": "elsewhere"})):
+        target, file = resnet18(dim=8), tmp_path / f"{number}.safetensors"
+        save_file(content, file, metadata=metadata)
+        assert load_weights(target, str(file)) == []
+        assert target.fc.weight.dtype == torch.float32
+        assert torch.equal(target.fc.weight, source.fc.weight.half().float())
 
 
 def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
@@ -135,6 +94,7 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     content["head.weight"] = torch.zeros(1)
     content["conv1.weight"] = torch.zeros(32, 3, 5, 5)
     content["fc2.bias"] = torch.zeros(9)
+    content["conv1.bias"] = torch.zeros(32, dtype=torch.int8)
     refuses(
         net,
         write(content, tmp_path / "other.pt"),
@@ -143,29 +103,14 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
         "not in the model: head.weight",
         "conv1.weight is (32, 3, 5, 5), the model has (32, 1, 5, 5)",
         "fc2.bias is (9,), the model has (8,)",
+        "conv1.bias is (32,) of torch.int8, the model has (32,)",
     )
-
-
-def test_integer_weights_do_not_fit(tmp_path: Path) -> None:
-    net = small()
-    content = {**state(net), "fc2.bias": torch.zeros(8, dtype=torch.int8)}
-    refuses(net, write(content, tmp_path / "int.pt"), "fc2.bias is (8,) of torch.int8, the model has (8,)")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     for name in ("none.pt", "none.safetensors"):
         with pytest.raises(FileNotFoundError, match=name):
             load_weights(small(), tmp_path / name)
-
-
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    refuses(small(), tmp_path, "is a folder, not a file of weights; give a file in it")
-
-
-@pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
-def test_an_empty_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    refuses(small(), tmp_path / name, "is an empty file, without weights; copy it again or save them again")
 
 
 @pytest.mark.parametrize("counters", [True, False])
@@ -181,25 +126,6 @@ def test_weights_of_a_network_in_data_parallel(tmp_path: Path, counters: bool) -
     assert equal(state(source), state(target))
     assert load_weights(other, path) == ["fc.weight", "fc.bias"]
     assert torch.equal(other.conv1.weight, source.conv1.weight)
-
-
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        ("one has no prefix", "not in the model: module.conv1.weight,"),
-        ("one is missing", "7 of 8 tensors fit | missing from the file: conv1.bias |"),
-        ("one is too many", "8 of 8 tensors fit | not in the model: head |"),
-    ],
-)
-def test_names_that_do_not_fit_without_the_prefix_either(tmp_path: Path, case: str, told: str) -> None:
-    net = small()
-    content = {f"module.{name}": value for name, value in state(net).items()}
-    if case == "one is too many":
-        content["module.head"] = torch.zeros(1)
-    else:
-        bias = content.pop("module.conv1.bias")
-        content |= {"conv1.bias": bias} if case == "one has no prefix" else {}
-    refuses(net, write(content, tmp_path / "other.pt"), told)
 
 
 class Own(nn.Module):
@@ -237,38 +163,6 @@ def test_a_backbone_is_loaded_under_a_new_head(
     ]
 
 
-@pytest.mark.parametrize("other", ["name", "shape of one that is not the head", "only counters fit"])
-def test_weights_without_a_backbone_in_common_are_refused_in_a_line(tmp_path: Path, other: str) -> None:
-    net, file = resnet18(dim=8), tmp_path / "their.pth"
-    content = state(net)
-    if other == "name":
-        content = {f"encoder.{name}": value for name, value in content.items()}
-        told = "0 of 122 tensors fit"
-    elif other == "only counters fit":
-        content = {n: torch.zeros(3) if v.ndim else v for n, v in content.items()}
-        told = "20 of 122 tensors fit"
-    else:
-        content["layer1.0.conv2.weight"] = torch.zeros(3)
-        told = "121 of 122 tensors fit | wrong shape: layer1.0.conv2.weight is (3,), the model has (64, 64, "
-    before = state(net)
-    with pytest.raises(ValueError, match=re.escape(str(file))) as refused:
-        load_weights(net, write(content, file), report=pytest.fail)
-    assert told in str(refused.value)
-    # Five names at most of each kind, and a count.
-    assert sum(str(refused.value).count(f"{name},") for name in before) <= 10
-    assert len(str(refused.value)) < 1000
-    assert equal(before, state(net))
-
-
-def test_a_model_that_has_the_prefix_itself_loads_its_own_names(tmp_path: Path) -> None:
-    source, target = nn.Sequential(), nn.Sequential()
-    for net in (source, target):
-        net.add_module("module", small())
-    save_weights(source, tmp_path / "net.safetensors")
-    assert load_weights(target, tmp_path / "net.safetensors") == []
-    assert equal(state(source), state(target))
-
-
 class Malicious:
     """A pickle of it creates a file as soon as it is loaded without care."""
 
@@ -284,29 +178,18 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, kind: str) ->
     trace, path = tmp_path / "trace", tmp_path / "evil.pt"
     net = small()
     content: dict[str, Any] = {**net.state_dict(), "fc1.weight": Malicious(trace)}
-    if kind == "torch":
-        torch.save(content, path)
-    elif kind == "nested":
-        torch.save({"state_dict": content}, path)
-    else:
+    if "pickle" in kind:
         path.write_bytes(pickle.dumps(content, protocol=2 if kind == "old pickle" else 4))
+    else:
+        torch.save({"state_dict": content} if kind == "nested" else content, path)
     refuses(net, path, "is not plain weights", "it was refused, and nothing in it was run", ".safetensors")
+    with pytest.raises(UserError) as caught:
+        load_weights(net, path)
+    assert caught.value.__suppress_context__, "torch's own text recommends loading the file unsafely"
     assert not trace.exists()
-
-
-def test_the_malicious_pickle_would_have_run(tmp_path: Path) -> None:
-    torch.save(Malicious(tmp_path / "trace"), tmp_path / "evil.pt")
-    torch.load(tmp_path / "evil.pt", weights_only=False)
-    assert (tmp_path / "trace").exists()
-
-
-def test_a_pickled_network_is_refused_without_unsafe_advice(tmp_path: Path) -> None:
-    path = write(nn.Linear(2, 2), tmp_path / "net.pt")
-    refuses(small(), path, "is not plain weights")
-    with pytest.raises(ValueError, match="refused") as caught:
-        load_weights(small(), path)
-    assert caught.value.__suppress_context__
-    assert "weights_only" not in str(caught.value)
+    if kind == "torch":
+        torch.load(path, weights_only=False)
+        assert trace.exists(), "it would have run"
 
 
 @pytest.mark.parametrize(
@@ -325,24 +208,29 @@ def test_other_content_is_refused(tmp_path: Path, content: object, message: str)
 
 
 @pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
-@pytest.mark.parametrize("content", [b"", b"hello world", b"\x89PNG\r\n", bytes(100), b"{" * 9000])
-def test_a_file_that_is_something_else(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_file_that_is_damaged_or_something_else(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    path.write_bytes(content)
-    refuses(small(), path)
+    (save_weights if name != "net.pt" else torch.save)(small().state_dict(), path)
+    whole = path.read_bytes()
+    parts = [whole[: int(part * len(whole))] for part in (0, 0.001, 0.5, 0.999)]
+    for content in (*parts, b"hello world", b"\x89PNG\r\n", bytes(100), b"{" * 9000):
+        path.write_bytes(content)
+        refuses(small(), path)
 
 
-@pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
-@pytest.mark.parametrize("part", [0.001, 0.5, 0.999])
-def test_a_truncated_file(tmp_path: Path, name: str, part: float) -> None:
-    path = tmp_path / name
-    if name == "net.pt":
-        torch.save(small().state_dict(), path)
+@pytest.mark.parametrize("other", ["name", "shape of one that is not the head", "only counters fit"])
+def test_weights_without_a_backbone_in_common_are_refused(tmp_path: Path, other: str) -> None:
+    net, file = resnet18(dim=8), tmp_path / "their.pth"
+    content = state(net)
+    if other == "name":
+        content = {f"encoder.{name}": value for name, value in content.items()}
+    elif other == "only counters fit":
+        content = {n: torch.zeros(3) if v.ndim else v for n, v in content.items()}
     else:
-        save_weights(small(), path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(part * len(content))])
-    refuses(small(), path, "cannot be read as weights; it is damaged or something else")
+        content["layer1.0.conv2.weight"] = torch.zeros(3)
+    with pytest.raises(UserError, match=r"tensors fit \|") as caught:
+        load_weights(net, write(content, file), report=pytest.fail)
+    assert len(str(caught.value)) < 1000, "a few names of each kind, and a count"
 
 
 def test_shared_and_strided_parameters_are_saved(tmp_path: Path) -> None:
@@ -362,33 +250,6 @@ def test_only_safetensors_is_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"use a name that ends in .safetensors"):
             save_weights(small(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*runs"):
-        save_weights(small(), tmp_path / "runs" / "net.safetensors")
-
-
-def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "net.safetensors"
-    net = small()
-    save_weights(net, path)
-    before = path.read_bytes()
-
-    def full(file: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
-        save_weights(small(), path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
-
-
-def test_a_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    save_weights(small(), tmp_path / "net.safetensors")
-    (tmp_path / "plain").touch()
-    assert (tmp_path / "net.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_two_saves_are_equal(tmp_path: Path) -> None:
@@ -450,15 +311,8 @@ def test_an_archive_that_unpacks_to_more_is_not_unpacked(
     shutil.copy(bomb, checkpoint)
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it is unpacked"))
     refuses(small(), bomb, "it unpacks to more than the file itself", ".safetensors")
-    with pytest.raises(DamagedError, match=r"last\.ckpt .* unpacks to more .* begin a new run"):
+    with pytest.raises(DamagedError, match=r"last\.ckpt .* begin a new run"):
         load_checkpoint(checkpoint)
-
-
-def test_weights_of_others_need_no_digest(tmp_path: Path) -> None:
-    net = small()
-    for metadata in (None, {"format": "pt"}, {"made": "elsewhere"}):
-        save_file(state(net), tmp_path / "net.safetensors", metadata=metadata)
-        assert load_weights(small(), tmp_path / "net.safetensors") == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])

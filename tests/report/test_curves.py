@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def made(
 @pytest.mark.slow
 def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject]) -> None:
     out, record, subject = made
-    found = dict(load_curves(out, record))
+    found = dict(load_curves(out, record)[0])
     plans = curve_plans(Plan.make(**FEW), 40)
     assert list(found) == list(plans)
     for point, each in plans.items():
@@ -210,20 +209,6 @@ def test_what_is_finished_is_not_made_again(
     assert told == [("curves", place + 1, POINTS) for place in range(POINTS)]
 
 
-@pytest.mark.usefixtures("short")
-def test_progress_grows_to_the_end(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
-    told: list[tuple[str, float, int]] = []
-    plan = Plan.make(**{**FEW, "batch": 4})
-    make_curves(subject_of(images, labels), plan, tmp_path, lambda *call: told.append(call))
-    assert {(stage, total) for stage, _, total in told} == {("curves", 4)}
-    shares = [done for _, done, _ in told]
-    assert all(a <= b for a, b in pairwise(shares))
-    assert shares[-1] == 4
-    assert {1, 2, 3, 4} <= {*shares}
-    # Two blocks of queries, embeddings, ranking and a check: a point grows in parts.
-    assert len({share for share in shares if 0 < share < 1}) >= 4
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
@@ -242,8 +227,8 @@ def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, 
         record = Evaluation(subject, plan, out).run()
         make_curves(subject, plan, out)
         for read in (record, load_record(out)):
-            found = list(load_curves(out, read, report=pytest.fail))
-            assert len(found) == len(curve_plans(plan, 40))
+            found, left_out = load_curves(out, read)
+            assert (len(found), left_out) == (len(curve_plans(plan, 40)), [])
         (surrogate,) = {each.network.surrogate for _, each in found}
         assert surrogate == (None if name == "suite" else record.network.surrogate)
 
@@ -259,8 +244,8 @@ def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: P
     Evaluation(subject, plan, out).run()
     make_curves(subject, plan, out)
     (tmp_path / "own.py").unlink()
-    found = list(load_curves(out, load_record(out), report=pytest.fail))
-    assert len(found) == len(curve_plans(plan, 40))
+    found, left_out = load_curves(out, load_record(out))
+    assert (len(found), left_out) == (len(curve_plans(plan, 40)), [])
     assert {each.settings.attacks for _, each in found} == {("own.py:Mine",)}
 
 
@@ -278,8 +263,8 @@ def copy(made: tuple[Path, Record, Subject], tmp_path: Path) -> tuple[Path, Reco
 
 
 def read(out: Path, record: Record) -> tuple[list[CurvePoint], list[str]]:
-    told: list[str] = []
-    return [point for point, _ in load_curves(out, record, told.append)], told
+    found, told = load_curves(out, record)
+    return [point for point, _ in found], told
 
 
 def rewritten(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -301,7 +286,7 @@ def test_a_damaged_point_is_left_out_with_a_line(copy: tuple[Path, Record]) -> N
     assert len(told) == 3, "a point of both curves is told once"
     for name, line in zip(("eps-1", "eps-2", "steps-8"), told, strict=True):
         place = out / FOLDER / name
-        assert line.startswith(f"{place / 'record.json'} is not a whole record: ")
+        assert line.startswith(f"{place / 'record.json'} is damaged, or was changed by hand: ")
         assert line.endswith(f"; remove {place} and evaluate with --curves again")
 
 
@@ -323,7 +308,7 @@ def test_points_of_another_evaluation_are_left_out(
     rewritten(place / "record.json", change)
     found, told = read(out, record)
     assert len(found) == POINTS - 1
-    assert told == [f"{place} is of another evaluation; remove it and evaluate with --curves again"]
+    assert told == [f"{place} is of another evaluation; remove {place} and evaluate with --curves again"]
 
 
 def test_points_that_are_not_there(copy: tuple[Path, Record]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from robustmetric.experiments.outcome import Outcome
 from robustmetric.experiments.paper import experiment
 from robustmetric.experiments.samplers import EDGES
 from robustmetric.report import plots
-from robustmetric.report.style import new_figure, plain, save, styled
-from tests.helpers.records import a_record
+from robustmetric.report.curves import CurvePoint
+from robustmetric.report.pictures import Map
+from robustmetric.report.plots import inline, plain, save, styled
+from tests.helpers.pages import parsed
+from tests.helpers.records import a_record, altered
 
 
 def lines_of(axes: Axes) -> dict[str, list[tuple[float, float]]]:
-    """The points of each named line."""
-    named = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    return {str(line.get_label()): _points(line) for line in named}
+    """The points of each named series."""
+    return {str(c.get_label()): _points(c.lines[0]) for c in axes.containers}  # type: ignore[attr-defined]
 
 
 def _points(line: Any) -> list[tuple[float, float]]:
@@ -87,7 +90,7 @@ def test_curves_show_ours_and_the_published_points() -> None:
         assert lines_of(cost)[f"{name} ours"] == [(c, s["ERS"]) for c, s in kept.items()]
         assert lines_of(recall)[f"{name} ours"] == [(c, s["R@1"] + 1) for c, s in kept.items()]
         assert lines_of(both)[f"{name} ours"] == [(s["R@1"] + 1, s["ERS"]) for s in kept.values()]
-    solid = {str(line.get_label()): line for line in cost.lines}
+    solid = {str(c.get_label()): c.lines[0] for c in cost.containers}
     assert solid["ACT[S] ours"].get_linestyle() == "-"
     assert solid["ACT[S] published"].get_linestyle() == "--"
     assert solid["ACT[S] published"].get_markerfacecolor() == "white"
@@ -163,8 +166,9 @@ ROWS = [
 
 def test_a_training_shows_what_was_logged() -> None:
     figure = plots.training({"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs")
-    hardness, perturbed, loss = figure.axes
-    assert [axes.get_ylabel() for axes in figure.axes] == ["hardness", "perturbed, %", "loss"]
+    hardness, perturbed, loss, recall = figure.axes
+    assert [axes.get_ylabel() for axes in figure.axes] == ["hardness", "perturbed, %", "loss", "R@1"]
+    assert lines_of(recall) == {"mine": [(15, 98)]}
     assert lines_of(hardness) == {
         "mine source": [(10, -0.3), (20, -0.4)],
         "mine destination": [(10, -0.1)],
@@ -222,7 +226,7 @@ def test_records_show_ers_recall_and_terms() -> None:
     assert [tick.get_text() for tick in terms.get_yticklabels()][:2] == ["CA+", "CA−"]
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told == ["plain", "fallen (ERS not valid)"]
-    faces = {line.get_label(): line.get_markerfacecolor() for line in scatter.lines}
+    faces = {c.get_label(): c.lines[0].get_markerfacecolor() for c in scatter.containers}
     assert (faces["plain"], faces["fallen"]) == ("#0072B2", "white")
     drawn(figure)
 
@@ -286,10 +290,67 @@ def test_plots_do_not_touch_matplotlibs_settings_or_windows() -> None:
         assert "pyplot" not in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("formats", "told"), [(["gif"], "unknown format 'gif'; known: pdf, png, svg"), ([], "no format is given")]
-)
-def test_unknown_formats_are_refused(formats: list[str], told: str, tmp_path: Path) -> None:
-    with styled(), pytest.raises(UserError, match=told):
-        save(new_figure(1.0), tmp_path / "plot", formats)
-    assert not list(tmp_path.iterdir())
+def test_curves_stand_at_their_budgets() -> None:
+    record = altered(a_record(), settings={"eps": 16 / 255})
+    points = [
+        CurvePoint("eps", 8 / 255, "a"),
+        CurvePoint("eps", 16 / 255, "b"),
+        CurvePoint("steps", 4.0, "b"),
+    ]
+    length = altered(a_record({"ERS": 50.0}), settings={"norm": "l2", "eps": 2.0, "search": "apgd"})
+    named = {"one": [(p, record) for p in points], "two": [(CurvePoint("eps", 2.0, "c"), length)], "none": []}
+    found = plots.budgets(named)
+    assert [*found] == ["ε, in levels of 255", "ε, a length (L2)", "steps"]
+    levels, lengths, steps = (figure.axes for figure in found.values())
+    assert [axes.get_ylabel() for axes in levels] == ["ERS ↑", "ES:R ↑"]
+    assert lines_of(levels[0]) == {"one": [(8, record["ERS"]), (16, record["ERS"])]}
+    assert lines_of(lengths[0]) == {"two": [(2, 50)]}
+    assert lines_of(steps[1]) == {"one": [(4, record["ES:R"])]}
+    for figure in found.values():
+        drawn(figure)
+    few = record.model_copy(
+        update={"ers": None, "scores": {n: record.scores[n] for n in ("GTM", "CA+", "TMA")}}
+    )
+    (figure,) = plots.budgets({"few": [(points[0], few)]}).values()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["CA+ ↑", "TMA ↓"]
+    assert plots.budgets({"none": []}) == {}
+
+
+def test_a_map_has_its_points_and_the_moves_of_each_attack() -> None:
+    shown = Map(
+        points=[(0.0, 0.1, 0), (1.0, 0.2, 1), (0.5, 0.5, 1)], classes=["$a$", "b"], explained=(0.5, 0.2),
+        moves={"ES": [(0.0, 0.1, 0.5, 0.6)], "TMA": []},
+    )  # fmt: skip
+    figure = plots.embedding_map(shown, ["TMA", "ES"])
+    assert [_points(c.lines[0]) for c in figure.axes[0].containers] == [[(0, 0.1)], [(1, 0.2), (0.5, 0.5)]]  # type: ignore[attr-defined]
+    page = parsed(inline(figure, "a map", "map-0"))
+    assert [one["id"] for one in page.all("g") if "moves" in one.attributes.get("id", "")] == [
+        "map-0-moves-1"
+    ]
+    assert "$a$" in page.text
+    drawn(figure)
+
+
+def test_a_plot_within_a_page_has_no_styles_and_the_page_s_colours() -> None:
+    names = ["plain", '</svg><script>alert(1)</script> style="x: y"']
+    text = inline(plots.records({name: a_record() for name in names}), 'about "it" <b>', "key")
+    svg = parsed(text).one("svg")
+    assert svg["aria-label"] == 'about "it" <b>'
+    assert svg["fill"] == "currentColor"
+    assert not svg.all("style")
+    assert not svg.all("metadata")
+    assert not svg.all("script")
+    assert names[1] in svg.text, "a name is a text, whatever it looks like"
+    every = {name: value for one in svg.every() for name, value in one.attributes.items()}
+    assert "style" not in every
+    ids = [one["id"] for one in svg.every() if "id" in one.attributes]
+    assert len(ids) == len(set(ids))
+    assert all(name.startswith("key-") for name in ids)
+    for one in svg.every():
+        for value in one.attributes.values():
+            assert all(link in ids for link in re.findall(r"(?:^|url\()#([\w-]+)", value)), (
+                "links lead to ids"
+            )
+    colours = {one.attributes.get(name, "") for one in svg.every() for name in ("stroke", "fill")}
+    assert {"var(--s0)", "var(--s1)"} <= colours
+    assert not [colour for colour in colours if colour.startswith("#")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from robustmetric.experiments.outcome import Outcome
-from robustmetric.report.summary import SCORES, Estimate, Summary, hardness_of, scores_of, summarise
+from robustmetric.report.summary import SCORES, Estimate, hardness_of, scores_of, summarise
 from tests.helpers.records import SCORES as PAPER
 from tests.helpers.records import a_record
 
@@ -91,7 +91,3 @@ def test_samplers_have_estimates_of_a_statistic() -> None:
     assert found["R"].deviation == pytest.approx(math.sqrt(0.02))
     assert found["H"] == Estimate(0.1, deviation=0.0)
     assert summarise(cells, hardness_of("variance")).estimates["R"].value == pytest.approx(0.2)
-
-
-def test_a_summary_without_cells_has_not_fallen() -> None:
-    assert not Summary(seeds=1).fallen

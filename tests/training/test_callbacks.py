@@ -15,15 +15,14 @@ from torch import Tensor, nn
 import robustmetric as rm
 from robustmetric.data.pairs import PairLoader
 from robustmetric.training import (
+    Checkpoints,
     CollapsedError,
     CollapseGuard,
-    Keeper,
     MetricModule,
     MetricsFile,
     load_recipe,
     train,
 )
-from robustmetric.training.module import SCORES
 
 SMALL = {"epochs": 3, "steps": 4, "save_every": 1000}
 
@@ -46,20 +45,6 @@ def test_a_collapse_is_caught_and_the_good_weights_kept(defense: str, tmp_path: 
     with torch.no_grad():
         spread = 1 - rm.embed(good, images).mean(0).square().sum()
     assert spread > 0.01
-
-
-@pytest.mark.slow
-def test_told_to_go_on_it_says_so_and_goes_on(tmp_path: Path) -> None:
-    said: list[str] = []
-    train(
-        load_recipe("digits", {**SMALL, "epochs": 2, "defense": "min-max[S]"}),
-        tmp_path / "run",
-        progress=False,
-        go_on_after_collapse=True,
-        report=said.append,
-    )
-    (collapse,) = [line for line in said if "the network collapsed" in line]
-    assert collapse.endswith("Training continues")
 
 
 @pytest.mark.slow
@@ -111,7 +96,7 @@ def fit(folder: Path, defense: rm.Defense, steps: int, resume: bool = False, **g
         callbacks=[
             MetricsFile(folder / "metrics.csv", every=1),
             CollapseGuard(folder, patience=2, **guard),
-            Keeper(folder, every=1),
+            Checkpoints(folder, every=1),
         ],
         logger=False,
         enable_checkpointing=False,
@@ -149,9 +134,7 @@ def test_logs_that_nobody_knows_get_columns_of_their_own(tmp_path: Path) -> None
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_without_a_spread_nan_is_still_caught(tmp_path: Path) -> None:
-    with pytest.raises(
-        CollapsedError, match=r"diverged at step 4: the loss is NaN.*step 2, when all was well"
-    ):
+    with pytest.raises(CollapsedError, match=r"diverged at step 4: the loss is NaN.*step 2, before that"):
         fit(tmp_path, Bare(nan_at=4), 9, go_on=True)
     good = rm.model("c2f2", size=8, dim=8)
     assert rm.load_weights(good, tmp_path / "good.safetensors") == []
@@ -160,31 +143,14 @@ def test_without_a_spread_nan_is_still_caught(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_nan_in_the_first_step_leaves_no_good_weights(tmp_path: Path) -> None:
-    with pytest.raises(
-        CollapsedError, match=r"began with it, at step 1: the loss is NaN.*look at the"
-    ) as told:
+    with pytest.raises(CollapsedError, match=r"began with it, at step 1: the loss is NaN.*look at the"):
         fit(tmp_path, Bare(nan_at=1), 9)
-    assert "all was well" not in str(told.value)
     assert not (tmp_path / "good.safetensors").exists()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("spread", [0.0, -1e-9, 1e-8])
 def test_a_spread_of_nothing_from_the_start_is_a_collapse(tmp_path: Path, spread: float) -> None:
-    with pytest.raises(CollapsedError, match=r"collapsed at about step 1: .* from the first step on") as told:
+    with pytest.raises(CollapsedError, match=r"collapsed at about step 1: .* from the first step on"):
         fit(tmp_path, Bare(spread=spread), 9)
-    assert "all was well" not in str(told.value)
     assert not (tmp_path / "good.safetensors").exists()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_a_small_spread_that_stays_is_no_collapse(tmp_path: Path) -> None:
-    fit(tmp_path, Bare(spread=1e-4), 9)
-
-
-@pytest.mark.slow
-def test_the_known_columns_are_there_in_their_order(tmp_path: Path) -> None:
-    recipe = load_recipe("digits", {"epochs": 1, "steps": 1, "batch": 512, "dim": 16})
-    train(recipe, tmp_path / "run", progress=False)
-    assert table(tmp_path / "run")[0] == list(MetricsFile.FIELDS)
-    assert MetricsFile.FIELDS[-len(SCORES) :] == SCORES

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import robustmetric as rm
-from robustmetric.training import CollapsedError, CollapseGuard, Keeper, MetricModule
+from robustmetric.training import Checkpoints, CollapsedError, CollapseGuard, MetricModule
 from robustmetric.training.callbacks import MetricsFile
-from robustmetric.training.robust import ROBUST
+from robustmetric.training.sets import ROBUST
 from tests.helpers.command import Clock
 
 
@@ -49,7 +49,7 @@ def be(network: MetricModule, value: float) -> MetricModule:
 def test_the_best_weights_are_those_of_the_highest_score_the_later_of_equal_ones(
     scores: tuple[float, ...], best: int, tmp_path: Path
 ) -> None:
-    keeper, network = Keeper(tmp_path, every=10), module()
+    keeper, network = Checkpoints(tmp_path, every=10), module()
     for step, score in enumerate(scores):
         keeper.on_validation_end(trainer(step, **{"R@1": score}), be(network, step))
         assert written(tmp_path / "last.safetensors") == step
@@ -74,9 +74,9 @@ def test_the_best_weights_are_those_of_the_highest_score_the_later_of_equal_ones
 def test_a_validation_says_whether_it_tells_weights_apart(
     scores: tuple[float, ...], count: int, undecided: bool, tmp_path: Path
 ) -> None:
-    keeper = Keeper(tmp_path, every=10)
+    keeper = Checkpoints(tmp_path, every=10)
     for step, score in enumerate(scores):
-        resumed = Keeper(tmp_path, every=10)
+        resumed = Checkpoints(tmp_path, every=10)
         resumed.load_state_dict(keeper.state_dict())
         keeper = resumed
         keeper.on_validation_end(trainer(step, **{"R@1": score}), module())
@@ -84,7 +84,7 @@ def test_a_validation_says_whether_it_tells_weights_apart(
 
 
 def test_the_best_weights_may_be_those_of_another_score(tmp_path: Path) -> None:
-    keeper, network = Keeper(tmp_path, every=10, by=ROBUST), module()
+    keeper, network = Checkpoints(tmp_path, every=10, by=ROBUST), module()
     for step, (plain, robust) in enumerate([(90, 10), (80, 40), (95, 20)]):
         keeper.on_validation_end(trainer(step, **{"R@1": plain, ROBUST: robust}), be(network, step))
     assert written(tmp_path / "best.safetensors") == 1
@@ -113,7 +113,7 @@ def worker(step: int, together: Callable[[bool], bool], saved: list[int]) -> Any
 def test_a_checkpoint_is_written_by_time_as_well(tmp_path: Path) -> None:
     """A step takes four minutes; checkpoints come every 6 steps and, from the last one, after 10 minutes."""
     clock, saved = Clock(100.0), []  # type: ignore[var-annotated]
-    keeper = Keeper(tmp_path, every=6, minutes=10.0, clock=clock)
+    keeper = Checkpoints(tmp_path, every=6, minutes=10.0, clock=clock)
     clock.now = 5000.0  # what was before the first step does not count
     keeper.on_train_start(worker(0, bool, saved), module())
     for step in range(1, 12):
@@ -138,7 +138,7 @@ def test_workers_whose_clocks_differ_save_together(tmp_path: Path) -> None:
             return found
 
         clock = Clock()
-        keeper = Keeper(tmp_path, every=5, minutes=10.0, clock=clock)
+        keeper = Checkpoints(tmp_path, every=5, minutes=10.0, clock=clock)
         for step in range(1, 8):
             clock.now += 100 + 100 * rank
             keeper.on_train_batch_end(worker(step, together, saved[rank]), module(), None, None, 0)

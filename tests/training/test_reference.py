@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from robustmetric.data.pairs import draw_pairs, random
-from robustmetric.training.network import make_network
+from robustmetric.training.folder import RunFolder
+from robustmetric.training.module import make_network
 from robustmetric.training.parts import source_of
-from robustmetric.training.recipe import load_recipe, make_recipe
-from robustmetric.training.run import train
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.recipe import make_recipe
 from robustmetric.training.sets import PairData, load_sets
 from tests.helpers.command import refused, works
 
@@ -84,14 +83,3 @@ def test_a_run_by_the_reference_says_so_counts_its_last_weights_and_goes_on(tmp_
     assert whole.weights().file == whole.last
     works("train", *QUICK, "--epochs", 2, "--out", tmp_path / "otherwise")
     assert whole.last.read_bytes() != (tmp_path / "otherwise" / "last.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_run_of_before_goes_on_without_the_entry(tmp_path: Path) -> None:
-    recipe = load_recipe("digits", {"defense": "N/A[S]", "batch": 512, "dim": 16, "epochs": 1})
-    train(recipe, tmp_path / "run", progress=False, report=lambda _: None)
-    file = tmp_path / "run" / "recipe.yaml"
-    kept = [line for line in file.read_text().splitlines() if not line.startswith("reference:")]
-    file.write_text("\n".join(kept) + "\n")
-    assert not RunFolder(tmp_path / "run").recipe().reference
-    works("train", "--out", tmp_path / "run", "--resume", "--epochs", 2)

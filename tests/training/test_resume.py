@@ -25,7 +25,7 @@ import torch
 
 from robustmetric import data
 from robustmetric.training import Stopped
-from robustmetric.training.callbacks import Keeper
+from robustmetric.training.callbacks import Checkpoints
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
 from tests.helpers.processes import at_call, die, forked, needs_fork, run_program
@@ -92,9 +92,9 @@ class Death(L.Callback):
     ) -> None:
         if self.kind in ("SIGTERM", "SIGINT") and trainer.global_step == self.number:
             print("ready", flush=True)
-            keeper = next(c for c in trainer.callbacks if isinstance(c, Keeper))  # type: ignore[attr-defined]
+            keeper = next(c for c in trainer.callbacks if isinstance(c, Checkpoints))  # type: ignore[attr-defined]
             for _ in range(3000):
-                if keeper.signals is not None and keeper.signals.stop is not None:
+                if keeper.signals.name is not None:
                     return
                 time.sleep(0.01)
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import csv
-import errno
-import json
-import os
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import robustmetric as rm
 from robustmetric.training.module import MetricModule
 from robustmetric.training.recipe import Recipe, load_recipe
 from robustmetric.training.run import train
-from robustmetric.training.stops import CutShortError
 
 # Two steps an epoch, without perturbations: what is tested here is what lies around them.
 QUICK: dict[str, Any] = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "dim": 16, "validation": 0}
@@ -34,26 +28,6 @@ from torch import nn
 
 def network(dim):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, dim))
-"""
-
-OWN = """
-from torch import nn
-
-class Mine(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 8))
-
-    def forward(self, images):
-        return self.layers(images)
-
-def network(dim):
-    return Mine()
-
-def seven(dim):
-    return 7
-
-constant = 7
 """
 
 
@@ -102,33 +76,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MetricModu
 # The folder of a run
 
 
-def test_files(finished: tuple[Path, MetricModule]) -> None:
-    out, _ = finished
-    needed = {"recipe.yaml", "run.json", "metrics.csv", "last.ckpt", *WEIGHTS}
-    found = {path.name for path in out.iterdir()}
-    assert needed <= found
-    assert not [name for name in found if name.endswith(".tmp")]
-
-
-def test_recipe_as_resolved(finished: tuple[Path, MetricModule]) -> None:
-    kept = load_recipe(finished[0] / "recipe.yaml")
-    assert kept == quick(batch=128, epochs=2, dim=32, steps=1, defense="HM[S,LGA]&ICS")
-    # Everything is there, also what was not said.
-    text = (finished[0] / "recipe.yaml").read_text(encoding="utf-8")
-    assert all(f"{key}: " in text for key in Recipe.model_fields)
-
-
-def test_versions(finished: tuple[Path, MetricModule]) -> None:
-    about = json.loads((finished[0] / "run.json").read_text(encoding="utf-8"))
-    assert about["recipe"] == load_recipe(finished[0] / "recipe.yaml").model_dump(mode="json")
-    assert about["skipped"] == []
-    [start] = about["starts"]
-    assert start["torch"] == version("torch")
-    assert start["lightning"] == L.__version__
-    assert start["robustmetric"] == rm.__version__
-    assert start["python"].count(".") == 2
-
-
 def test_metrics(finished: tuple[Path, MetricModule]) -> None:
     found = rows(finished[0])
     columns = list(found[0])
@@ -162,22 +109,6 @@ def test_metrics(finished: tuple[Path, MetricModule]) -> None:
             )
 
 
-def test_triplets_and_anchors_are_counted(tmp_path: Path) -> None:
-    go(tmp_path / "run", batch=128)
-    # 1,000 images are 16 steps of 62 or 63 pairs, of which the tenth is written down.
-    assert [(row["triplets"], row["anchors"]) for row in rows(tmp_path / "run")] == [("62", "62"), ("", "")]
-
-
-def test_weights(finished: tuple[Path, MetricModule]) -> None:
-    out, module = finished
-    last, best = (rm.model("c2f2", size=8, dim=32) for _ in WEIGHTS)
-    assert rm.load_weights(last, out / "last.safetensors") == []
-    assert rm.load_weights(best, out / "best.safetensors") == []
-    assert same(state(last), state(module.model))
-    scores = [float(row["R@1"]) for row in rows(out) if row["R@1"]]
-    assert same(state(best), state(last)) == (scores[1] >= scores[0])
-
-
 def test_checkpoint(finished: tuple[Path, MetricModule]) -> None:
     out, module = finished
     kept = torch.load(out / "last.ckpt", weights_only=True)
@@ -189,43 +120,6 @@ def test_checkpoint(finished: tuple[Path, MetricModule]) -> None:
     assert any("previous_loss" in name for name in kept["state_dict"]), "LGA's loss is not kept"
     assert sorted(kept["random_states"][0]) == ["cpu", "cuda", "numpy", "python"]
     assert kept["optimizer_states"][0]["state"]
-
-
-def test_best_is_kept_by_r_at_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = iter([0.5, 0.7, 0.6, 0.65, 0.7])
-    monkeypatch.setattr(
-        "robustmetric.training.module.retrieval_scores",
-        lambda *_: {"R@1": next(fake), "R@2": 0.9, "mAP": 0.5, "mAP@R": 0.5, "NMI": 0.5},
-    )
-    seen: list[dict[str, Tensor]] = []
-
-    class Watch(L.Callback):
-        def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-            seen.append(state(pl_module.model))
-
-    go(tmp_path / "run", epochs=3, callbacks=[Watch()])
-    assert same(load_file(tmp_path / "run" / "best.safetensors"), seen[1])
-    assert same(load_file(tmp_path / "run" / "last.safetensors"), seen[2])
-    # A resumed run remembers the best; of equal ones the later counts.
-    go(tmp_path / "run", epochs=4, resume=True)
-    assert same(load_file(tmp_path / "run" / "best.safetensors"), seen[1])
-    go(tmp_path / "run", epochs=5, resume=True, callbacks=[Watch()])
-    assert same(load_file(tmp_path / "run" / "best.safetensors"), seen[3])
-
-
-def test_validate_every(tmp_path: Path) -> None:
-    go(tmp_path / "run", epochs=4, validate_every=2)
-    assert [(row["epoch"], row["step"]) for row in rows(tmp_path / "run") if row["R@1"]] == [
-        ("1", "4"),
-        ("3", "8"),
-    ]
-
-
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_last_weights_are_those_of_the_end(tmp_path: Path, epochs: int) -> None:
-    module = go(tmp_path / "run", epochs=epochs, validate_every=2)
-    assert (tmp_path / "run" / "last.safetensors").exists()
-    assert same(load_file(tmp_path / "run" / "last.safetensors"), state(module.model))
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
@@ -257,38 +151,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"thesis.txt": b"precious"}
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    go(tmp_path)
-    assert (tmp_path / "last.safetensors").exists()
-
-
-def test_a_run_that_could_not_start_does_not_take_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no weights file"):
-        go(tmp_path / "run", weights="mistyped.safetensors")
-    go(tmp_path / "run")
-
-
-def test_a_folder_of_a_run_killed_in_its_first_write_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "run"
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        # As SIGKILL: nothing is tidied up.
-        patched.setattr(os, "fsync", killed)
-        patched.setattr(Path, "unlink", lambda *_, **__: None)
-        with pytest.raises(Killed):
-            go(out, resume=True)
-    assert not (out / "recipe.yaml").exists()
-    go(out, resume=True)
-
-
 # Resuming
 
 
@@ -313,46 +175,6 @@ def test_resume_with_another_recipe_is_refused(tmp_path: Path, changes: dict[str
     assert contents(out) == before
 
 
-def test_resume_of_a_finished_run_does_nothing(tmp_path: Path) -> None:
-    first = go(tmp_path / "run")
-    before = contents(tmp_path / "run")
-    again = go(tmp_path / "run", resume=True)
-    after = contents(tmp_path / "run")
-    assert again.trainer.global_step == 2
-    assert same(state(first.model), state(again.model))
-    for name in ("metrics.csv", "recipe.yaml", *WEIGHTS):
-        assert after[name] == before[name], name
-    kept = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
-    assert kept["global_step"] == 2
-    assert len(json.loads(after["run.json"])["starts"]) == 2
-
-
-@pytest.mark.parametrize("text", ['{"seed": 0}', '{"starts": 3}'])
-def test_an_account_of_earlier_starts_that_says_nothing_stops_nothing(tmp_path: Path, text: str) -> None:
-    go(tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text(text)
-    go(tmp_path / "run", resume=True)
-    assert len(json.loads((tmp_path / "run" / "run.json").read_text())["starts"]) == 1
-
-
-def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:
-    go(tmp_path / "whole", epochs=3)
-    go(tmp_path / "parts", epochs=1)
-    go(tmp_path / "parts", epochs=3, resume=True)
-    whole, parts = contents(tmp_path / "whole"), contents(tmp_path / "parts")
-    for name in ("metrics.csv", "recipe.yaml", *WEIGHTS):
-        assert whole[name] == parts[name], name
-    assert [row["step"] for row in rows(tmp_path / "parts")] == ["2", "4", "6"]
-
-
-def test_resume_without_a_run_begins_one(tmp_path: Path) -> None:
-    go(tmp_path / "resumed", resume=True)
-    go(tmp_path / "begun")
-    assert (
-        contents(tmp_path / "resumed")["last.safetensors"] == contents(tmp_path / "begun")["last.safetensors"]
-    )
-
-
 @pytest.mark.parametrize("rest", ["1", "1,2", "1,2,0.3"])
 def test_a_row_cut_short_is_dropped(tmp_path: Path, rest: str) -> None:
     go(tmp_path / "whole", epochs=2)
@@ -363,61 +185,7 @@ def test_a_row_cut_short_is_dropped(tmp_path: Path, rest: str) -> None:
     assert contents(tmp_path / "whole")["metrics.csv"] == contents(tmp_path / "parts")["metrics.csv"]
 
 
-class Touch:
-    """What a malicious pickle would do: make a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Path.touch, (self.path,)
-
-
-def test_a_malicious_checkpoint_is_not_run(tmp_path: Path) -> None:
-    go(tmp_path / "run")
-    torch.save({"state_dict": Touch(tmp_path / "owned")}, tmp_path / "run" / "last.ckpt")
-    with pytest.raises(
-        Exception, match=r"last\.ckpt is damaged, or comes from elsewhere: .* was not run; begin a new"
-    ):
-        go(tmp_path / "run", epochs=2, resume=True)
-    assert not (tmp_path / "owned").exists()
-
-
 # Networks and weights of one's own
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.py"
-    path.write_text(OWN)
-    return path
-
-
-def test_own_network(tmp_path: Path, own: Path) -> None:
-    module = go(tmp_path / "run", model=f"{own}:network")
-    assert type(module.model).__name__ == "Mine"
-    assert load_file(tmp_path / "run" / "last.safetensors").keys() == {"layers.1.weight", "layers.1.bias"}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
-        ("missing.py:network", FileNotFoundError, r"no file .*missing\.py to take the model from"),
-        ("mine.py:other", ValueError, r"mine\.py: unknown name 'other'; known: Mine, network, seven"),
-        ("mine.py:constant", ValueError, r"'constant' of .*mine\.py is a int; .*must be a class or a func"),
-        ("mine.py:seven", ValueError, r"mine\.py:seven' made a int; it must make a Module"),
-    ],
-)  # fmt: skip
-def test_own_network_that_is_none(
-    tmp_path: Path, own: Path, name: str, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        go(tmp_path / "run", model=str(own.parent / name))
-
-
-def test_an_unknown_network_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown model 'c2f3' \(did you mean 'c2f2'\?\)"):
-        go(tmp_path / "run", model="c2f3")
 
 
 def test_weights_to_begin_with(tmp_path: Path) -> None:
@@ -436,74 +204,4 @@ def test_weights_to_begin_with(tmp_path: Path) -> None:
     assert not same(state(module.model), state(given))
 
 
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    rm.save_weights(nn.Sequential(nn.Linear(2, 3)), tmp_path / "other.safetensors")
-    with pytest.raises(
-        ValueError, match=r"other\.safetensors does not fit this C2F2: .*conv1\.weight.*0\.weight"
-    ):
-        go(tmp_path / "run", model="c2f2", weights=str(tmp_path / "other.safetensors"))
-    rm.save_weights(rm.model("c2f2", size=28, dim=16), tmp_path / "large.safetensors")
-    with pytest.raises(ValueError, match=r"fc1\.weight is \(1024, 3136\), the model has \(1024, 256\)"):
-        go(tmp_path / "run2", model="c2f2", weights=str(tmp_path / "large.safetensors"))
-
-
-def test_no_weights(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no weights file .*missing\.safetensors"):
-        go(tmp_path / "run", model="c2f2", weights=str(tmp_path / "missing.safetensors"))
-
-
-def test_malicious_weights_are_not_run(tmp_path: Path) -> None:
-    torch.save({"conv1.weight": Touch(tmp_path / "owned")}, tmp_path / "weights.pt")
-    with pytest.raises(
-        ValueError, match=r"weights\.pt is not plain weights: it was refused, and nothing in it was run"
-    ):
-        go(tmp_path / "run", model="c2f2", weights=str(tmp_path / "weights.pt"))
-    assert not (tmp_path / "owned").exists()
-    # The file is as bad as it looks.
-    torch.load(tmp_path / "weights.pt", weights_only=False)
-    assert (tmp_path / "owned").exists()
-
-
 # A full disk
-
-
-class FullDisk(L.Callback):
-    """Lets the disk be full from the n-th synchronisation of the training on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-        self.monkeypatch, self.calls = monkeypatch, calls
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        fsync = os.fsync
-
-        def full(descriptor: int) -> None:
-            self.calls -= 1
-            if self.calls < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            fsync(descriptor)
-
-        self.monkeypatch.setattr(os, "fsync", full)
-
-
-@pytest.mark.parametrize(("calls", "step"), [(2, 1), (4, 1), (6, 1), (8, 2), (10, 3)])
-def test_a_full_disk_keeps_the_previous_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, step: int
-) -> None:
-    # Two for each file: the checkpoint of step 1, last and best weights, the checkpoints of step 2, which
-    # ends the epoch, and of step 3. The callbacks of the user come after metrics.csv's.
-    with monkeypatch.context() as patched, pytest.raises(CutShortError, match="No space left") as caught:
-        go(tmp_path / "run", callbacks=[FullDisk(patched, calls)], epochs=2, save_every=1)
-    assert f"make room; the checkpoint of step {step} is whole" in str(caught.value)
-    kept = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
-    assert kept["global_step"] == step
-    assert not [path.name for path in (tmp_path / "run").iterdir() if path.name.endswith(".tmp")]
-
-
-def test_after_a_full_disk_the_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go(tmp_path / "whole", batch=512, epochs=2, save_every=3)
-    with monkeypatch.context() as patched, pytest.raises(CutShortError, match="No space left"):
-        go(tmp_path / "run", callbacks=[FullDisk(patched, 2)], batch=512, epochs=2, save_every=3)
-    assert torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["global_step"] == 3
-    go(tmp_path / "run", resume=True, batch=512, epochs=2, save_every=3)
-    for name in ("metrics.csv", *WEIGHTS):
-        assert contents(tmp_path / "run")[name] == contents(tmp_path / "whole")[name], name

@@ -16,43 +16,42 @@ from hypothesis import strategies as st
 
 import robustmetric as rm
 from robustmetric.data.pairs import PairLoader
-from robustmetric.training.module import MetricModule
+from robustmetric.training.module import MetricModule, scheduler
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
-from robustmetric.training.schedule import factor
 
 QUICK = {"defense": "N/A[R]", "batch": 256, "dim": 16, "validation": 0, "epochs": 2}
 
 
 @given(
-    steps=st.integers(1, 500),
-    warmup=st.integers(0, 600),
+    steps=st.integers(4, 60),
+    warmup=st.integers(0, 80),
     schedule=st.sampled_from(["constant", "cosine"]),
 )
 def test_it_rises_to_one_and_stays_or_falls_to_zero(steps: int, warmup: int, schedule: Any) -> None:
-    rates = [factor(step, steps=steps, warmup=warmup, schedule=schedule) for step in range(steps + 1)]
-    assert all(0 <= rate <= 1 for rate in rates)
-    rising, rest = rates[:warmup], rates[warmup:]
-    assert rising == [pytest.approx((k + 1) / warmup) for k in range(len(rising))]
-    if schedule == "constant":
-        assert set(rest) <= {1.0}
-    elif rest and steps > warmup:
-        assert rest[0] == 1
-        assert rest[-1] == pytest.approx(0)
-        assert rest == sorted(rest, reverse=True)
+    make = scheduler(steps=steps, warmup=warmup, schedule=schedule)
+    if make is None:
+        assert (warmup, schedule) == (0, "constant")
+        return
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    decay, rates = make(optimizer), []
+    for _ in range(steps + 1):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        decay.step()
+    warmup = min(warmup, steps // 4)
+    rest = rates[warmup:]
+    assert rates[:warmup] == [pytest.approx((k + 1) / warmup) for k in range(warmup)]
+    assert rest[0] == 1
+    assert rest == sorted(rest, reverse=True)
+    assert rest[-1] == pytest.approx(1 if schedule == "constant" else 0)
 
 
 class Rates(L.Callback):
-    """Notes the learning rate and the norm of the gradient of each step."""
+    """Notes the learning rate of each step."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []
-        self.norms: list[float] = []
-
-    def on_before_zero_grad(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
-        gradients = [p.grad for p in pl_module.model.parameters() if p.grad is not None]
-        if gradients:
-            self.norms.append(float(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])
@@ -68,23 +67,6 @@ def test_the_learning_rate_of_a_recipe(tmp_path: Path) -> None:
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         logged = {int(row["step"]): float(row["lr"]) for row in csv.DictReader(file) if row["lr"]}
     assert logged == {10: pytest.approx(spy.rates[9], rel=1e-5)}
-
-
-@pytest.mark.slow
-def test_gradients_are_clipped(tmp_path: Path) -> None:
-    norms = {}
-    for clip in (None, 0.01):
-        spy = Rates()
-        train(
-            load_recipe("digits", {**QUICK, "clip": clip}),
-            tmp_path / f"{clip}",
-            progress=False,
-            callbacks=[spy],
-        )
-        norms[clip] = spy.norms
-    assert max(norms[None]) > 0.05
-    assert norms[0.01]
-    assert max(norms[0.01]) <= 0.01 * (1 + 1e-5)
 
 
 def fit(module: MetricModule, folder: Path, steps: int = 3) -> None:

@@ -15,13 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import robustmetric as rm
-from robustmetric.data import decode as decoding
-from robustmetric.data.cache import Stored
 from robustmetric.retrieval import retrieval_scores
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.recipe import Recipe, load_recipe, make_recipe
 from robustmetric.training.run import train
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.sets import PairData, load_sets, set_apart
+from robustmetric.training.sets import load_sets, set_apart
 from tests.helpers.runs import make_pictures
 
 
@@ -62,24 +60,6 @@ def test_whole_classes_or_some_images_of_each(labels: list[int], share: float, s
         assert images[name] == (part if count - part >= 2 else 0)
 
 
-def test_the_seed_draws_them() -> None:
-    labels = np.repeat(np.arange(40), 5)
-    for whole in (True, False):
-        one, same, other = (set_apart(labels, 0.2, seed, whole_classes=whole) for seed in (3, 3, 4))
-        assert np.array_equal(one, same)
-        assert not np.array_equal(one, other)
-
-
-def test_all_classes_are_equally_likely() -> None:
-    labels = np.repeat(np.arange(10), 2)
-    drawn = Counter(
-        int(name)
-        for seed in range(400)
-        for name in np.unique(labels[set_apart(labels, 0.2, seed, whole_classes=True)])
-    )
-    assert all(50 < drawn[name] < 110 for name in range(10))  # 80 expected, with a deviation of 8
-
-
 # Sets
 
 
@@ -98,29 +78,6 @@ def test_images_of_each_class_where_training_and_test_share_them() -> None:
     assert len(sets.score) == pytest.approx(200, abs=5)
     for images in (sets.learn, sets.score):
         assert len(images.source.labels[images.rows].unique()) == 10
-
-
-def test_one_array_and_no_test_images_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = make_pictures(tmp_path / "data")
-    decoded, original = [], decoding.decoded
-
-    def counted(file: Path, *args: Any) -> Any:
-        decoded.append(file)
-        return original(file, *args)
-
-    monkeypatch.setattr(decoding, "decoded", counted)
-    sets = load_sets(tiny(root, validation=0.4), tmp_path / "cache")
-    assert sorted(decoded) == sorted(root.glob("class0[0-5]/*.png"))
-    assert sets.learn.source is sets.score.source
-    assert isinstance(sets.learn.source.pixels, Stored)
-    assert len(list((tmp_path / "cache").rglob("*.npy"))) == 1
-    data = PairData(sets, tiny(root))
-    data.trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
-    for loader in (data.train_dataloader(), data.val_dataloader()):
-        shared = loader.pixels if hasattr(loader, "pixels") else loader.images.pixels
-        assert shared is sets.learn.source.pixels
 
 
 def test_without_validation_the_test_images_score(tmp_path: Path) -> None:
@@ -188,26 +145,3 @@ def test_the_run_says_which_images_chose(share: float, images: str, count: int, 
     best = max(k for k, score in enumerate(scores) if score == max(scores))
     assert choice["best"] == {"R@1": scores[best], "step": 2 * best + 2}
     assert choice["last"] == {"R@1": scores[-1], "step": 6}
-
-
-@pytest.mark.slow
-def test_a_stopped_run_says_it_too(tmp_path: Path) -> None:
-    train(quick(epochs=1), tmp_path / "run", progress=False)
-
-    class Broken(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            if trainer.current_epoch == 2:
-                raise OSError("no power")
-
-    with pytest.raises(OSError, match="no power"):
-        train(quick(epochs=4), tmp_path / "run", resume=True, progress=False, callbacks=[Broken()])
-    choice = json.loads((tmp_path / "run" / "run.json").read_text())["choice"]
-    assert choice["last"]["step"] == 6
-
-    class Early(L.Callback):
-        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            raise OSError("no power yet")
-
-    with pytest.raises(OSError, match="no power yet"):
-        train(quick(epochs=4), tmp_path / "run", resume=True, progress=False, callbacks=[Early()])
-    assert "best" in json.loads((tmp_path / "run" / "run.json").read_text())["choice"]

@@ -57,7 +57,7 @@ class APGD(Search):
     The first step is 2ε long. At each of the `checkpoints` a query whose last steps did not help goes back to
     its best point, and on from there with steps of half the length. The best point on the way is what counts.
     With `restarts` the search is repeated from random points; with `random_start` the first one begins at
-    random as well. A query that has got where it is wanted drops out at once.
+    random as well. A query that is where it is wanted drops out at once.
 
     >>> from robustmetric.attacks import make_search
     >>> make_search("apgd(restarts=2)")
@@ -173,7 +173,7 @@ def _step(one: _Rows, budget: Budget) -> None:
 
 
 def _look(one: _Rows, steps: int) -> None:
-    """Halve the steps of rows that did not get on since the last look, and bring them to their best point."""
+    """Halve the steps of rows that made no progress since the last look; bring them to their best point."""
     few = one.helped < ENOUGH * steps
     stuck = (one.length == one.old_length) & (one.least == one.old_least)
     halve = few | stuck

@@ -82,19 +82,17 @@ def choose(uniform: Tensor, gallery: Gallery, own: Tensor, *, strict: bool) -> T
     return position.to(own.device)
 
 
-def choose_near(uniform: Tensor, queries: Queries, gallery: Gallery, *, strict: bool) -> Tensor:
-    """Return (B, W) positions in the nearest 1 % of the `gallery`, chosen by `uniform` (B, W) in [0, 1).
+def choose_near(uniform: Tensor, queries: Queries, gallery: Gallery, count: int, *, strict: bool) -> Tensor:
+    """Return (B, W) positions among the `count` nearest, at least W, chosen by `uniform` (B, W) in [0, 1).
 
-    The `queries` themselves are left out. If `strict`, none is chosen twice.
+    Of the `gallery` the `queries` themselves are left out. If `strict`, none is chosen twice.
 
     >>> gallery = Gallery(torch.eye(5), torch.arange(5))
     >>> queries = Queries(gallery.z[:1], torch.tensor([0]), torch.tensor([0]))
-    >>> choose_near(torch.tensor([[0.9]]), queries, gallery, strict=True)
+    >>> choose_near(torch.tensor([[0.9]]), queries, gallery, 1, strict=True)
     tensor([[1]])
     """
-    wanted = uniform.shape[1]
-    share = -(-len(gallery) // 100) if strict else max(1, len(gallery) // 100)
-    pool = nearest(queries.z, gallery, max(wanted, share), queries.any_camera)
+    pool = nearest(queries.z, gallery, max(uniform.shape[1], count), queries.any_camera)
     if strict:
         place = distinct(uniform, pool.shape[1])
     else:

@@ -71,7 +71,8 @@ class SignedAttack(Attack):
         asking, uniform = self.asking(queries, gallery), draws.uniform(getattr(self, self.letters[0]))
         if self.sign == "+":
             return choose(uniform, gallery, asking.own, strict=self.strict)
-        return choose_near(uniform, asking, gallery, strict=self.strict)
+        share = -(-len(gallery) // 100) if self.strict else max(1, len(gallery) // 100)
+        return choose_near(uniform, asking, gallery, share, strict=self.strict)
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
         """Return the rank in %: of the targets for a perturbed query, of a perturbed candidate for them."""

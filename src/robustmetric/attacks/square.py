@@ -42,8 +42,8 @@ class Square(Search):
 
     There are so many `trials`. With the norm linf a square has ±ε in each channel; with l2 it gets what is
     left of the budget, and what another square had. Squares shrink with the trials; η and α play no part.
-    Only values are asked for, so that masked gradients do not matter. A query that has got where it is wanted
-    drops out at once.
+    Only values are used, so that masked gradients do not matter. A query that is where it is wanted drops out
+    at once.
 
     >>> from robustmetric.attacks import make_search
     >>> make_search("square(trials=500)").num_evaluations(Budget(eps=0.1, alpha=0.1, steps=1))

@@ -30,8 +30,8 @@ COMMANDS = {
     "evaluate": ("evaluate", "Score how well a network ranks, also under attack."),
     "certify": ("certify", "Certify R@1 of a network that is smoothed by noise, and attack it."),
     "verify": ("verify", "Decide whether pairs of images are of one class, also under attack."),
-    "attack": ("attack", "Run one attack, and write the images before and after, and their ranks."),
-    "report": ("report", "Write one page of HTML with the scores of records and pictures of attacks."),
+    "attack": ("attack", "Run one attack, and write a page of what it did, the images and their ranks."),
+    "report": ("report", "Compare records in a table, and write a page of HTML, a table or plots."),
     "embed": ("embed", "Write the vectors of all images below a folder to a file."),
     "search": ("search", "Find the images whose vectors are nearest to those of some images."),
     "export": ("export", "Write a run's network as one file that is tried, or as a folder for the Hub."),
@@ -211,7 +211,7 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
     >>> read_changes(["dim=64", "flip=true"])
     {'dim': 64, 'flip': True}
     """
-    from robustmetric.training.entries import read_value
+    from robustmetric.training.recipe import read_yaml
 
     changes: dict[str, Any] = {}
     for pair in pairs:
@@ -220,5 +220,5 @@ def read_changes(pairs: list[str]) -> dict[str, Any]:
             raise UserError(f"--set takes KEY=VALUE, such as --set validate_every=5, not {brief(pair)}")
         if key in changes:
             raise UserError(f"--set {key} is given twice; leave one of them out")
-        changes[key] = read_value(value, f"--set {key}")
+        changes[key] = read_yaml(value, f"--set {key}")
     return changes

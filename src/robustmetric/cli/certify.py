@@ -14,8 +14,8 @@ from robustmetric.cli.terminal import Terminal
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Certificate, Certification, CertifyPlan
 from robustmetric.evaluation.certificate import FORMAT
+from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.job import open_folder
-from robustmetric.evaluation.record import Score
 from robustmetric.report.records import data_of
 
 

@@ -27,12 +27,12 @@ def demo(
 
     The same command resumes what was stopped.
     """
-    from robustmetric.cli.evaluate import picture
     from robustmetric.cli.progress import Progress
     from robustmetric.data import load
-    from robustmetric.evaluation import Data, Evaluation, Plan, Subject
+    from robustmetric.evaluation import Data, Evaluation, Plan, Subject, load_arrays
     from robustmetric.report.page import write_report
-    from robustmetric.training.progress import Teller
+    from robustmetric.report.pictures import make_pictures
+    from robustmetric.training.callbacks import ShowProgress
     from robustmetric.training.recipe import load_recipe
     from robustmetric.training.run import train
     from robustmetric.training.stops import Stopped
@@ -44,7 +44,7 @@ def demo(
         folder = out / re.sub(r"\W+", "-", name).strip("-")
         console.say(f"train {name}, in {folder}")
         with Progress(console) as progress:
-            shown = Teller(progress.training, lambda _: None, "")
+            shown = ShowProgress(progress.update, lambda _: None, "")
             try:
                 train(recipe, folder, resume=True, callbacks=[shown], progress=False, report=progress.say)
             except Stopped as stopped:
@@ -62,9 +62,10 @@ def demo(
             plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
             folders.append(folder / f"evaluation-{queries}")
             record = Evaluation(subject, plan, folders[-1], progress, progress.say).run()
-            picture(Evaluation(subject, plan), record, folders[-1], progress)
+            arrays = load_arrays(folders[-1])
+            make_pictures(Evaluation(subject, plan), record, arrays, folders[-1], progress)
         cells = [subject.title, record.show("R@1")]
-        for value in (record.ers, record.suite and record.suite.goals["misrank"]):
+        for value in (record.ers, None if record.suite is None else record.suite.goals["misrank"]):
             cells.append("-" if value is None else f"{value.value:.1f} ({value.low:.1f} to {value.high:.1f})")
         rows.append(cells)
     page = write_report(folders, out / "report.html", force=True)

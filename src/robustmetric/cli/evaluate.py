@@ -17,13 +17,14 @@ from robustmetric.cli.show import show_checks, show_scores, show_suite
 from robustmetric.cli.terminal import Terminal, styled
 from robustmetric.cluster import connect
 from robustmetric.errors import UserError, whole
-from robustmetric.evaluation import Evaluation, Record, Settings, load_arrays
+from robustmetric.evaluation import Settings, load_arrays
 from robustmetric.evaluation.job import open_folder
 from robustmetric.evaluation.record import FORMAT
+from robustmetric.files import save
+from robustmetric.locks import claimed
 from robustmetric.report.curves import make_curves
-from robustmetric.report.gallery import images_of
-from robustmetric.report.page import check_page, write_report
-from robustmetric.report.pictures import load_pictures, make_pictures
+from robustmetric.report.page import make_page
+from robustmetric.report.pictures import make_pictures
 from robustmetric.workers import finish, run_tasks
 
 
@@ -51,14 +52,14 @@ def evaluate(
     """
     whole("devices", devices, 1)
     options.check_address(on, address)
-    if report is not None:
-        check_page(report, force=force, parameter="report")
-    elif curves or force:
+    if report is None and (curves or force):
         raise UserError(f"--{'curves' if curves else 'force'} is for a page: give --report FILE")
     request = Request.of(tested, settings)
     out = tested.folder(out, "evaluation")
     finished, console = open_folder(FORMAT, out, request.plan().settings), Terminal()
     with ExitStack() as leaving:
+        if report is not None:
+            leaving.enter_context(claimed(report, "a report", force=force))
         cluster, gpus = None, 0
         if on == "ray" and not finished:
             cluster = leaving.enter_context(connect(address))
@@ -81,9 +82,11 @@ def evaluate(
 
         record = evaluation.run(help_out if devices > 1 or cluster is not None else None)
         if report is not None:
-            picture(request.evaluation(networks, images), record, out, progress)
+            again = request.evaluation(networks, images)
+            make_pictures(again, record, load_arrays(out), out, progress)
             if curves:
                 make_curves(evaluation.subject, evaluation.plan, out, progress, progress.say)
+            save(report, make_page([out], progress.say))
     show_checks(console, record)
     show_scores(console, [record])
     show_suite(console, [record])
@@ -91,17 +94,7 @@ def evaluate(
         console.say(styled(("do not trust these scores:", "bold red"), f" {', '.join(failed)} failed"))
     console.say(f"the record is in {out}")
     if report is not None:
-        write_report([out], report, force=force)
         console.say(f"the report is {report}")
-
-
-def picture(evaluation: Evaluation, record: Record, out: Path, progress: Progress) -> None:
-    """Make the pictures of a record in a folder, unless all of them are there."""
-    try:
-        for one in load_pictures(out, record).pictures:
-            images_of(one, out)
-    except (OSError, UserError):  # none are there, or some are missing, damaged or of another record
-        make_pictures(evaluation, record, load_arrays(out), out, progress, progress.say)
 
 
 def work(request: Request, out: Path, threads: int, share: int, shares: int) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
 from robustmetric.text import printable
-
-if TYPE_CHECKING:
-    from robustmetric.training.progress import Status
 
 SILENCE = 60.0
 """Seconds after which a line is printed where there is no terminal."""
@@ -85,30 +81,9 @@ class Progress:
         """Show how many images of a `split` are decoded: the `watch` of whatever loads images."""
         self.update(f"decode {split}", done, total)
 
-    def training(self, status: Status) -> None:
-        """Show a moment of a training."""
-        figures = {
-            "loss {:.3g}": status.loss,
-            "{:.0f} % perturbed": None if status.perturbed is None else 100 * status.perturbed,
-            "R@1 {:.1f}": status.recall,
-        }
-        note = ", ".join(text.format(figure) for text, figure in figures.items() if figure is not None)
-        self.update("train", status.step, status.steps, note, now=status.validated)
-
     def say(self, text: str) -> None:
         """Print a line above the bars."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _task(self, stage: str) -> bars.Task:
         return self.bars.tasks[list(self.tasks).index(stage)]
-
-
-def duration(seconds: float) -> str:
-    """Write a time in the unit that suits it.
-
-    >>> duration(0.2), duration(80), duration(100), duration(5000), duration(8000)
-    ('1 s', '80 s', '2 min', '83 min', '2 h')
-    """
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{round(seconds / 3600)} h"

@@ -27,7 +27,7 @@ from robustmetric.evaluation.plan import usual_eps
 from robustmetric.models.source import NetworkSource, try_network
 from robustmetric.registry import split_names
 from robustmetric.text import printable
-from robustmetric.training.runs import RunFolder, Which
+from robustmetric.training.folder import RunFolder, Which
 from robustmetric.training.trained import Run, load_run
 from robustmetric.usercode import without_folder
 

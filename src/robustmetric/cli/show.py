@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from robustmetric.cli.terminal import Cell, Terminal, styled
 from robustmetric.evaluation import COLUMNS, Certificate, Record, Verification
-from robustmetric.evaluation.record import Score
+from robustmetric.evaluation.intervals import Score
 from robustmetric.report.records import alpha_of, data_of, eps_of
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")

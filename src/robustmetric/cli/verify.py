@@ -19,12 +19,12 @@ from robustmetric.data.pairs import ImageArray
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Verification, Verifying, VerifyPlan
 from robustmetric.evaluation.data import Data
+from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.job import open_folder
-from robustmetric.evaluation.record import Score
 from robustmetric.evaluation.verified import FEW, FORMAT
-from robustmetric.evaluation.verify_plan import SHARED
+from robustmetric.evaluation.verify_pairs import SHARED
 from robustmetric.report.records import data_of
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.sets import load_sets
 
 

@@ -67,19 +67,13 @@ class ImageSet:
             raise UserError("an image set holds either files or pixels")
         if self.pixels is not None and self.boxes is not None:
             raise UserError("boxes cut parts out of files; cut pixels that are in memory yourself")
-        if len(self) != len(self.labels):
-            raise UserError(
-                f"{self.name} has {len(self)} images and {len(self.labels)} labels in its {self.split} split;"
-                " each image needs one"
-            )
         if self.boxes is not None and self.boxes.shape != (len(self), 4):
             raise UserError(f"boxes are {self.boxes.shape}; expected ({len(self)}, 4), one for each image")
-        known = {name: getattr(self, name) for name in ("cameras", "is_query", "is_gallery")} | dict(
-            self.columns
-        )
-        for name, values in known.items():
+        known = {name: getattr(self, name) for name in ("labels", "cameras", "is_query", "is_gallery")}
+        for name, values in (known | dict(self.columns)).items():
             if values is not None and len(values) != len(self):
-                raise UserError(f"{name} has {len(values)} values for {len(self)} images; each needs one")
+                whose = f"{name} of {self.name} ({self.split})"
+                raise UserError(f"{whose} has {len(values)} values for {len(self)} images; each needs one")
 
     def __len__(self) -> int:
         return len(self.files if self.files is not None else self.pixels)  # type: ignore[arg-type]

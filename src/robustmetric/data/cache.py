@@ -44,10 +44,6 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-class ChangedError(DamagedError):
-    """A cache with other pixels than were written to it."""
-
-
 class Stored:
     """Pixels (N, H, W, C) with 8 bits in the cache `path`, mapped into memory, checked when first read.
 
@@ -57,7 +53,7 @@ class Stored:
     dtype = np.dtype(np.uint8)
     ndim = 4
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made_from: str | None = None) -> None:
         self.path = path
         with path.open("rb") as file:
             npy.read_magic(file)
@@ -68,6 +64,10 @@ class Stored:
         if about["sha256"] != digest_of_entries(about) or (about["shape"], "|u1") != ([*shape], dtype.str):
             raise DamagedError(f"{path} is damaged: its description does not match its digest")
         self.made_from: str = about["made_from"]
+        if made_from not in (None, self.made_from):
+            raise DamagedError(
+                f"another program made the cache {path} of other images: run the command again"
+            )
         self.skipped = {int(row): str(reason) for row, reason in about["skipped"].items()}
         self.blocks = [bytes.fromhex(digest) for digest in about["blocks"]]
         count, height, width, channels = shape
@@ -77,7 +77,7 @@ class Stored:
         self._checked = np.zeros(len(self.blocks), bool)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.path,)
+        return Stored, (self.path, self.made_from)
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +104,7 @@ class Stored:
         if hashlib.sha256(self._pixels[begin:end].data).digest() != self.blocks[block]:
             with suppress(OSError):
                 self.path.unlink()  # the next start makes it again
-            raise ChangedError(
+            raise DamagedError(
                 f"the cache {self.path} is damaged in its images {begin:,} to {end - 1:,}, and was removed: "
                 "run the same command again, which decodes the images anew"
             )

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from robustmetric.data.cache import Pictures
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, number, whole
 from robustmetric.labels import check_labels
 
 _PART = 1 << 20  # bytes of images that are read at a time
@@ -205,13 +205,10 @@ class PairLoader:
         world: int = 1,
         progress: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        if pairs < 4:
-            # An epoch's steps may be half as long as the longest; a triplet takes two pairs.
-            raise UserError(f"a batch needs at least 4 pairs, not {pairs}")
-        if zoom is not None and not 0 < zoom <= 1:
-            raise UserError(f"zoom is {zoom}; it must be above 0 and at most 1, or None", parameter="zoom")
-        if not 0 <= jitter <= 1:
-            raise UserError(f"jitter is {jitter}; it must be from 0 to 1", parameter="jitter")
+        # An epoch's steps may be half as long as the longest; a triplet takes two pairs.
+        whole("pairs", pairs, 4)
+        number("zoom", 1 if zoom is None else zoom, 0, 1, open_low=True, why="or None")
+        number("jitter", jitter, 0, 1)
         _check_crop(pixels, crop)
         self.pixels = pixels
         self.rows = np.arange(len(pixels)) if rows is None else rows
@@ -273,15 +270,16 @@ class PairLoader:
         factors = None if look.factors is None else look.factors[slots].reshape(-1, 3)
         height, width = (self.crop or s for s in self.pixels.shape[1:3])
         images = np.empty((len(index), height, width, self.pixels.shape[3]), np.uint8)
-        whole = chain.from_iterable(rows for _, rows in _parts(self.pixels, self.rows[index]))
-        for k, (row, (top, left, mirrored)) in enumerate(zip(whole, views, strict=True)):
+        rows_of = chain.from_iterable(rows for _, rows in _parts(self.pixels, self.rows[index]))
+        for k, (row, (top, left, mirrored)) in enumerate(zip(rows_of, views, strict=True)):
             part = row[top : top + height, left : left + width]
             if boxes is not None:
                 part = zoomed(row, boxes[k], (height, width))
             if factors is not None:
                 part = jittered(part, factors[k])
             images[k] = part[:, ::-1] if mirrored else part
-        return _floats(images), torch.from_numpy(self.labels[index])
+        floats = images.transpose(0, 3, 1, 2).astype(np.float32, order="C")
+        return torch.from_numpy(floats).div_(255), torch.from_numpy(self.labels[index])
 
 
 class ImageArray:
@@ -303,7 +301,7 @@ class ImageArray:
         self.rows = np.arange(len(pixels)) if rows is None else rows
         height, width = pixels.shape[1:3]
         self._size = size = (crop or height, crop or width)
-        top, left = ((whole - part) // 2 for whole, part in zip((height, width), size, strict=True))
+        top, left = ((all_ - part) // 2 for all_, part in zip((height, width), size, strict=True))
         self._middle = np.s_[:, top : top + size[0], left : left + size[1]]
 
     def __len__(self) -> int:
@@ -312,8 +310,8 @@ class ImageArray:
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         rows = self.rows[index if isinstance(index, slice) else index.numpy()]
         found = np.empty((len(rows), self.pixels.shape[3], *self._size), np.float32)
-        for part, whole in _parts(self.pixels, rows):
-            found[part] = whole[self._middle].transpose(0, 3, 1, 2)
+        for part, pixels in _parts(self.pixels, rows):
+            found[part] = pixels[self._middle].transpose(0, 3, 1, 2)
         return torch.from_numpy(found).div_(255)
 
 
@@ -366,8 +364,3 @@ def _parts(pixels: Pictures, rows: NDArray[np.int64]) -> Iterator[tuple[slice, N
     for begin in range(0, len(rows), count):
         part = slice(begin, begin + count)
         yield part, pixels[rows[part]]
-
-
-def _floats(pixels: NDArray[np.uint8]) -> Tensor:
-    """Turn (N, H, W, C) with 8 bits into (N, C, H, W) in [0, 1]."""
-    return torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32, order="C")).div_(255)

@@ -23,7 +23,6 @@ class AntiCollapse(TermDefense):
 
     family = "ACT"
     roles = ("a", "p", "n", "p~", "n~")
-    lacks = "ACT leaves the anchor as it is: there is no ã"
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, pull together, take the loss."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robustmetric.defenses.notation import read_defense, write_name
-from robustmetric.errors import UserError, check_signature, describe, instance, whole
+from robustmetric.destination import Destination
+from robustmetric.errors import UserError, describe, instance, whole
 from robustmetric.labels import check_classes, check_labels
-from robustmetric.losses import check_loss
+from robustmetric.losses import Term, check_loss
 from robustmetric.perturb import Budget, check_images
-from robustmetric.registry import Registry, registry
+from robustmetric.registry import Contract, Registry, registry
 from robustmetric.sphere import cross_distance, embed
 from robustmetric.triplets import Batch, Mined, Sampler, Triplets, check_margin, find_anchors
 
@@ -80,13 +81,14 @@ class Network:
         return self(images)
 
 
-class Defense(nn.Module):
+class Defense(Contract, nn.Module):
     """A way to train: from a network, images and labels to a loss.
 
     A subclass implements `step`; it is found by a name once it is registered with
     ``robustmetric.register("defense", name)``. The defense draws its triplets with the sampler `source`,
-    perturbs within the `budget`, and `margin` is γ of its loss. Its draws come from a generator of its own
-    with the random seed `seed`, whose state is part of `state_dict()`: a resumed training draws the same.
+    perturbs within the `budget`, and `margin` is γ of its loss; a `destination` and `terms` are for families
+    that take them. Its draws come from a generator of its own with the random seed `seed`, whose state is
+    part of `state_dict()`: a resumed training draws the same.
 
     >>> import robustmetric as rm
     >>> @rm.register("defense", "plain")
@@ -99,21 +101,30 @@ class Defense(nn.Module):
     'plain[S]'
     """
 
+    signatures = ("step(network, images, labels)",)
     family: ClassVar[str] = ""
     """Its name before the bracket; that of the class unless given."""
     takes: ClassVar[tuple[str, ...]] = ("source",)
     """Its parts in its name: source, destination, terms."""
     __call__: Callable[..., Step]
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_signature(f"{cls.__name__}.step", cls.step, "self, network, images, labels")
-
     def __init__(
-        self, source: Sampler | None = None, *, budget: Budget, margin: float = 0.2, seed: int = 0
+        self,
+        source: Sampler | None = None,
+        destination: Destination | None = None,
+        terms: Sequence[Term] = (),
+        *,
+        budget: Budget,
+        margin: float = 0.2,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.source = None if source is None else instance("source", source, Sampler)
+        wanted = Destination if "destination" in self.takes else type(None)
+        self.destination = instance("destination", destination, wanted)
+        for term in terms:
+            self.check_roles(term)
+        self.terms = tuple(terms)
         self.budget = budget
         self.margin = check_margin(margin)
         self.seed = whole("seed", seed)
@@ -124,8 +135,8 @@ class Defense(nn.Module):
     @property
     def name(self) -> str:
         """The defense in the paper's notation: as it was `written`, else from the names of its parts."""
-        parts = {kind: getattr(self, kind) for kind in self.takes}
-        return self.written or write_name(self.family or type(self).__name__, **parts)
+        family = self.family or type(self).__name__
+        return self.written or write_name(family, self.source, self.destination, self.terms)
 
     def forward(self, model: nn.Module, images: Tensor, labels: Tensor) -> Step:
         """Return the loss of a `model` on `images` (N, C, H, W) in [0, 1] with `labels` (N,), and its logs.
@@ -208,6 +219,11 @@ class Defense(nn.Module):
         z = z.detach()
         return Mined.of(Batch(cross_distance(z), labels, z.shape[1]), self.source, self.generator)
 
+    @classmethod
+    def check_roles(cls, term: Term) -> None:
+        """Reject a `term` that the defense cannot take: one without terms takes none."""
+        raise UserError(f"{cls.__name__} takes no terms; HM, ACT and EST do")
+
     def get_extra_state(self) -> Tensor:
         """Return the state of the generator."""
         return self.generator.get_state()
@@ -252,8 +268,8 @@ def defense(
     perturbations, `margin` is γ, `seed` is the random seed of the triplets.
 
     With `reference`, S may draw the anchor as its own positive, and EST begins as the published training did;
-    the name stays the same. It changes no other part but your own that have the option: a sampler `itself`,
-    a defense `reference`.
+    the name stays the same. It changes no other part but your own: a sampler with the option `itself`, and a
+    defense with the attribute `reference`.
 
     >>> defense("HM[S,-gamma/2]&ICS(lambda=0.05)", eps=8 / 255, alpha=1 / 255, steps=8).name
     'HM[S,-γ/2]&ICS(λ=0.05)'

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from robustmetric.defenses.base import DEFENSES, Network, Step, mean_over_workers
 from robustmetric.defenses.terms import TermDefense
 from robustmetric.destination import Destination
-from robustmetric.errors import instance
-from robustmetric.losses import Term
 from robustmetric.perturb import Budget, frozen, pgd
 from robustmetric.sphere import hardness
-from robustmetric.triplets import Mined, Sampler
+from robustmetric.triplets import Mined
 
 
 @DEFENSES.register("HM")
@@ -21,25 +17,14 @@ from robustmetric.triplets import Mined, Sampler
 class HardnessManipulation(TermDefense):
     """Perturb each source triplet just until it reaches its destination hardness, and train on that.
 
-    `source` is the sampler of the source triplets, `destination` the hardness they are to reach, `terms` are
-    added to the loss; `budget`, `margin` and `seed` are those of every defense.
+    `source` is the sampler of the source triplets, `destination` the hardness they are to reach, and `terms`
+    are added to the loss.
     """
 
     family = "HM"
     takes = ("source", "destination", "terms")
 
-    def __init__(
-        self,
-        source: Sampler,
-        destination: Destination,
-        terms: Sequence[Term] = (),
-        *,
-        budget: Budget,
-        margin: float = 0.2,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(source, terms, budget=budget, margin=margin, seed=seed)
-        self.destination = instance("destination", destination, Destination)
+    destination: Destination
 
     def step(self, network: Network, images: Tensor, labels: Tensor) -> Step:
         """Mine, perturb the triplets that are too easy, take the loss."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from robustmetric.destination import DESTINATIONS, Benign, Boosted, Constant, Destination, Gradual, OfMargin
 from robustmetric.errors import UserError, describe
 from robustmetric.losses import ROLES, TERMS, SextupletTerm, Term
-from robustmetric.registry import Part, Registry, parse_spec, registry, signature_of, unknown, with_options
+from robustmetric.registry import Part, Registry, parse_spec, registry, unknown, with_options
 from robustmetric.triplets import SAMPLERS, Sampler
 from robustmetric.usercode import UserCodeError, file_of
 
@@ -67,8 +68,6 @@ def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) 
         parts["terms"] = [reader.term(piece, kind) for piece in after]
     head = "HM" if head == "min-max" else head
     written = write_name(head, **parts)
-    if reference and "reference" in signature_of(DEFENSES.find(head)[0]).parameters:
-        parts["reference"] = True
     with nullcontext() if head in FAMILIES else family.blamed():
         made = DEFENSES.make(head, **parts, margin=margin, **settings)
     if not hasattr(made, "written"):
@@ -77,6 +76,8 @@ def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) 
             "margin=margin, seed=seed)"
         )
     made.written = written
+    if reference and hasattr(made, "reference"):
+        made.reference = True
     return made
 
 
@@ -104,7 +105,7 @@ class _Reader:
         """Make a registered part or one of a file; with `reference` its `itself` is True."""
         text = piece.spec(parts)
         with piece.blamed():
-            itself = self.reference and "itself" in signature_of(parts.find(text)[0]).parameters
+            itself = self.reference and "itself" in inspect.signature(parts.find(text)[0]).parameters
             made = parts.make(text, {"margin": self.margin, **({"itself": True} if itself else {})})
         object.__setattr__(made, "written", text)  # a sampler may be frozen
         return made
@@ -118,9 +119,8 @@ class _Reader:
 
     def destination(self, piece: _Piece) -> Destination:
         name = piece.name(DESTINATIONS, SAMPLERS)
-        powers = {name: power for power, name in Gradual.NAMES.items()}
-        if name in powers:
-            gradual = partial(Gradual, power=powers[name], margin=self.margin)
+        if name in Gradual.NAMES.values():
+            gradual = partial(DESTINATIONS[name], margin=self.margin)
             return _with_symbols(gradual, piece.arguments, {"u": "u"}, name)
         if name == "gB":
             if not piece.arguments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import ClassVar
 
 import torch
@@ -10,43 +10,23 @@ from torch import Tensor
 
 from robustmetric.defenses.base import Defense, Network, Step, triplet_logs
 from robustmetric.errors import UserError, instance
-from robustmetric.losses import ROLES, SEXTUPLET, SextupletTerm, Term, hinge
-from robustmetric.perturb import Budget
+from robustmetric.losses import SEXTUPLET, Term, hinge
 from robustmetric.sphere import hardness
-from robustmetric.triplets import Mined, Sampler, Triplets
+from robustmetric.triplets import Mined, Triplets
 from robustmetric.usercode import split_options
 
 
 class TermDefense(Defense):
     """A defense whose loss takes `terms` on the images of its triplets before and after their perturbation.
 
-    `source`, `budget`, `margin` and `seed` are those of every defense.
-
     >>> import robustmetric as rm
-    >>> rm.defense("ACT[R]&L(a,p,n)").term_kinds
-    ['L(a,p,n)']
+    >>> rm.defense("ACT[R]&L(a,p,n)").name
+    'ACT[R]&L(a,p,n)'
     """
 
     takes: ClassVar[tuple[str, ...]] = ("source", "terms")
     roles: ClassVar[tuple[str, ...]] = SEXTUPLET
     """The roles that its triplets have."""
-    lacks: ClassVar[str] = ""
-    """Why it does not have the others."""
-
-    def __init__(
-        self,
-        source: Sampler,
-        terms: Sequence[Term] = (),
-        *,
-        budget: Budget,
-        margin: float = 0.2,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(source, budget=budget, margin=margin, seed=seed)
-        for term in terms:
-            self.check_roles(term)
-        self.terms = tuple(terms)
-        self.term_kinds = [_kind_of(term) for term in terms]
 
     @classmethod
     def check_roles(cls, term: Term) -> None:
@@ -57,13 +37,9 @@ class TermDefense(Defense):
             raise UserError(
                 f"{name}.roles is {roles!r}; it must list some of {', '.join(SEXTUPLET)}, such as ('a', 'a~')"
             )
-        if not set(roles) <= set(cls.roles):
-            fit = (kind for kind, taken in ROLES.items() if set(taken) <= set(cls.roles))
-            known = [str(SextupletTerm(kind)) for kind in fit]
-            raise UserError(
-                f"{cls.lacks}, which {term.name or name} takes; possible are {', '.join(known)}, "
-                f"and terms of your own with roles among {', '.join(cls.roles)}"
-            )
+        if lacking := ", ".join(sorted(set(roles) - set(cls.roles))):
+            kind, known = term.name or name, ", ".join(cls.roles)
+            raise UserError(f"{cls.family} has no {lacking}, which {kind} takes; its terms take {known}")
 
     def learn(
         self,
@@ -101,9 +77,9 @@ class TermDefense(Defense):
             roles = zip("apn", mined.triplets, strict=True)
             found |= {role: benign.index_select(0, at) for role, at in roles if role in used}
         seen = {role: found[role] for role in found if role in self.roles}
-        for kind, term in zip(self.term_kinds, self.terms, strict=True):
-            part = term(seen, margin=self.margin)
-            losses[f"loss/{kind}"] = losses.get(f"loss/{kind}", 0.0) + part.item()
+        for term in self.terms:
+            part, kind = term(seen, margin=self.margin), f"loss/{_kind_of(term)}"
+            losses[kind] = losses.get(kind, 0.0) + part.item()
             loss = loss + part
         source = mined.hardness if source is None else source
         share = perturbed.float().mean().item()

@@ -78,16 +78,8 @@ class NetworkView:
 
     def rank(self, z: Tensor, queries: Queries) -> Ranking:
         """Rank the gallery for B `queries` with embeddings `z` (B, D)."""
-        gallery = self.gallery
-        return rank(
-            gallery.z,
-            gallery.labels,
-            z,
-            queries.labels,
-            own=queries.own,
-            cameras=gallery.cameras,
-            query_cameras=queries.cameras,
-        )
+        g, q = self.gallery, queries
+        return rank(g.z, g.labels, z, q.labels, own=q.own, cameras=g.cameras, query_cameras=q.cameras)
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Queries]:
         """Return the images (B, C, H, W) of these `numbers` (B,) and what is known of them as queries."""

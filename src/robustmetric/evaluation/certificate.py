@@ -1,24 +1,93 @@
-"""The certificate: what is known of a smoothed network's R@1 under perturbations, as JSON and arrays."""
+"""The plan of a certification and its certificate: what is known of R@1 under perturbations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from robustmetric.errors import UserError
-from robustmetric.evaluation.bounds import largest_radius
-from robustmetric.evaluation.certify_plan import CertifyPlan
+from robustmetric.errors import UserError, brief, fraction, is_number
+from robustmetric.evaluation.bounds import largest_radius, least_samples
 from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.intervals import Interval, intervals
-from robustmetric.evaluation.record import DataEntry, NetworkEntry, QueryCounts, Score
+from robustmetric.evaluation.intervals import Score, intervals
+from robustmetric.evaluation.plan import SearchPlan
+from robustmetric.evaluation.record import DataEntry, NetworkEntry, QueryCounts
+from robustmetric.evaluation.smoothing import MOST_SIGMA
+from robustmetric.evaluation.threat import Threat
+from robustmetric.perturb import Budget, Norm
 
-SCHEMA: Literal["robustmetric/certificate/1"] = "robustmetric/certificate/1"
+
+class CertifyPlan(SearchPlan):
+    """How a certification is done: all that it depends on besides the network and the data.
+
+    Make one with `CertifyPlan.make`, which checks all of it once.
+    """
+
+    norm: ClassVar[Norm] = "l2"
+
+    sigma: float = Field(gt=0, le=MOST_SIGMA, description="σ, the deviation of the noise on pixels in [0, 1]")
+    radii: tuple[float, ...] = Field(min_length=1, description="lengths (L2) of perturbations, ascending")
+    samples: int = Field(1000, ge=2, description="number of noisy images that a query is judged with")
+    choose: int = Field(100, ge=1, description="number of others, which choose what it is compared with")
+    gallery_samples: int = Field(100, ge=1, description="number of noisy images of each image that is ranked")
+    alpha: float = Field(0.001, gt=0, lt=0.5, description="failure probability per certificate")
+    queries: int | None = Field(None, ge=1, description="number of images that query; null for all")
+    seed: int = Field(0, ge=0, lt=2**32, description="random seed")
+    batch: int = Field(128, ge=1, description="number of noisy images that are embedded together")
+    attack: bool = Field(True, description="whether queries are attacked, for the upper bounds")
+    attack_samples: int = Field(16, ge=1, description="number of noises that an attack sees the network with")
+    steps: int = Field(32, ge=1, description="number of steps of an attack")
+    search: str = Field("apgd", description="how perturbations are searched for: apgd, apgd(restarts=5)")
+
+    @classmethod
+    def make(cls, **settings: Any) -> CertifyPlan:
+        """Make a plan of `settings`, some of its fields, and refuse what cannot be.
+
+        `sigma` has to be given; `radii` are by default a quarter of it, half of it and all of it.
+
+        >>> CertifyPlan.make(sigma=0.25, samples=10)
+        Traceback (most recent call last):
+        ...
+        robustmetric.UserError: samples is 10, and nothing can be certified with fewer than 15 where alpha...
+        """
+        sigma: Any = settings.get("sigma")
+        if (radii := settings.pop("radii", None)) is not None:
+            settings["radii"] = _radii(radii)
+        elif is_number(sigma):
+            settings["radii"] = (sigma / 4, sigma / 2, sigma)
+        plan = super().make(**settings)
+        if plan.samples < (least := least_samples(plan.alpha)):
+            told = f"samples is {plan.samples}, and nothing can be certified with fewer than {least}"
+            raise UserError(f"{told} where alpha is {plan.alpha:g}: better give 1,000", parameter="samples")
+        return plan
+
+    @property
+    def limit(self) -> float:
+        """The largest radius that so many samples can certify at all, of a gallery with one negative."""
+        return largest_radius(self.sigma, self.samples, self.alpha)
+
+    def threat(self, radius: float) -> Threat:
+        """Return the threat of perturbations of less than this `radius` (L2), whatever is rounded."""
+        budget = Budget(eps=radius * (1 - 1e-5), alpha=min(1.0, radius / 4), steps=self.steps, norm="l2")
+        return Threat(budget, self.searching, self.seed, self.batch)
+
+
+def _radii(given: object) -> tuple[float, ...]:
+    """Read radii from numbers or a text such as 0.25,0.5."""
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, Sequence) or not parts:
+        parts = [given]
+    found = [fraction(part) for part in parts]
+    if not all(is_number(r) and r > 0 for r in found) or found != sorted(set(found)):  # type: ignore[operator,type-var]
+        told = f"radii must be positive numbers in ascending order such as 0.25,0.5,1, not {brief(given)}"
+        raise UserError(f"{told}: they are lengths (L2) of perturbations", parameter="radii")
+    return tuple(float(r) for r in found)  # type: ignore[arg-type]
 
 
 class Bound(FrozenModel):
@@ -40,12 +109,9 @@ class Certificate(Document):
     median; `limit` is the largest that the number of samples allows. `bounds` are those of each radius,
     `versions` say what computed them, and `arrays` names the file of per-query values. `sha256` is the digest
     of all the rest.
-
-    >>> Certificate.model_fields["schema_"].default
-    'robustmetric/certificate/1'
     """
 
-    schema_: Literal["robustmetric/certificate/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["robustmetric/certificate/1"] = Field("robustmetric/certificate/1", alias="schema")
     network: NetworkEntry
     data: DataEntry
     settings: CertifyPlan
@@ -69,14 +135,12 @@ class Certificate(Document):
 
     def says(self, bound: Bound) -> str:
         """Say in a sentence what a `bound` is worth."""
-        low = _text(bound.certified)
-        between = (
-            f"is at least {low}" if bound.upper is None else f"lies between {low} and {_text(bound.upper)}"
-        )
+        between = f"is at least {_text(bound.certified)}"
+        if bound.upper is not None:
+            between = f"lies between {_text(bound.certified)} and {_text(bound.upper)}"
         return (
-            f"the true R@1 of the smoothed network on these queries under L2 perturbations of at most "
-            f"{bound.radius:g} "
-            f"{between}, with probability 1 − {self.settings.alpha:g} for each query and bound"
+            "the true R@1 of the smoothed network on these queries under L2 perturbations of at most "
+            f"{bound.radius:g} {between}, with probability 1 − {self.settings.alpha:g} for each of them"
         )
 
     def __str__(self) -> str:
@@ -96,21 +160,12 @@ def _text(score: Score, digits: int = 1) -> str:
     return "-" if score.value is None else f"{score.value:.{digits}f}"
 
 
-FORMAT = Format(
-    Certificate, "certificate", SCHEMA, "certificate.json", "certificate",
-    work="certification", command="certify", done="certified",
-)  # fmt: skip
+FORMAT = Format(Certificate, "certificate", inside="certificate", work="certification", command="certify")
 """How certificates are written and read."""
 
 
 def load_certificate(path: str | Path) -> Certificate:
-    """Read a certificate from `path`: its JSON file or the folder that it is in; a damaged one is refused.
-
-    >>> load_certificate("nowhere")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no certificate nowhere; give a certificate.json, or a folder that holds one
-    """
+    """Read a certificate from `path`: its JSON file or the folder that it is in; a damaged one is refused."""
     return FORMAT.read(path)
 
 
@@ -119,33 +174,26 @@ def entries_of(arrays: dict[str, Tensor], plan: CertifyPlan, images: int, others
 
     Every query has at least `others` images of another class to be told from.
     """
-    values = per_query(arrays, plan)
-    if not bool((~arrays["hit"].isnan()).any()):
-        raise UserError(
-            f"none of the {len(arrays['hit'])} queries has an image of its class to find: give more queries",
-            parameter="queries",
-        )
+    values, hit = per_query(arrays, plan), arrays["hit"]
+    if hit.isnan().all():
+        told = f"none of the {len(hit)} queries has an image of its class to find: give more queries"
+        raise UserError(told, parameter="queries")
     found = intervals(values, seed=plan.seed, percent=values.keys() - {"radius"})[0]
+
+    def score(name: str, better: str = "higher", unit: str = "%") -> dict[str, Any] | None:
+        return {**found[name]._asdict(), "better": better, "unit": unit} if name in found else None
+
     return {
         "settings": plan,
-        "queries": {
-            "count": len(arrays["hit"]),
-            "of": images,
-            "left_out": int(arrays["hit"].isnan().sum()),
-        },
-        "recall": _score(found["recall"], "higher"),
-        "abstained": _score(found["abstained"], "lower"),
-        "wrong": _score(found["wrong"], "lower"),
-        "radius": _score(found["radius"], "higher", "L2"),
+        "queries": {"count": len(hit), "of": images, "left_out": int(hit.isnan().sum())},
+        "recall": score("recall"),
+        "abstained": score("abstained", "lower"),
+        "wrong": score("wrong", "lower"),
+        "radius": score("radius", unit="L2"),
         "median": float(np.nanmedian(values["radius"])),
         "limit": largest_radius(plan.sigma, plan.samples, plan.alpha, others),
         "bounds": [
-            {
-                "radius": radius,
-                "certified": _score(found[f"certified/{k}"], "higher"),
-                "attacked": _score(found[f"attacked/{k}"], "higher") if plan.attack else None,
-                "upper": _score(found[f"upper/{k}"], "higher") if plan.attack else None,
-            }
+            {"radius": radius, **{name: score(f"{name}/{k}") for name in ("certified", "attacked", "upper")}}
             for k, radius in enumerate(plan.radii)
         ],
     }
@@ -172,7 +220,3 @@ def per_query(arrays: dict[str, Tensor], plan: CertifyPlan) -> dict[str, Values]
             values[f"attacked/{k}"] = share(arrays["attacked"][:, k] > 0)
             values[f"upper/{k}"] = share(~(arrays["broken"][:, k] > 0))
     return values
-
-
-def _score(interval: Interval, better: str, unit: str = "%") -> dict[str, Any]:
-    return {**interval._asdict(), "better": better, "unit": unit}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +19,13 @@ from torch import Tensor, nn
 from robustmetric.attacks import Draws, Misrank
 from robustmetric.evaluation.attack import NetworkView, run_attack
 from robustmetric.evaluation.bounds import Moments, Samples, lower_bound, mean_of, sure_radius
-from robustmetric.evaluation.certificate import FORMAT, Certificate, entries_of
-from robustmetric.evaluation.certify_plan import CertifyPlan
+from robustmetric.evaluation.certificate import FORMAT, Certificate, CertifyPlan, entries_of
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
-from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
-from robustmetric.evaluation.plan import plan_of
-from robustmetric.evaluation.record import described
-from robustmetric.evaluation.smoothing import Smoothed, check_noise, check_samples, noisy_embeddings
+from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick, blocks
+from robustmetric.evaluation.plan import draw_queries, plan_of
+from robustmetric.evaluation.smoothing import Smoothed, check_memory, check_noise, noisy_embeddings
 from robustmetric.gallery import excluded
 from robustmetric.perturb import device_of
 from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError, embed
@@ -102,7 +98,7 @@ class Judged(NamedTuple):
     radius: float
 
 
-class Certification(Job[Certificate]):
+class Certification(Job[CertifyPlan, Certificate]):
     """A certification in pieces: the network and data of `subject`, certified as `plan` says.
 
     `out`, `progress` and `report` are those of every `Job`.
@@ -114,22 +110,10 @@ class Certification(Job[Certificate]):
 
     form = FORMAT
 
-    def __init__(
-        self,
-        subject: Subject,
-        plan: CertifyPlan,
-        out: str | Path | None = None,
-        progress: Progress | None = None,
-        report: Callable[[str], None] = print,
-    ) -> None:
-        super().__init__(out, progress, report)
-        subject.data.check(plan.queries)
-        self.subject, self.plan, self.data = subject, plan, subject.data
-        self.numbers = plan.draw(len(subject.data.images))
-
-    def describe(self) -> dict[str, Any]:
-        """Return all that the certificate depends on, in JSON's types."""
-        return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
+    def prepare(self) -> None:
+        """Refuse more queries than there are, and draw them."""
+        self.data.check(self.plan.queries)
+        self.numbers = draw_queries(len(self.data.images), self.plan.queries, self.plan.seed)
 
     def probe(self) -> None:
         """Try the network on a batch, and whether noise and samples fit: a failure leaves no trace."""
@@ -137,45 +121,34 @@ class Certification(Job[Certificate]):
         if plan.attack:
             check_noise(plan.attack_samples, shape, "attack_samples")
         check_noise(min(plan.batch, max(plan.samples, plan.choose, plan.gallery_samples)), shape, "batch")
-        check_samples(plan.samples, self.subject.probe(plan.batch, gradient=plan.attack))
-
-    def frozen(self) -> AbstractContextManager[object]:
-        """Hold the network in evaluation mode, frozen."""
-        return self.subject.frozen()
+        dim = self.subject.probe(plan.batch, gradient=plan.attack)
+        # Single precision, and products with a direction in double.
+        check_memory("samples", plan.samples, 4 * dim + 16, f"the embeddings of length {dim:,} of one query")
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces: parts of the gallery, and blocks of queries as they are and attacked."""
-        plan, found, judged = self.plan, [], self.plan.choose + self.plan.samples
-        for k, part in enumerate(torch.arange(len(self.data.ranked.images)).split(_RANKED)):
-            cost = len(part) * plan.gallery_samples
-            file, make = f"ranked-{k:05d}.safetensors", partial(self._rank, part)
-            found.append(Piece("embed", 0, file, make, cost, len(part)))
-        blocks = list(enumerate(self.numbers.split(_QUERIES)))
-        for k, numbers in blocks:
-            file, make = f"certify-{k:05d}.safetensors", partial(self._certify, numbers)
-            found.append(Piece("certify", 1, file, make, len(numbers) * judged, len(numbers)))
-        threats = [plan.threat(radius) for radius in plan.radii]
-        searched = sum(map(search_cost, threats)) * plan.attack_samples
-        evaluations = sum(threat.search.num_evaluations(threat.budget) for threat in threats)
-        for k, numbers in blocks if plan.attack else ():
-            cost = len(numbers) * (searched + len(threats) * judged)
-            file, make = f"attacked-{k:05d}.safetensors", partial(self._attack, k)
-            found.append(Piece("attack", 2, file, make, cost, evaluations))
+        plan, ranked = self.plan, torch.arange(len(self.data.ranked.images))
+        judged = plan.choose + plan.samples
+        found = [*blocks("embed", 0, ranked, _RANKED, self._rank, cost=plan.gallery_samples)]
+        found += blocks("certify", 1, self.numbers, _QUERIES, self._certify, cost=judged)
+        if plan.attack:
+            threats = [plan.threat(radius) for radius in plan.radii]
+            cost = sum(map(search_cost, threats)) * plan.attack_samples + len(threats) * judged
+            evaluations = sum(threat.evaluations for threat in threats)
+            found += blocks("attack", 2, self.numbers, _QUERIES, self._attack, cost=cost, parts=evaluations)
         return tuple(found)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
-        """Return the entries of the certificate and its per-query values."""
-        arrays = self.joined("certify")
-        if self.plan.attack:
-            arrays |= self.joined("attack")
+        """Return what the certificate says of the scores, and its per-query values."""
+        arrays = self.judged | (self.joined("attack") if self.plan.attack else {})
         others = min(len(self.sides(number)[1]) for number in arrays["number"].tolist())
-        made = {
-            **described(self.subject),
-            **entries_of(arrays, self.plan, len(self.data.images), max(1, others)),
-            "versions": versions(),
-        }
-        return made, arrays
+        return entries_of(arrays, self.plan, len(self.data.images), max(1, others)), arrays
+
+    @cached_property
+    def judged(self) -> Tensors:
+        """What is known of the queries as they are, by name."""
+        return self.joined("certify")
 
     @cached_property
     def vectors(self) -> Tensor:
@@ -225,15 +198,9 @@ class Certification(Job[Certificate]):
 
     def samples(self, image: Tensor, number: int, purpose: str, count: int) -> Iterator[Tensor]:
         """Embed `count` noisy copies of an `image` (C, H, W), drawn from the stream (`number`, `purpose`)."""
-        plan = self.plan
-        return noisy_embeddings(
-            self.subject.model,
-            image,
-            sigma=plan.sigma,
-            draws=Draws(plan.seed, purpose, [number]),
-            samples=count,
-            batch=plan.batch,
-        )
+        model, plan, draws = self.subject.model, self.plan, Draws(self.plan.seed, purpose, [number])
+        how: dict[str, Any] = {"sigma": plan.sigma, "batch": plan.batch}
+        return noisy_embeddings(model, image, draws=draws, samples=count, **how)
 
     def _bound(self, seen: Moments, anchor: int, rivals: Tensor, alpha: float) -> float:
         mean, variance = seen.margins(self.vectors[anchor], self.vectors[rivals])
@@ -247,10 +214,8 @@ class Certification(Job[Certificate]):
             mean = mean_of(self.samples(image, position, "certify/gallery", plan.gallery_samples))
             length = torch.linalg.vector_norm(mean)
             if length < ROUNDING:
-                raise BrokenEmbeddingsError(
-                    f"the mean of {plan.gallery_samples} noisy embeddings of image {position} is zero and "
-                    f"has no direction: sigma {plan.sigma:g} is too much for this network; give a lower one"
-                )
+                told = f"the mean of {plan.gallery_samples} noisy embeddings of image {position} is zero"
+                raise BrokenEmbeddingsError(f"{told}: give a lower sigma than {plan.sigma:g}")
             found.append(mean / length)
             tick()
         return {"v": torch.stack(found)}
@@ -262,27 +227,27 @@ class Certification(Job[Certificate]):
             judged = self.judge(image, number) or Judged(-1, -1, False, math.nan, math.nan, math.nan)
             rows.append([math.nan if judged.mate < 0 else 100.0 * judged.hit, *judged])
             tick()
-        hit, mate, rival, _, right, wrong, radius = torch.tensor(rows, dtype=torch.float64).unbind(1)
-        found = {"mate": mate.long(), "rival": rival.long(), "hit": hit, "right": right, "wrong": wrong}
-        return {name: value.clone() for name, value in {"number": numbers, **found, "radius": radius}.items()}
+        hit, mate, rival, _, *bounds = torch.tensor(rows, dtype=torch.float64).unbind(1)
+        found = {"number": numbers, "mate": mate.long(), "rival": rival.long(), "hit": hit}
+        found |= dict(zip(("right", "wrong", "radius"), bounds, strict=True))
+        return {name: value.clone() for name, value in found.items()}
 
-    def _attack(self, block: int, tick: Tick) -> Tensors:
+    def _attack(self, numbers: Tensor, tick: Tick) -> Tensors:
         """Attack a block of queries radius by radius: (B, R); one that is wrong for sure is left alone then.
 
         What a smaller perturbation reached, a larger one may reach too: so it counts for all larger radii.
         """
-        clean = self.get(self.stages["certify"][block])
-        hit, wrong = clean["hit"].clone(), clean["wrong"].clone()
+        rows = torch.isin(self.judged["number"], numbers)
+        hit, wrong = self.judged["hit"][rows], self.judged["wrong"][rows]
         found: dict[str, list[Tensor]] = {"attacked": [], "broken": [], "change": []}
         for radius in self.plan.radii:
             change = torch.full_like(hit, torch.nan)
             open_ = (~hit.isnan() & ~(wrong > 0)).nonzero()[:, 0]
             if len(open_):
-                numbers = clean["number"][open_]
-                before = self.data.images[numbers]
-                after = self.attacked(numbers, radius, tick).to(before.device)
+                before = self.data.images[numbers[open_]]
+                after = self.attacked(numbers[open_], radius, tick).to(before.device)
                 change[open_] = (after - before).double().flatten(1).norm(dim=1).cpu()
-                for row, image, number in zip(open_.tolist(), after, numbers.tolist(), strict=True):
+                for row, image, number in zip(open_.tolist(), after, numbers[open_].tolist(), strict=True):
                     judged = self.judge(image, number, f"certify/attack/{radius!r}", how_far=False)
                     assert judged is not None  # noqa: S101
                     hit[row] = torch.minimum(hit[row], hit.new_tensor(100.0 * judged.hit))

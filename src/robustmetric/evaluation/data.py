@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from robustmetric.attacks import Gallery, Queries
 from robustmetric.data.cache import Pixels
 from robustmetric.data.pairs import ImageArray
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, describe, instance
 from robustmetric.evaluation.attack import NetworkView
 from robustmetric.evaluation.identity import digest_of, digest_of_names, digest_of_numbers
 from robustmetric.evaluation.images import Images, Joined
@@ -68,12 +68,10 @@ class Data:
     skipped: Sequence[str] = ()
     name: str = "images"
 
-    @property
+    @cached_property
     def ranked(self) -> Data:
         """The images that are ranked."""
-        if self.gallery is None:
-            return self
-        return self.gallery if isinstance(self.gallery, Data) else Data(*self.gallery)
+        return self if self.gallery is None else data_from("gallery", self.gallery)
 
     @property
     def every(self) -> Images:
@@ -144,66 +142,49 @@ class Data:
     def check(self, queries: int | None = None) -> None:
         """Refuse data for which no ranking can be scored, and more `queries` than there are images."""
         self.check_sides()
-        if len(self.ranked.images) < 5:
+        labels, count = self.ranked.labels, len(self.images)
+        if len(labels) < 5:
+            raise UserError(f"the gallery has {len(labels)} images; give at least 5, for a top 4 of a query")
+        if len(labels.unique()) < 2:
+            told = f"all {len(labels)} images are of class {int(labels[0])}; no ranking can be wrong"
+            raise UserError(f"{told}: give at least two classes")
+        rules = (labels, self.labels, self.places, self.ranked.cameras, self.cameras)
+        if not count_relevant(*(None if part is None else part.cpu() for part in rules)).any():  # type: ignore[arg-type]
+            by, advice = ("", "") if self.cameras is None else (" by another camera", ", or leave them out")
             raise UserError(
-                f"the gallery has {len(self.ranked.images)} images; give at least 5, for a top 4 besides the "
-                "query"
+                f"none of the {count} queries has another image of its class{by} in the gallery of "
+                f"{len(labels)}: look at the labels of both{advice and f' and at the cameras{advice}'}"
             )
-        self._check_answers()
-        if queries is not None and queries > len(self.images):
-            raise UserError(
-                f"queries must be from 1 to the number of images, {len(self.images)}, not {queries!r}",
-                parameter="queries",
-            )
+        if queries is not None and queries > count:
+            told = f"queries must be from 1 to the number of images, {count}, not {queries!r}"
+            raise UserError(told, parameter="queries")
 
     def check_sides(self) -> None:
         """Reject images that are none or of several sizes, and labels or cameras that are not of them."""
         if self.gallery is None and self.own is not None:
             raise UserError("own describes a gallery, and none is given: pass gallery too")
-        given = self.gallery
-        if given is not None and not (
-            isinstance(given, Data) or (isinstance(given, tuple | list) and len(given) == 2)
-        ):
-            raise UserError(
-                f"the gallery is a {type(given).__name__}; give a Data, or a pair of its images and labels"
-            )
         if self.ranked.gallery is not None and self.gallery is not None:
             raise UserError("the gallery has a gallery of its own: give its images without one")
         shapes = []
         for side in (self, self.ranked):
             images = side.images
             if isinstance(images, list | tuple):
-                raise UserError(
-                    f"the images are a {type(images).__name__}; give one tensor (N, C, H, W), for example by "
-                    "torch.stack(images)"
-                )
+                raise UserError(f"the images are {describe(images)}; give one tensor: torch.stack(images)")
             one = images[torch.arange(min(1, len(images)))]
             check_images(images if isinstance(images, Tensor) and images.ndim != 4 else one)
             shapes.append(tuple(one.shape[1:]))
             check_labels(side.labels, len(images))
         if shapes[0] != shapes[1]:
-            raise UserError(
-                f"queries have shape {shapes[0]} and the images of the gallery {shapes[1]}: resize them to "
-                "one size"
-            )
+            told = f"queries have shape {shapes[0]}, images of the gallery {shapes[1]}"
+            raise UserError(f"{told}: resize them to one size")
         check_cameras(self.ranked.cameras, self.cameras, len(self.ranked.images), len(self.images))
 
-    def _check_answers(self) -> None:
-        """Reject labels for which every ranking is right, or none can be."""
-        labels, ranked = self.ranked.labels, self.ranked.cameras
-        if len(labels.unique()) < 2:
-            raise UserError(
-                f"all {len(labels)} images are of class {int(labels[0])}; no ranking can be wrong: give at "
-                "least two classes"
-            )
-        rules = (labels, self.labels, self.places, ranked, self.cameras)
-        if not count_relevant(*(None if part is None else part.cpu() for part in rules)).any():  # type: ignore[arg-type]
-            rule = "" if self.cameras is None else " by another camera"
-            raise UserError(
-                f"none of the {len(self.images)} queries has another image of its class{rule} in the gallery "
-                f"of {len(labels)}, so none has an answer to find: look at the labels of both"
-                + (", or leave the cameras out" if rule else "")
-            )
+
+def data_from(name: str, given: Data | tuple[Images, Tensor]) -> Data:
+    """Return a `Data` that is given, or that of a pair of images and labels, called `name` in errors."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return Data(*given)
+    return instance(name, given, Data, why="give one, or a pair of images and their labels")
 
 
 def data_of(images: Images | Data, labels: Tensor | None) -> Data:
@@ -214,9 +195,9 @@ def data_of(images: Images | Data, labels: Tensor | None) -> Data:
     ...
     robustmetric.UserError: labels are missing: give a class for each of the images, or a Data
     """
+    if isinstance(images, Data) and labels is not None:
+        raise UserError("labels were given with a Data that has labels: leave them out")
     if isinstance(images, Data):
-        if labels is not None:
-            raise UserError("labels were given with a Data that has labels: leave them out")
         return images
     if labels is None:
         raise UserError("labels are missing: give a class for each of the images, or a Data")
@@ -241,9 +222,9 @@ class Subject:
     train_classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for what, model in (("network", self.model), ("surrogate", self.surrogate)):
-            if not isinstance(model, nn.Module) and (model is not None or what == "network"):
-                raise UserError(f"the {what} must be a torch.nn.Module, not a {type(model).__name__}")
+        instance("the network", self.model, nn.Module, why="give a torch.nn.Module")
+        if self.surrogate is not None:
+            instance("the surrogate", self.surrogate, nn.Module, why="give a torch.nn.Module")
 
     @property
     def title(self) -> str:
@@ -259,6 +240,29 @@ class Subject:
             **self.data.identity(),
             "names": [self.name, self.data.name],
             "classes": [digest_of_names(self.data.classes), digest_of_names(self.train_classes)],
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entries of a document on the network and the data."""
+        data, surrogate = self.data, self.surrogate
+        return {
+            "network": {
+                "name": self.title,
+                "parameters": sum(p.numel() for p in self.model.parameters()),
+                "sha256": digest_of(self.model),
+                "surrogate": None if surrogate is None else digest_of(surrogate),
+                "weights": self.weights,
+            },
+            "data": {
+                "name": data.name,
+                "images": len(data.images),
+                "gallery": None if data.gallery is None else len(data.ranked.images),
+                "classes": len(data.labels.unique()),
+                "shape": data.fingerprint.shape,
+                "sha256": data.fingerprint.sha256,
+                "cameras": data.cameras is not None,
+                "skipped": list(data.skipped),
+            },
         }
 
     def frozen(self) -> ExitStack:
@@ -303,14 +307,7 @@ def data_by_marks(images: Pixels, crop: int | None = None, files: Sequence[str] 
 
     `files` names the images.
     """
-    every = torch.ones(len(images), dtype=torch.bool)
-    asks = every if images.is_query is None else images.is_query
-    ranked = every if images.is_gallery is None else images.is_gallery
-    if not asks.any() or not ranked.any():
-        raise UserError(
-            f"of {len(images)} images {int(asks.sum())} are queries and {int(ranked.sum())} are in the "
-            "gallery; mark some as each (is_query, is_gallery), or leave the marks out"
-        )
+    asks, ranked = _marks(images, images.is_query), _marks(images, images.is_gallery)
     queries = _marked(images, asks, crop, files)
     if asks.all() and ranked.all():
         return queries
@@ -332,26 +329,33 @@ def data_of_two(
     """
     if (queries.cameras is None) != (gallery.cameras is None):
         known, missing = ("queries", "gallery") if gallery.cameras is None else ("gallery", "queries")
-        raise UserError(
-            f"the cameras of the {known} are known and those of the {missing} are not: give both, or neither"
-        )
-    classes = tuple(sorted({*queries.classes, *gallery.classes}))
+        told = f"the cameras of the {known} are known and those of the {missing} are not"
+        raise UserError(f"{told}: give both, or neither")
+    classes = sorted({*queries.classes, *gallery.classes})
     # A table numbers its cameras by their names, each table by itself.
     cameras = sorted({*queries.columns.get("camera", ()), *gallery.columns.get("camera", ())})
-    place, number = ({name: k for k, name in enumerate(names)} for names in (classes, cameras))
+    label, camera = ({name: k for k, name in enumerate(names)} for names in (classes, cameras))
 
-    def side(images: Pixels, marked: Tensor | None, files: Sequence[str] | None) -> Data:
+    def renumbered(images: Pixels) -> Pixels:
+        labels = torch.tensor([label[name] for name in images.classes])[images.labels]
         numbers = images.cameras
         if numbers is not None and (texts := images.columns.get("camera")):
-            numbers = torch.tensor([number[text] for text in texts])
-        labels = torch.tensor([place[name] for name in images.classes])[images.labels]
-        marked = torch.ones(len(images), dtype=torch.bool) if marked is None else marked
-        if not marked.any():
-            raise UserError(f"none of {len(images)} images is marked (is_query, is_gallery): mark some")
-        return _marked(replace(images, labels=labels, cameras=numbers, classes=classes), marked, crop, files)
+            numbers = torch.tensor([camera[text] for text in texts])
+        return replace(images, labels=labels, cameras=numbers, classes=tuple(classes))
 
-    asks, ranked = side(queries, queries.is_query, files), side(gallery, gallery.is_gallery, gallery_files)
-    return replace(asks, gallery=ranked)
+    ranked = _marked(renumbered(gallery), _marks(gallery, gallery.is_gallery), crop, gallery_files)
+    return replace(
+        _marked(renumbered(queries), _marks(queries, queries.is_query), crop, files), gallery=ranked
+    )
+
+
+def _marks(images: Pixels, marked: Tensor | None) -> Tensor:
+    """Return which images (N,) are `marked`: all of them where nothing is; reject marks of none."""
+    marked = torch.ones(len(images), dtype=torch.bool) if marked is None else marked
+    if not marked.any():
+        told = f"none of {len(images)} images is marked to query, or to be ranked"
+        raise UserError(f"{told}: mark some as each (is_query, is_gallery), or leave the marks out")
+    return marked
 
 
 def _marked(images: Pixels, marked: Tensor, crop: int | None, files: Sequence[str] | None) -> Data:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from robustmetric.errors import UserError, brief, shorten
-from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
+from robustmetric.files import DamagedError, digest_of_entries, load_entries, save, save_entries
 from robustmetric.registry import unknown
 from robustmetric.text import command_line
 
@@ -34,14 +34,10 @@ Number = Annotated[float | None, BeforeValidator(_null)]
 """A figure; null where there is none, for JSON has neither NaN nor infinity."""
 
 
-def _without_example(schema: dict[str, Any]) -> None:
-    schema["description"] = schema["description"].partition("\n\n>>>")[0]
-
-
 class FrozenModel(BaseModel):
     """Values of a document: they do not change, and there are no others than those that are named."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_example)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 P = TypeVar("P", bound=BaseModel)
@@ -57,32 +53,41 @@ def validated(kind: type[P], what: str, given: dict[str, Any]) -> P:
     ...
     robustmetric.UserError: rows is 0: input should be greater than or equal to 1 (number of rows)
     """
-    for name in given:
+    for name, value in given.items():
         if name not in kind.model_fields:
             raise UserError(unknown(what, name, kind.model_fields), parameter=name)
-        _check_kind(name, given[name], kind.model_fields[name])
+        if wanted := _of_another_kind(value, kind.model_fields[name]):
+            raise _wrong(kind, name, brief(value), f"give {wanted}")
     try:
         return kind(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else what
-        field = kind.model_fields.get(name)
-        meaning = f" ({field.description})" if field is not None and field.description else ""
-        told = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
         value = "missing" if first["type"] == "missing" else brief(first["input"])
-        raise UserError(f"{name} is {value}: {told}{meaning}", parameter=name) from None
+        raise _wrong(
+            kind, str(first["loc"][0]), value, f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        ) from None
+
+
+def first_of(error: ValidationError) -> str:
+    """Return where the first thing is that an `error` is about, and what is wrong with it."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
-def _check_kind(name: str, value: object, field: FieldInfo) -> None:
-    """Refuse a text or a flag in place of a number, which pydantic reads as one, and the other way round."""
+def _of_another_kind(value: object, field: FieldInfo) -> str | None:
+    """Return what to give for a text or a flag that pydantic would read as a number, or vice versa."""
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind in _KINDS]
     flag = bool in kinds and not isinstance(value, bool)
-    if kinds and (flag or (isinstance(value, str | bool) and type(value) not in kinds)):
-        meaning = f" ({field.description})" if field.description else ""
-        raise UserError(f"{name} is {brief(value)}: give {_KINDS[kinds[0]]}{meaning}", parameter=name)
+    wrong = kinds and (flag or (isinstance(value, str | bool) and type(value) not in kinds))
+    return _KINDS[kinds[0]] if wrong else None
+
+
+def _wrong(kind: type[BaseModel], name: str, value: str, told: str) -> UserError:
+    meaning = kind.model_fields[name].description
+    return UserError(f"{name} is {value}: {told}{f' ({meaning})' if meaning else ''}", parameter=name)
 
 
 class Arrays(FrozenModel):
@@ -99,7 +104,7 @@ class Sealed(FrozenModel):
 
     def sealed(self: S) -> S:
         """Return the same with its digest."""
-        return self.model_copy(update={"sha256": digest_of_entries(_dumped(self))})
+        return self.model_copy(update={"sha256": digest_of_entries(_entries(self))})
 
 
 S = TypeVar("S", bound=Sealed)
@@ -114,11 +119,15 @@ class Document(Sealed):
 D = TypeVar("D", bound=Document)
 
 
+def _entries(document: Sealed) -> dict[str, Any]:
+    """Return the entries of a `document` but its digest; its arrays come last."""
+    entries = document.model_dump(mode="json", by_alias=True, exclude={"sha256"})
+    return entries | ({"arrays": entries.pop("arrays")} if "arrays" in entries else {})
+
+
 def write_json(file: Path, document: Sealed, then: str) -> None:
     """Write a `document` to its `file`; if that fails, say what to do, and what `then`."""
-    text = json.dumps(_dumped(document), indent=1, ensure_ascii=False) + "\n"
-    with writing(file, then):
-        write_atomically(file, lambda draft: draft.write(text.encode()))
+    save_entries(file, _entries(document), then)
 
 
 def read_json(file: Path, kind: Callable[..., S], what: str, schema: str) -> S:
@@ -126,43 +135,35 @@ def read_json(file: Path, kind: Callable[..., S], what: str, schema: str) -> S:
 
     `what` it is called, and `schema` is what its entry of that name says.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not a {what}: it is not JSON ({error})") from None
-    found = content.get("schema") if isinstance(content, dict) else None
-    if found != schema:
+    entries = load_entries(file)
+    if (found := entries.get("schema")) != schema:
         raise UserError(
-            f"{file} is not a {what} of this version: its schema is {repr(found)[:80]}, not {schema!r}"
+            f"{file} is not a {what} of this version: its schema is {brief(found)}, not {schema!r}"
         )
     try:
-        document = kind(**content)
+        return kind(**entries, sha256=digest_of_entries(entries))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{file} is not a whole {what}: {place}: {first['msg']}") from None
-    if document.sha256 != digest_of_entries(content):
-        raise DamagedError(f"{file} is damaged, or was changed by hand: its digest does not match")
-    return document
+        raise UserError(f"{file} is not a whole {what}: {first_of(error)}") from None
 
 
 @dataclass(frozen=True)
 class Format(Generic[D]):
     """How documents of a `kind` are written and read.
 
-    `what` they are called, `schema` is what their entry of that name says, `file` the name of their file,
-    `inside` that of the folder of a run that they are in. `work` makes them, by a `command`, and what they
-    are of is then `done`.
+    `what` they are called, `inside` is the folder of a run that they are in. `work` makes them, by a
+    `command`.
     """
 
-    kind: Callable[..., D]
+    kind: type[D]
     what: str
-    schema: str
-    file: str
     inside: str
     work: str
     command: str
-    done: str
+
+    @property
+    def file(self) -> str:
+        """The name of their file."""
+        return f"{self.what}.json"
 
     def there(self, folder: Path | None) -> bool:
         """Return whether a `folder` holds the document."""
@@ -175,11 +176,10 @@ class Format(Generic[D]):
 
     def write(self, folder: Path | None, made: dict[str, Any], arrays: dict[str, Tensor]) -> D:
         """Make a document and, if there is a folder, write it and its arrays there."""
-        content = save({name: value.contiguous() for name, value in arrays.items()})
+        content = to_bytes({name: value.contiguous() for name, value in arrays.items()})
         found = self.make(made, content)
         if folder is not None:
-            with writing(folder / ARRAYS, GO_ON):
-                write_atomically(folder / ARRAYS, lambda draft: draft.write(content))
+            save(folder / ARRAYS, content, GO_ON)
             write_json(folder / self.file, found, GO_ON)
         return found
 
@@ -189,22 +189,17 @@ class Format(Generic[D]):
         for file in (path / self.file, path / self.inside / self.file, path):
             if file.is_file():
                 return file
-        inside = sorted(path.glob(f"*/{self.file}")) if path.is_dir() else []
-        if inside:
-            raise FileNotFoundError(
-                f"there is no {self.what} in {path} itself; give the one that is meant: "
-                f"{shorten([file.parent for file in inside])}"
-            )
-        if (path / "recipe.yaml").is_file():  # a run
-            command = command_line(["robustmetric", self.command, str(path)])
-            raise FileNotFoundError(f"{path} is not {self.done} yet: {command}")
-        raise FileNotFoundError(
-            f"there is no {self.what} {path}; give a {self.file}, or a folder that holds one"
-        )
+        if others := sorted(path.glob(f"*/{self.file}")):
+            advice = f"give the one that is meant: {shorten([file.parent for file in others])}"
+        elif (path / "recipe.yaml").is_file():
+            advice = f"make it by {command_line(['robustmetric', self.command, str(path)])}"
+        else:
+            advice = f"give a {self.file}, or a folder that holds one"
+        raise FileNotFoundError(f"there is no {self.what} {path}; {advice}")
 
     def read(self, path: str | Path) -> D:
         """Read a document from its JSON file or the folder that it is in; a damaged one is refused."""
-        return read_json(self.find(path), self.kind, self.what, self.schema)
+        return read_json(self.find(path), self.kind, self.what, self.kind.model_fields["schema_"].default)
 
     def read_whole(self, folder: Path) -> D:
         """Read a document from its folder, and see that its arrays, if they are there, are its own."""
@@ -216,23 +211,18 @@ class Format(Generic[D]):
     def read_arrays(self, path: str | Path) -> dict[str, Tensor]:
         """Read the per-query arrays (Q, …) beside the document at a path; a changed file is refused."""
         beside = self.find(path)
-        document = self.read(beside)
-        name = document.arrays.file
-        if Path(name).name != name:
-            raise UserError(f"the {self.what} {path} names the arrays {name!r}; they must be beside it")
-        file = beside.parent / name
+        arrays = self.read(beside).arrays
+        if Path(arrays.file).name != arrays.file:
+            raise UserError(
+                f"the {self.what} {path} names the arrays {arrays.file!r}; they must be beside it"
+            )
+        file = beside.parent / arrays.file
         if not file.is_file():
-            raise FileNotFoundError(f"there is no {name} beside the {self.what} {path}")
+            raise FileNotFoundError(f"there is no {file.name} beside the {self.what} {path}")
         content = file.read_bytes()
-        if hashlib.sha256(content).hexdigest() != document.arrays.sha256:
+        if hashlib.sha256(content).hexdigest() != arrays.sha256:
             raise DamagedError(f"{file} is not what its {self.what} was written with: its digest differs")
         try:
             return load(content)
         except SafetensorError as error:
             raise DamagedError(f"{file} holds no arrays: {error}; evaluate again") from None
-
-
-def _dumped(document: Sealed) -> dict[str, Any]:
-    entries = document.model_dump(mode="json", by_alias=True)
-    ends: dict[str, Any] = {name: entries.pop(name) for name in ("arrays", "sha256") if name in entries}
-    return entries | ends

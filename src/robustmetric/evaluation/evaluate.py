@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robustmetric.attacks import PERCENT, Attack
-from robustmetric.errors import UserError
-from robustmetric.evaluation.attack import NetworkView, attack_block, embed_all
-from robustmetric.evaluation.checks import CHECKS, Check, Findings, run_check
+from robustmetric.attacks import PERCENT, Attack, Column
+from robustmetric.evaluation.attack import attack_block, embed_all
+from robustmetric.evaluation.checks import CHECKS, run_check
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.ers import COLUMNS, Values
-from robustmetric.evaluation.identity import code_of, versions
+from robustmetric.evaluation.findings import Findings
+from robustmetric.evaluation.identity import code_of
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.intervals import Interval, intervals
-from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
+from robustmetric.evaluation.intervals import Interval, Score, intervals
+from robustmetric.evaluation.job import Piece, Progress, Tensors, Tick, blocks
 from robustmetric.evaluation.plan import Plan, check_title, plan_of
-from robustmetric.evaluation.record import FORMAT, Record, described, failures
-from robustmetric.evaluation.suite import Attempt, run_ensemble
+from robustmetric.evaluation.record import AttackShare, Check, GoalScore, Record, Suite, failures
+from robustmetric.evaluation.suite import BEFORE, run_ensemble
 from robustmetric.evaluation.threat import Threat
-from robustmetric.evaluation.worst import Suite, build_suite
-from robustmetric.retrieval import nmi, rank
+from robustmetric.retrieval import nmi
 
 EMBEDDED = 1024  # images whose embeddings are kept together
 _SUITE = 4  # batches of queries that the suite attacks together: what is left of them fills fewer
@@ -87,7 +86,7 @@ def evaluate(
     return Evaluation(subject, plan, out, progress, report).run()
 
 
-class Evaluation(Job[Record]):
+class Evaluation(Findings):
     """An evaluation in pieces: the network and data of `subject`, attacked and judged as `plan` says.
 
     `out`, `progress` and `report` are those of every `Job`.
@@ -98,135 +97,40 @@ class Evaluation(Job[Record]):
     ['embed', 'retrieval', 'ES', 'GTM', 'checks']
     """
 
-    form = FORMAT
-
-    def __init__(
-        self,
-        subject: Subject,
-        plan: Plan,
-        out: str | Path | None = None,
-        progress: Progress | None = None,
-        report: Callable[[str], None] = print,
-    ) -> None:
-        super().__init__(out, progress, report)
-        self.threat = replace(plan.threat, search=plan.search_on(subject.surrogate))
-        if subject.surrogate is None and self.threat.search.network is not None:
-            subject = replace(subject, surrogate=self.threat.search.network)
-        subject.data.check(plan.settings.queries)
-        _check_fits(plan, subject.data)
-        self.subject, self.plan = subject, plan
-        self.numbers = plan.draw(len(subject.data.images))
-
-    def describe(self) -> dict[str, Any]:
-        """Return all that the record depends on, in JSON's types."""
-        return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
-
     def probe(self) -> None:
         """Try the networks on a batch, so that one that fails leaves no trace."""
         other, search = self.subject.surrogate, self.threat.search
         self.subject.probe(
-            self.plan.threat.batch,
+            self.threat.batch,
             gradient=search.differentiates(self.subject.model),
             of_surrogate=other is not None and (search.differentiates(other) or self.plan.suite is not None),
         )
 
-    def frozen(self) -> ExitStack:
-        """Hold the networks in evaluation mode, frozen."""
-        return self.subject.frozen()
-
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces: embeddings, the ranking, attacks and goals by blocks of queries, and checks."""
-        threat, found = self.threat, []
-        networks = {"embed": self.subject.model, "surrogate": self.subject.surrogate}
-        for kind, model in networks.items():
-            for k, part in enumerate(torch.arange(len(self.subject.data.every)).split(EMBEDDED)):
-                if model is not None:
-                    file, make = f"{kind}-{k:05d}.safetensors", partial(self._embed, model, part)
-                    found.append(Piece("embed", 0, file, make, len(part), len(part)))
+        threat, every = self.threat, torch.arange(len(self.data.every))
+        found = [*blocks("embed", 0, every, EMBEDDED, partial(self._embed, self.subject.model))]
+        if (other := self.subject.surrogate) is not None:
+            found += blocks("embed", 0, every, EMBEDDED, partial(self._embed, other), file="surrogate")
         # Attacks rank all images, and checks compare with all attacks.
         found.append(Piece("retrieval", 1, "retrieval.safetensors", self._rank, 0))
-        evaluations = threat.search.num_evaluations(threat.budget)
         for place, goal in enumerate(self.plan.attacks):
-            for k, numbers in enumerate(self.numbers.split(threat.batch)):
-                cost = len(numbers) * (search_cost(threat) + 2)
-                file = f"attack-{place:02d}-{k:05d}.safetensors"
-                found.append(
-                    Piece(goal.name, 1, file, partial(self._attack, goal, numbers), cost, evaluations)
-                )
-        for place, goal in enumerate(self.goals):
-            threats = [
-                replace(self.suite_threat, search=attempt.search) for attempt in self.attempts[goal.name]
-            ]
-            each = sum(search_cost(threat) + 1 for threat in threats)
-            evaluations = _SUITE * sum(t.search.num_evaluations(t.budget) for t in threats)
-            for k, numbers in enumerate(self.numbers.split(_SUITE * threat.batch)):
-                file, make = f"suite-{place:02d}-{k:05d}.safetensors", partial(self._try, goal, numbers)
-                found.append(Piece(f"worst {goal.name}", 1, file, make, len(numbers) * each, evaluations))
-        found += [
-            Piece("checks", 2, _check_file(name), partial(self._check, name), self._cost_of_check(name))
-            for name in self.plan.check_names
-        ]
+            found += blocks(
+                goal.name, 1, self.numbers, threat.batch, partial(self._attack, goal),
+                cost=search_cost(threat) + 2, parts=threat.evaluations, file=f"attack-{place:02d}",
+            )  # fmt: skip
+        for place, goal in enumerate(self.plan.goals):
+            tried = [replace(self.suite_threat, search=each.search) for each in self.attempts[goal.name]]
+            found += blocks(
+                f"worst {goal.name}", 1, self.numbers, _SUITE * threat.batch, partial(self._try, goal),
+                cost=sum(search_cost(each) + 1 for each in tried),
+                parts=_SUITE * sum(each.evaluations for each in tried), file=f"suite-{place:02d}",
+            )  # fmt: skip
+        for name in self.plan.check_names:
+            file = f"check-{re.sub(r'[^A-Za-z0-9.+-]', '_', check_title(name))}.json"
+            found.append(Piece("checks", 2, file, partial(self._check, name), self._cost_of_check(name)))
         return tuple(found)
-
-    @property
-    def goals(self) -> tuple[Attack, ...]:
-        """The goals of the suite."""
-        return () if self.plan.suite is None else self.plan.suite.wanted
-
-    @cached_property
-    def attempts(self) -> dict[str, tuple[Attempt, ...]]:
-        """The attacks of the suite by goal: they know as much of the network as the search does."""
-        suite, network, white = self.plan.suite, self.subject.surrogate, self.threat.search.follows_gradient
-        return {g.name: suite.attempts(g, surrogate=network, gradient=white) for g in self.goals if suite}
-
-    @property
-    def suite_threat(self) -> Threat:
-        """The threat in steps of the suite."""
-        steps = self.threat.budget.steps if self.plan.suite is None else self.plan.suite.steps
-        return replace(self.threat, budget=replace(self.threat.budget, steps=steps))
-
-    @cached_property
-    def view(self) -> NetworkView:
-        """The network under attack and its embeddings."""
-        return self._view(self.subject.model, "embed-")
-
-    @cached_property
-    def other(self) -> NetworkView | None:
-        """The surrogate and its embeddings, if there is one."""
-        network = self.subject.surrogate
-        return None if network is None else self._view(network, "surrogate-")
-
-    @property
-    def surrogate(self) -> NetworkView | None:
-        """The network that perturbations are searched on, and its embeddings, if it is another one."""
-        return None if self.threat.search.network is None else self.other
-
-    @cached_property
-    def found(self) -> dict[str, Tensors]:
-        """What each attack found for all queries: see `attack_block`."""
-        return {goal.name: self.joined(goal.name) for goal in self.plan.attacks}
-
-    @cached_property
-    def worst(self) -> dict[str, Tensors]:
-        """What the suite made of all queries, by goal: see `run_ensemble`."""
-        return {goal.name: self.joined(f"worst {goal.name}") for goal in self.goals}
-
-    @cached_property
-    def findings(self) -> Findings:
-        """What checks work with."""
-        return Findings(
-            self.subject,
-            self.plan,
-            self.threat.search,
-            self.view,
-            self.surrogate,
-            self.numbers,
-            found=self.found,
-            worst=self.worst,
-            attempts=self.attempts,
-            recall=float(self.joined("retrieval")["R@1"].mean()),
-        )
 
     def embed(self) -> None:
         """Make the embeddings alone; call it inside `frozen`."""
@@ -235,20 +139,13 @@ class Evaluation(Job[Record]):
                 self.keep(piece, piece.make(lambda count=1: None))
             self.tell("embed")
 
-    def _view(self, model: nn.Module, kind: str) -> NetworkView:
-        z = [self.get(piece)["z"] for piece in self.stages["embed"] if piece.file.startswith(kind)]
-        return self.subject.view(model, torch.cat(z))
-
     def _embed(self, model: nn.Module, part: Tensor, tick: Tick) -> Tensors:
-        return {"z": embed_all(model, self.subject.data.every, part, self.plan.threat.batch, tick).cpu()}
+        return {"z": embed_all(model, self.data.every, part, self.threat.batch, tick).cpu()}
 
     def _rank(self, tick: Tick) -> Tensors:
         """Rank the gallery for every image: values of each query that has an answer, and the NMI."""
         queries, gallery = self.view.queries, self.view.gallery
-        if self.subject.data.gallery is None:
-            found = rank(gallery.z, gallery.labels, cameras=gallery.cameras)
-        else:
-            found = self.view.rank(queries.z, queries)
+        found = self.view.rank(queries.z, queries)
         return {
             "query": found.query.cpu(),
             "R@1": 100.0 * (found.first <= 1).cpu().double(),
@@ -267,7 +164,7 @@ class Evaluation(Job[Record]):
         return run_ensemble(self.view, goal, attempts, numbers, threat, surrogate=self.other, tick=tick)
 
     def _check(self, name: str, tick: Tick) -> dict[str, Any]:
-        return run_check(name, self.findings).model_dump(mode="json")
+        return run_check(name, self).model_dump(mode="json")
 
     def _cost_of_check(self, name: str) -> int:
         """Return the passes of the attacks that a check repeats."""
@@ -277,90 +174,112 @@ class Evaluation(Job[Record]):
         return queries * len(self.plan.attacks) * (getattr(run, "steps", 0) + again)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
-        """Return the entries of the record and its per-query values."""
-        plan, settings, data = self.plan, self.plan.settings, self.subject.data
-        retrieval, checks = (
-            self.joined("retrieval"),
-            [Check(**self.get(piece)) for piece in self.stages["checks"]],
-        )
+        """Return what the record says of the scores, and its per-query values."""
+        plan, settings = self.plan, self.plan.settings
+        retrieval = self.joined("retrieval")
+        checks = [Check(**self.get(piece)) for piece in self.stages["checks"]]
         group = None
         if settings.protocol == "reference":
-            group = 128 if data.fingerprint.shape[1:] == [28, 28] else 112
+            group = 128 if self.data.fingerprint.shape[1:] == [28, 28] else 112
         arrays = {"number": self.numbers}
-        after: dict[str, Values] = {}
-        before: dict[str, Values] = {}
-        for goal in plan.attacks:
-            found = self.found[goal.name]
-            arrays |= {f"{goal.name}/{n}": v for n, v in found.items() if n != "number"}
-            after |= {c.name: found[f"after/{c.name}"].numpy() for c in goal.columns}
-            before |= {c.name: found[f"before/{c.name}"].numpy() for c in goal.columns}
+        for name, found in self.found.items():
+            arrays |= {f"{name}/{n}": v for n, v in found.items() if n != "number"}
         arrays |= {f"retrieval/{n}": v for n, v in retrieval.items() if n not in ("NMI", "left_out")}
-        suite: Suite | None = None
-        worst: Tensors = {}
-        if plan.suite is not None:
-            beside = plan.attacks if settings.protocol == "strict" else ()
-            suite, worst = build_suite(
-                plan.suite, self.worst, self.attempts, self.suite_threat.budget, after, beside, settings.seed
-            )
+        after, before = (
+            {c.name: self.found[a.name][f"{when}/{c.name}"].numpy() for a in plan.attacks for c in a.columns}
+            for when in ("after", "before")
+        )
+        suite, worst = self._suite(after)
+        how: dict[str, Any] = {"group": group, "protocol": settings.protocol, "seed": settings.seed}
         shares = [name for name in after if plan.columns[name].unit == PERCENT]
-        scores, overall, terms = intervals(
-            after, group=group, protocol=settings.protocol, seed=settings.seed, percent=shares
-        )
-        clean, _, _ = intervals(
-            before, group=group, protocol=settings.protocol, seed=settings.seed, resamples=1
-        )
+        means, overall, terms = intervals(after, percent=shares, **how)
+        clean = intervals(before, resamples=1, **how)[0]
+        scores = {
+            name: Score(
+                **mean._asdict(),
+                before=clean[name].value,
+                better=plan.columns[name].better,
+                unit=plan.columns[name].unit.name,
+            )
+            for name, mean in means.items()
+        }
         made = {
-            **described(self.subject),
             "settings": settings,
             "queries": {
                 "count": len(self.numbers),
-                "of": len(data.images),
+                "of": len(self.data.images),
                 "left_out": int(retrieval["left_out"]),
             },
             "retrieval": _retrieval(retrieval, settings.seed),
-            "scores": {
-                name: {
-                    **interval._asdict(),
-                    "before": clean[name].value,
-                    "better": plan.columns[name].better,
-                    "unit": plan.columns[name].unit.name,
-                }
-                for name, interval in scores.items()
-            },
+            "scores": scores,
             "ers": None if overall is None else _ers(overall, terms, checks, plan),
             "suite": suite,
             "checks": checks,
-            "versions": versions(),
         }
         return made, arrays | worst
+
+    def _suite(self, after: Mapping[str, Values]) -> tuple[Suite | None, Tensors]:
+        """Return the worst case of each goal of the suite, and the values (Q,) of each query by name.
+
+        `after` has the values (Q,) of the columns of the attacks, which count where they say the same of a
+        query as a goal.
+        """
+        if self.plan.suite is None:
+            return None, {}
+        goals, arrays = dict[str, GoalScore](), dict[str, Tensor]()
+        attacks = self.plan.attacks if self.plan.settings.protocol == "strict" else ()
+        for goal in self.plan.goals:
+            beside = {
+                column.name: after[column.name]
+                for attack in attacks
+                for column in attack.columns
+                if attack.drawn_as == goal.drawn_as or column.name in goal.same_columns
+            }
+            goals[goal.name] = self._goal_score(goal, beside)
+            kept = ("before", "worst", "by", "change", "outside")
+            arrays |= {f"suite/{goal.name}/{name}": self.worst[goal.name][name] for name in kept}
+        return Suite(goals=goals), arrays
+
+    def _goal_score(self, goal: Attack, beside: Mapping[str, Values]) -> GoalScore:
+        column, found, attempts = goal.columns[0], self.worst[goal.name], self.attempts[goal.name]
+        counted = ~found["before"].isnan().numpy()
+        alone, by = found["worst"].numpy()[counted], found["by"].numpy()[counted]
+        worst, who = alone.copy(), by.copy()
+        for k, values in enumerate(beside.values(), len(attempts)):
+            gain = values[counted] - worst
+            ahead = gain < 0 if column.better == "higher" else gain > 0
+            worst, who = np.where(ahead, values[counted], worst), np.where(ahead, k, who)
+        forward, backward = found["forward"].sum(0).tolist(), found["backward"].sum(0).tolist()
+        count, seed = int(counted.sum()), self.threat.seed
+        done = np.full(count, True) if column.success_value is None else worst == column.success_value
+
+        def share(number: int) -> float:
+            return 100 * float(((who == number) & done).mean()) if count else math.nan
+
+        attacks = [
+            AttackShare(attack=a.attack.name, search=a.search.name, broke=share(k), forward=f, backward=b)
+            for k, (a, f, b) in enumerate(zip(attempts, forward, backward, strict=True))
+        ]
+        attacks += [AttackShare(attack=name, broke=share(k)) for k, name in enumerate(beside, len(attempts))]
+        if column.success_value is not None:
+            attacks.insert(0, AttackShare(attack="before", broke=share(BEFORE)))
+        return GoalScore(
+            **_mean(worst, column, seed)._asdict(),
+            before=_mean(found["before"].numpy()[counted], column, seed, resamples=1).value,
+            alone=_mean(alone, column, seed, resamples=1).value,
+            better=column.better,
+            unit=column.unit.name,
+            queries=count,
+            attacks=attacks,
+            forward=sum(forward),
+            backward=sum(backward),
+            undropped=count * sum(attempt.passes(self.suite_threat.budget) for attempt in attempts),
+        )
 
 
 def search_cost(threat: Threat) -> int:
     """Return how many passes of an image the search of a `threat` takes; a pass back counts twice."""
-    return threat.search.num_evaluations(threat.budget) * (3 if threat.search.follows_gradient else 1)
-
-
-def _check_fits(plan: Plan, data: Data) -> None:
-    """Refuse a plan that does not go with the data."""
-    for told, given, instead in (
-        ("knows no cameras", data.cameras, "leave the cameras out"),
-        ("takes the nearest image for the query itself", data.gallery, "leave the gallery out"),
-    ):
-        if given is not None and plan.settings.protocol == "reference":
-            raise UserError(
-                f"the reference protocol {told}: use the strict protocol, or {instead}", parameter="protocol"
-            )
-    for attack in plan.attacks:
-        attack.check_fits(len(data.ranked.labels))
-    for goal in () if plan.suite is None else plan.suite.wanted:
-        try:
-            goal.check_fits(len(data.ranked.labels))
-        except UserError as error:
-            raise UserError(f"goal {goal.name} of the suite: {error}", parameter="suite") from None
-
-
-def _check_file(name: str) -> str:
-    return f"check-{re.sub(r'[^A-Za-z0-9.+-]', '_', check_title(name))}.json"
+    return threat.evaluations * (3 if threat.search.follows_gradient else 1)
 
 
 def _retrieval(values: Tensors, seed: int) -> dict[str, Any]:
@@ -377,3 +296,11 @@ def _ers(overall: Interval, terms: dict[str, float], checks: Sequence[Check], pl
     if names := [c.name for goal in foreign for c in goal.columns if c.name in COLUMNS]:
         why += f"{'; ' if why else ''}{', '.join(names)} is of an attack of the user's own"
     return {**overall._asdict(), "terms": terms, "valid": not why, "why": why}
+
+
+def _mean(values: Values, column: Column, seed: int, resamples: int = 1000) -> Interval:
+    """Average a column over queries, rounded as all scores of a record are."""
+    if len(values) == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    percent = [column.name] if column.unit == PERCENT else []
+    return intervals({column.name: values}, seed=seed, resamples=resamples, percent=percent)[0][column.name]

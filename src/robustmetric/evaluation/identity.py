@@ -6,15 +6,17 @@ import hashlib
 import inspect
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from torch import Tensor, nn
 
-from robustmetric.attacks import Search
+from robustmetric.attacks import Attack, Search, Transfer
 from robustmetric.models import weights
+from robustmetric.usercode import without_folder
 
 
 def digest_of(model: nn.Module) -> str:
@@ -106,6 +108,28 @@ def code_of(part: Any) -> str | None:
         except (OSError, TypeError):
             whole.update(getattr(each, "__qualname__", repr(each)).encode())
     return whole.hexdigest()
+
+
+def repeated(names: Iterable[str]) -> str:
+    """Return the `names` that stand there more than once, as text.
+
+    >>> repeated(["ES", "CA+", "ES"])
+    'ES'
+    """
+    return ", ".join(sorted(name for name, count in Counter(names).items() if count > 1))
+
+
+def written(given: object, part: Attack | Search) -> str:
+    """Write a part of a plan down: in one spelling, or as it was given if it is the user's own.
+
+    The folder of a file is left out: it is another one on another machine.
+    """
+    if not isinstance(given, str):
+        return part.name
+    if isinstance(part, Transfer):
+        inside = given.strip().removeprefix("transfer").strip().removeprefix("(").removesuffix(")")
+        return f"transfer({written(inside.strip(), part.search)})"
+    return part.name if code_of(type(part)) is None else without_folder(given)
 
 
 def differences(before: Any, now: Any) -> list[str]:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from robustmetric.attacks import Protocol
+from robustmetric.evaluation.document import FrozenModel, Number
 from robustmetric.evaluation.ers import COLUMNS, Values, terms
+
+
+class Score(FrozenModel):
+    """A mean over queries with its 95 % interval; `before` is that of the images as they were."""
+
+    value: Number
+    low: Number
+    high: Number
+    before: Number = None
+    better: Literal["higher", "lower"] | None = Field(default=None, description="which way is more robust")
+    unit: str | None = Field(default=None, description="what it is measured in: %, or a cosine or distance")
 
 
 class Interval(NamedTuple):

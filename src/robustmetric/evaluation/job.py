@@ -6,27 +6,30 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from robustmetric.errors import UserError, brief
+from robustmetric.errors import UserError, a, brief
+from robustmetric.evaluation.data import Subject
 from robustmetric.evaluation.document import GO_ON, Document, Format, FrozenModel
-from robustmetric.evaluation.identity import differences
+from robustmetric.evaluation.identity import differences, versions
+from robustmetric.evaluation.plan import Plan, SearchPlan
 from robustmetric.files import (
     DamagedError,
     check_writable,
     is_draft,
+    load_entries,
     read_sealed,
-    write_atomically,
+    save_entries,
     write_sealed,
     writing,
 )
@@ -34,6 +37,7 @@ from robustmetric.locks import LOCK, locked
 
 PLAN, PARTS = "plan.json", "parts"
 
+P = TypeVar("P", bound=Plan | SearchPlan)
 D = TypeVar("D", bound=Document)
 Tensors = dict[str, Tensor]
 Tick = Callable[..., None]
@@ -60,8 +64,28 @@ class Piece:
     parts: int = 1
 
 
-class Job(ABC, Generic[D]):
-    """Work in pieces that several workers can share.
+def blocks(
+    stage: str,
+    phase: int,
+    numbers: Tensor,
+    size: int,
+    make: Callable[[Tensor, Tick], Tensors],
+    *,
+    cost: int = 1,
+    parts: int | None = None,
+    file: str | None = None,
+) -> Iterator[Piece]:
+    """Split `numbers` (N,) into pieces of `size`, in files that are named after the stage unless by `file`.
+
+    `cost` is that of one number, `parts` are those of a piece, by default its numbers.
+    """
+    for k, part in enumerate(numbers.split(size)):
+        name = f"{file or stage}-{k:05d}.safetensors"
+        yield Piece(stage, phase, name, partial(make, part), cost * len(part), parts or len(part))
+
+
+class Job(ABC, Generic[P, D]):
+    """Work in pieces that several workers can share: a network and data, `subject`, judged as `plan` says.
 
     A finished piece is a file in `out/parts`, or stays in memory if `out` is None. `run` makes the missing
     pieces and puts the document together; `work(k, n)` makes the k-th of n shares of the pieces. `progress`
@@ -72,13 +96,22 @@ class Job(ABC, Generic[D]):
 
     def __init__(
         self,
+        subject: Subject,
+        plan: P,
         out: str | Path | None = None,
         progress: Progress | None = None,
         report: Callable[[str], None] = print,
     ) -> None:
+        self.subject, self.plan, self.data = subject, plan, subject.data
         self.folder = None if out is None else Path(out)
         self.progress, self.report = progress, report
         self._memory: dict[str, Any] = {}
+        self._parts = Path(out or "") / PARTS
+        self.prepare()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Refuse a plan that does not fit the data, and draw the queries."""
 
     @cached_property
     @abstractmethod
@@ -86,20 +119,20 @@ class Job(ABC, Generic[D]):
         """All pieces, stage by stage."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return all that the document depends on, in JSON's types; its plan as `settings`."""
-
-    @abstractmethod
     def probe(self) -> None:
         """Try the networks on a batch, so that one that fails leaves no trace."""
 
     @abstractmethod
-    def frozen(self) -> AbstractContextManager[object]:
-        """Hold the networks frozen."""
-
-    @abstractmethod
     def build(self) -> tuple[dict[str, Any], Tensors]:
-        """Return the entries of the document and the values of each query, from finished pieces."""
+        """Return what the document says of the scores, and the values of each query, from finished pieces."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return all that the document depends on, in JSON's types; its plan as `settings`."""
+        return {**self.plan.describe(), **self.subject.identity(), "versions": versions()}
+
+    def frozen(self) -> ExitStack:
+        """Hold the networks in evaluation mode, frozen."""
+        return self.subject.frozen()
 
     @property
     def costs(self) -> dict[str, list[int]]:
@@ -129,8 +162,7 @@ class Job(ABC, Generic[D]):
                 with suppress(UserError), locked(self.folder, "tidying up", lambda _: None):
                     pass
             return finished
-        article = "an" if self.form.work[0] in "aeiou" else "a"
-        with locked(self.folder, f"{article} {self.form.work}", self.report):
+        with locked(self.folder, a(self.form.work), self.report):
             finished = self._begin()
             return self._run(help_out) if finished is None else finished
 
@@ -149,7 +181,7 @@ class Job(ABC, Generic[D]):
 
     def has(self, piece: Piece) -> bool:
         """Return whether a `piece` is finished."""
-        return piece.file in self._memory if self.folder is None else self._path(piece).exists()
+        return piece.file in self._memory if self.folder is None else (self._parts / piece.file).exists()
 
     def get(self, piece: Piece) -> Any:
         """Return the value of a finished `piece`; one that was damaged since is made again."""
@@ -171,24 +203,21 @@ class Job(ABC, Generic[D]):
         if self.folder is None:
             self._memory[piece.file] = value
             return
-        content = _encode(piece, value)
-        with writing(self._path(piece), GO_ON):
-            self._path(piece).parent.mkdir(exist_ok=True)
-            write_sealed(self._path(piece), lambda file: file.write(content), self._key(piece))
+        path = self._parts / piece.file
+        content = json.dumps(value).encode() if path.suffix == ".json" else to_bytes(value)
+        with writing(path, GO_ON):
+            path.parent.mkdir(exist_ok=True)
+            write_sealed(path, lambda file: file.write(content), self._key(piece))
 
     def _run(self, help_out: Callable[[], None] | None) -> D:
-        for piece in filter(self.has, self.pieces):
-            try:
-                self._read(piece)
-            except DamagedError as error:
-                self.report(f"{error}; it is made anew")
-                self._path(piece).unlink(missing_ok=True)
         self.tell()
         if help_out is not None:
             help_out()
         with self.frozen():
             self._make(0, 1)
-            document: D = self.form.write(self.folder, *self.build())
+            scores, arrays = self.build()
+            entries = {**self.subject.describe(), **scores, "versions": versions()}
+            document: D = self.form.write(self.folder, entries, arrays)
         self._tidy()
         return document
 
@@ -196,13 +225,12 @@ class Job(ABC, Generic[D]):
         """Check data and networks and write the plan; return the document if it is finished."""
         if (finished := self._finished()) is not None:
             return finished
-        if self.folder is None or not self._begun:
+        if not self._begun:
             self.probe()
-        if self.folder is not None and not self._begun:
-            text = json.dumps(self._identity, indent=1, ensure_ascii=False) + "\n"
-            with writing(self.folder / PLAN, GO_ON):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_atomically(self.folder / PLAN, lambda file: file.write(text.encode()))
+            if self.folder is not None:
+                with writing(self.folder / PLAN, GO_ON):
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                save_entries(self.folder / PLAN, self._identity, GO_ON)
         return None
 
     def _finished(self) -> D | None:
@@ -211,10 +239,8 @@ class Job(ABC, Generic[D]):
         try:
             document: D = self.form.read_whole(self.folder)
         except UserError as error:
-            raise UserError(
-                f"{error}; remove {self.folder / self.form.file} and run the same command again: it is made "
-                "anew"
-            ) from None
+            again = f"remove {self.folder / self.form.file} and run the same command again"
+            raise UserError(f"{error}; {again}") from None
         self._tidy()
         return document
 
@@ -245,15 +271,12 @@ class Job(ABC, Generic[D]):
     def _read(self, piece: Piece) -> Any:
         if self.folder is None:
             return self._memory[piece.file]
-        path = self._path(piece)
+        path = self._parts / piece.file
         try:
-            return _decode(piece, read_sealed(path, self._key(piece)))
+            content = read_sealed(path, self._key(piece))
         except FileNotFoundError:
             raise DamagedError(f"{path} is gone") from None
-        except (ValueError, SafetensorError) as error:
-            raise (
-                error if isinstance(error, DamagedError) else DamagedError(f"{path} is damaged: {error}")
-            ) from None
+        return json.loads(content) if path.suffix == ".json" else load(content)
 
     def _key(self, piece: Piece) -> bytes:
         """Return what the digest of a piece covers besides its content: no piece stands in for another."""
@@ -264,15 +287,11 @@ class Job(ABC, Generic[D]):
         assert self.folder is not None  # noqa: S101
         return hashlib.sha256((self.folder / PLAN).read_bytes()).hexdigest()
 
-    def _path(self, piece: Piece) -> Path:
-        assert self.folder is not None  # noqa: S101
-        return self.folder / PARTS / piece.file
-
     def _tidy(self) -> None:
         """Remove the pieces of a finished document, and drafts of files."""
         if self.folder is None:
             return
-        parts = self.folder / PARTS
+        parts = self._parts
         # The document is there, whether these can be removed or not: a worker may not have noticed yet.
         with suppress(OSError):
             pieces = list(parts.iterdir()) if parts.is_dir() and not parts.is_symlink() else []
@@ -286,8 +305,7 @@ class Ticks:
     """Counts the parts of a piece that are done, and tells its share at most twice a second."""
 
     def __init__(self, parts: int, tell: Callable[[float], None]) -> None:
-        self.parts, self.tell = parts, tell
-        self.done, self.told = 0, time.monotonic()
+        self.parts, self.tell, self.done, self.told = parts, tell, 0, time.monotonic()
 
     def __call__(self, count: int = 1) -> None:
         """Count `count` parts."""
@@ -297,21 +315,12 @@ class Ticks:
             self.tell(min(self.done / self.parts, 0.99))
 
 
-def _encode(piece: Piece, value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode() if piece.file.endswith(".json") else save(value)
-
-
-def _decode(piece: Piece, content: bytes) -> Any:
-    return json.loads(content) if piece.file.endswith(".json") else load(content)
-
-
 def open_folder(form: Format[Any], out: Path, settings: FrozenModel) -> bool:
     """Return whether a document of `settings` is finished in the folder `out`; refuse other work there."""
     check_folder(out, {"kind": form.work, "settings": settings.model_dump(mode="json")})
-    if form.there(out):
-        return True
-    check_writable(out)
-    return False
+    if not form.there(out):
+        check_writable(out)
+    return form.there(out)
 
 
 def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
@@ -323,49 +332,31 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
     False
     """
     what, file = identity["kind"], folder / PLAN
+
+    def refused(told: str, advice: str = ": give another folder") -> UserError:
+        return UserError(f"{told}{advice}", parameter="out")
+
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: give a folder for the {what}", parameter="out")
+        raise refused(f"{folder} is a file", f": give a folder for the {what}")
     if (folder / PARTS).is_symlink():
-        raise UserError(
-            f"{folder / PARTS} is a link, and pieces are kept in a folder: look at it, and remove it",
-            parameter="out",
-        )
+        raise refused(f"{folder / PARTS} is a link, and pieces are kept in a folder")
     if not file.exists():
-        others = folder.exists() and any(
-            not is_draft(path) and path.name != LOCK for path in folder.iterdir()
-        )
+        inside = folder.iterdir() if folder.exists() else ()
+        others = any(not is_draft(path) and path.name != LOCK for path in inside)
         if others and not file.exists():  # now: another worker may have begun
-            raise UserError(
-                f"{folder} is not empty and holds no {what}: give another folder", parameter="out"
-            )
+            raise refused(f"{folder} is not empty and holds no {what}")
         return False
-    before = _planned(file)
-    if before["kind"] != what:
-        raise UserError(
-            f"{folder} holds another kind of work, {brief(before['kind'])}: give another folder",
-            parameter="out",
-        )
+    try:
+        before = load_entries(file)
+    except DamagedError as error:
+        raise refused(str(error), f"; remove {folder} and run the same command again") from None
+    if (kind := before.get("kind")) != what:
+        raise refused(f"{folder} holds another kind of work, {brief(kind)}")
     now = json.loads(json.dumps(identity))
     before = {key: before.get(key) for key in now}
     # Options that no name tells matter only if the names are the same.
     options = [whole.pop("options", None) for whole in (before, now)]
     if differing := differences(before, now) or differences(*options):
-        raise UserError(
-            f"{folder} holds another {what}: {'; '.join(differing)}; give another folder, or remove this one",
-            parameter="out",
-        )
+        told = f"{folder} holds another {what}: {'; '.join(differing)}"
+        raise refused(told, "; give another folder, or remove this one")
     return True
-
-
-def _planned(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not (isinstance(found, dict) and isinstance(found.get("settings"), dict) and "kind" in found):
-            raise TypeError("it holds no settings")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{file} is damaged ({error}): remove {file.parent} and run the same command again, or give "
-            "another folder",
-            parameter="out",
-        ) from None
-    return found

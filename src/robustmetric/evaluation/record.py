@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from robustmetric.attacks import COSINE, DISTANCE, PERCENT, Column, Unit
-from robustmetric.evaluation.checks import Check
-from robustmetric.evaluation.data import Subject
 from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import COLUMNS
-from robustmetric.evaluation.identity import digest_of
+from robustmetric.evaluation.intervals import Score
 from robustmetric.evaluation.plan import Settings
-from robustmetric.evaluation.worst import GoalScore, Suite
 
 RECORD = "record.json"
-SCHEMA: Literal["robustmetric/record/1"] = "robustmetric/record/1"
 
 
 class NetworkEntry(FrozenModel):
@@ -54,19 +50,6 @@ class QueryCounts(FrozenModel):
     left_out: int = Field(description="images whose class has no other, without an answer to find")
 
 
-class Score(FrozenModel):
-    """A mean over queries with its 95 % interval; `before` is that of the images as they were."""
-
-    value: Number
-    low: Number
-    high: Number
-    before: Number = None
-    better: Literal["higher", "lower"] | None = Field(
-        default=None, description="which way is more robust, if one is"
-    )
-    unit: str | None = Field(default=None, description="what it is measured in: %, or a cosine or distance")
-
-
 class Ers(FrozenModel):
     """The Empirical Robustness Score and its ten terms; to be read beside R@1."""
 
@@ -76,6 +59,63 @@ class Ers(FrozenModel):
     terms: dict[str, Number]
     valid: bool
     why: str = Field("", description="why it is not valid")
+
+
+class AttackShare(FrozenModel):
+    """An attack of the suite, or one beside it, and the share of queries that it broke first."""
+
+    attack: str = Field(description="the attack with its objective; before for what was lost without one")
+    search: str | None = Field(default=None, description="its search; null of an attack beside the suite")
+    broke: Number = Field(description="share of queries, in %, that it broke first, or moved the farthest")
+    forward: int = Field(default=0, description="images that it sent through the network")
+    backward: int = Field(default=0, description="images that it sent back through it, for gradients")
+
+
+class GoalScore(Score):
+    """The worst case of a goal: the mean over queries of the worst that any attack left, with its interval.
+
+    `value`, `low` and `high` count the attacks beside the suite too, `alone` those of the suite only.
+    """
+
+    alone: Number = Field(description="the value by the attacks of the suite alone")
+    queries: int = Field(description="queries that the goal concerns")
+    attacks: list[AttackShare] = Field(description="who broke which share, in the order of the attempts")
+    forward: int = Field(description="images that all attacks sent through the network")
+    backward: int = Field(description="images that all attacks sent back through it")
+    undropped: int = Field(description="images that would have gone through if no query dropped out")
+
+
+class Suite(FrozenModel):
+    """The worst-case suite: its goals by name."""
+
+    goals: dict[str, GoalScore]
+
+    @property
+    def forward(self) -> int:
+        """Images that went through the network for all goals."""
+        return sum(goal.forward for goal in self.goals.values())
+
+    @property
+    def undropped(self) -> int:
+        """Images that would have gone through it if no query dropped out."""
+        return sum(goal.undropped for goal in self.goals.values())
+
+
+Status = Literal["pass", "warn", "fail", "not run"]
+
+
+class Check(FrozenModel):
+    """A check of whether the scores can be trusted: its `name`, and what it found.
+
+    `status` is how that is judged, `figure` what was found, `limit` what is allowed, and `says` a sentence
+    about it.
+    """
+
+    name: str
+    status: Status
+    figure: Number
+    limit: str
+    says: str
 
 
 class Record(Document):
@@ -90,12 +130,9 @@ class Record(Document):
     of each goal, if the suite was run: `record["misrank"]` is a value of it. `checks` say how far to trust
     all this, `versions` what computed it, and `arrays` names the file of per-query values. `sha256` is the
     digest of all the rest: a record that was damaged, or changed by hand, is not read.
-
-    >>> sorted(Record.model_json_schema()["properties"])[:4]
-    ['arrays', 'checks', 'data', 'ers']
     """
 
-    schema_: Literal["robustmetric/record/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["robustmetric/record/1"] = Field("robustmetric/record/1", alias="schema")
     network: NetworkEntry
     data: DataEntry
     settings: Settings
@@ -110,7 +147,7 @@ class Record(Document):
     def __getitem__(self, name: str) -> float:
         if name == "ERS" and self.ers is not None:
             return _number(self.ers.value)
-        known: dict[str, Score | GoalScore] = {**self.retrieval, **self.scores}
+        known: dict[str, Score] = {**self.retrieval, **self.scores}
         if self.suite is not None:
             known = {**self.suite.goals, **known}
         if name not in known:
@@ -163,37 +200,13 @@ class Record(Document):
         return self.column(name).show(self[name] if name in self.columns() else None)
 
 
-def _column(name: str, score: Score | GoalScore) -> Column:
+def _column(name: str, score: Score) -> Column:
     units = {unit.name: unit for unit in (PERCENT, COSINE, DISTANCE)}
     return Column(name, score.better, units.get(score.unit or "", Unit(score.unit or "", 1, 3)))
 
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def described(subject: Subject) -> dict[str, Any]:
-    """Describe the network and the data of a `subject`, as these entries of a document."""
-    data, surrogate = subject.data, subject.surrogate
-    return {
-        "network": {
-            "name": subject.title,
-            "parameters": sum(p.numel() for p in subject.model.parameters()),
-            "sha256": digest_of(subject.model),
-            "surrogate": None if surrogate is None else digest_of(surrogate),
-            "weights": subject.weights,
-        },
-        "data": {
-            "name": data.name,
-            "images": len(data.images),
-            "gallery": None if data.gallery is None else len(data.ranked.images),
-            "classes": len(data.labels.unique()),
-            "shape": data.fingerprint.shape,
-            "sha256": data.fingerprint.sha256,
-            "cameras": data.cameras is not None,
-            "skipped": list(data.skipped),
-        },
-    }
 
 
 def failures(checks: Sequence[Check]) -> str:
@@ -205,36 +218,15 @@ def failures(checks: Sequence[Check]) -> str:
     return "; ".join(told)
 
 
-FORMAT = Format(
-    Record,
-    "record",
-    SCHEMA,
-    RECORD,
-    "evaluation",
-    work="evaluation",
-    command="evaluate",
-    done="evaluated",
-)
+FORMAT = Format(Record, "record", inside="evaluation", work="evaluation", command="evaluate")
 """How records are written and read."""
 
 
 def load_record(path: str | Path) -> Record:
-    """Read a record from `path`: its JSON file or the folder that it is in; a damaged one is refused.
-
-    >>> load_record("nowhere")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no record nowhere; give a record.json, or a folder that holds one
-    """
+    """Read a record from `path`: its JSON file or the folder that it is in; a damaged one is refused."""
     return FORMAT.read(path)
 
 
 def load_arrays(path: str | Path) -> dict[str, Tensor]:
-    """Read the per-query arrays (Q, …) beside the record at `path`; a file that was changed is refused.
-
-    >>> load_arrays("nowhere")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no record nowhere; give a record.json, or a folder that holds one
-    """
+    """Read the per-query arrays (Q, …) beside the record at `path`; a file that was changed is refused."""
     return FORMAT.read_arrays(path)

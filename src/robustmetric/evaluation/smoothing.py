@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from robustmetric.attacks.draws import Draws
-from robustmetric.errors import UserError, number, whole
+from robustmetric.errors import UserError, instance, number, whole
 from robustmetric.perturb import device_of
 from robustmetric.sphere import embed
 
@@ -60,9 +60,9 @@ class Smoothed(nn.Module):
         self, model: nn.Module, sigma: float, samples: int = 32, seed: int = 0, *, chunk: int = _CHUNK
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise UserError(f"the network must be a torch.nn.Module, not a {type(model).__name__}")
-        self.model, self.sigma = model, check_sigma(sigma)
+        self.model = instance("the network", model, nn.Module, why="give a torch.nn.Module")
+        why = "it is the deviation of noise on pixels in [0, 1]"
+        self.sigma = number("sigma", sigma, 0, MOST_SIGMA, open_low=True, why=why)
         self.samples, self.chunk = whole("samples", samples, 1), whole("chunk", chunk, 1)
         self.seed = whole("seed", seed)
         self._noise: Tensor | None = None
@@ -101,32 +101,18 @@ class Smoothed(nn.Module):
         return embed(self.model, noisy).view(len(images), len(noise), -1).sum(1)
 
 
-def check_sigma(sigma: float) -> float:
-    """Return the standard deviation `sigma` of the noise; reject one that is not in (0, 10]."""
-    why = "it is the deviation of noise on pixels in [0, 1]"
-    return number("sigma", sigma, 0, MOST_SIGMA, open_low=True, why=why)
-
-
 def check_noise(samples: int, shape: tuple[int, ...], name: str = "samples") -> None:
     """Reject more `samples`, called `name`, of noise for images of a `shape` than fit in the free memory."""
-    _check_memory(name, samples, 4 * math.prod(shape), f"noise for images of shape {tuple(shape)}")
+    check_memory(name, samples, 4 * math.prod(shape), f"noise for images of shape {tuple(shape)}")
 
 
-def check_samples(samples: int, dim: int) -> None:
-    """Reject more `samples` than fit in the free memory, as embeddings of length `dim`."""
-    each = 4 * dim + 16  # and products with a direction
-    _check_memory("samples", samples, each, f"the embeddings of length {dim:,} of one query")
-
-
-def _check_memory(name: str, count: int, each: int, what: str) -> None:
-    """Reject a `count` of `each` so many bytes that is too much for the free memory."""
+def check_memory(name: str, count: int, each: int, what: str) -> None:
+    """Reject a `count`, called `name`, of so many bytes `each` that is too much for the free memory."""
     free = free_memory()
     if free is not None and count * each > free:
-        raise UserError(
-            f"{name} is {count:,}: {what} would take {count * each / 2**30:,.1f} GiB of memory, and "
-            f"{free / 2**30:,.1f} GiB are free: give at most {free // each:,}",
-            parameter=name,
-        )
+        told = f"{name} is {count:,}: {what} would take {count * each / 2**30:,.1f} GiB of memory, and"
+        most = f"{free / 2**30:,.1f} GiB are free: give at most {free // each:,}"
+        raise UserError(f"{told} {most}", parameter=name)
 
 
 def free_memory() -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.attacks import APGD, Attack, Draws, Search, Square, Transfer, attack
-from robustmetric.errors import UserError, describe, whole
+from robustmetric.errors import UserError, describe, instance, whole
 from robustmetric.evaluation.attack import NetworkView, run_attack
-from robustmetric.evaluation.identity import code_of
+from robustmetric.evaluation.identity import repeated, written
 from robustmetric.evaluation.threat import Threat
 from robustmetric.perturb import Budget
-from robustmetric.registry import changed_options, lookup, parse_spec, split_names
-from robustmetric.usercode import without_folder
+from robustmetric.registry import Registry, changed_options, split_names, with_options
 
 GOALS = (
     "misrank", "translocate", "promote", "demote", "shift", "misrank(side='candidate')",
@@ -36,11 +35,6 @@ class Attempt(NamedTuple):
     search: Search
     purpose: str
 
-    @property
-    def name(self) -> str:
-        """What it is called in a record."""
-        return f"{self.attack.name} by {self.search.name}"
-
     def passes(self, budget: Budget) -> int:
         """Return how many passes of a query it takes within a `budget`, if nothing drops out."""
         return self.search.num_evaluations(budget) + 1  # what is found is measured
@@ -56,8 +50,8 @@ class WorstCase:
     and at last by `trials` random squares.
 
     >>> suite = WorstCase(goals="shift", steps=10)
-    >>> [attempt.name for attempt in suite.attempts(suite.wanted[0])]
-    ['shift by apgd', 'shift by apgd(random_start=True)', 'shift by square']
+    >>> [attempt.search.name for attempt in suite.attempts(suite.wanted[0])]
+    ['apgd', 'apgd(random_start=True)', 'square']
     """
 
     goals: str | Sequence[str | Attack] | None = None
@@ -67,17 +61,12 @@ class WorstCase:
     trials: int = 200
 
     def __post_init__(self) -> None:
-        try:
-            for name, least in (("steps", 1), ("trials", 1), ("restarts", 0), ("targets", 0)):
-                whole(f"{name} of the suite", getattr(self, name), least)
-            names = [goal.name for goal in self.wanted]
-            if not names:
-                raise UserError(f"no goals were given; the suite knows {', '.join(GOALS)}")
-            if twice := {name for name in names if names.count(name) > 1}:
-                raise UserError(f"a goal was given twice: {', '.join(sorted(twice))}")
-        except UserError as error:
-            error.parameter = "suite"
-            raise
+        for name, least in (("steps", 1), ("trials", 1), ("restarts", 0), ("targets", 0)):
+            whole(f"{name} of the suite", getattr(self, name), least)
+        if not self.wanted:
+            raise UserError(f"no goals were given; the suite knows {', '.join(GOALS)}")
+        if twice := repeated(goal.name for goal in self.wanted):
+            raise UserError(f"a goal was given twice: {twice}")
 
     @cached_property
     def wanted(self) -> tuple[Attack, ...]:
@@ -98,9 +87,8 @@ class WorstCase:
         """The suite as it is written on the command line."""
         changed = changed_options(self)
         if "goals" in changed:
-            changed["goals"] = ",".join(map(_written, self._given, self.wanted))
-        inside = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-        return f"worst-case({inside})" if inside else "worst-case"
+            changed["goals"] = ",".join(map(written, self._given, self.wanted))
+        return with_options("worst-case", changed, ", ")
 
     def attempts(
         self, goal: Attack, *, surrogate: nn.Module | None = None, gradient: bool = True
@@ -124,6 +112,10 @@ class WorstCase:
         )
 
 
+SUITES: Registry[WorstCase] = Registry("suite", WorstCase)
+SUITES["worst-case"] = WorstCase
+
+
 def make_suite(given: object) -> WorstCase | None:
     """Make a suite of its name, such as ``"worst-case(steps=100)"``; None of "none" or None.
 
@@ -133,35 +125,20 @@ def make_suite(given: object) -> WorstCase | None:
     if given is None or isinstance(given, WorstCase):
         return given
     try:
-        if not isinstance(given, str):
-            raise UserError(f"suite must be a text such as 'worst-case' or 'none', not {describe(given)}")
-        name, options = parse_spec("suite", given)
-        if lookup("suite", name, {"none": None, "worst-case": WorstCase}) is None:
-            return None
-        for option in options:
-            lookup("option of the suite", option, {field.name: field for field in fields(WorstCase)})
-        return WorstCase(**options)
+        name = instance("suite", given, str, why="such as 'worst-case' or 'none'").strip()
+        return None if name == "none" else SUITES.make(name)
     except UserError as error:
         error.parameter = "suite"
         raise
 
 
-def _written(given: str | Attack, goal: Attack) -> str:
-    """Write a goal down: in one spelling, or as it was given, without the folder, if it is the user's own."""
-    own = isinstance(given, str) and code_of(type(goal)) is not None
-    return without_folder(str(given)) if own else goal.name
-
-
 def _goal(given: str | Attack) -> Attack:
     """Make a goal, by the definitions, and reject what cannot be one."""
-    goal = given
-    if isinstance(given, str):
-        try:
-            goal = attack(given)
-        except UserError as error:
-            raise type(error)(f"goal of the suite: {error}") from None
-    if not isinstance(goal, Attack):
-        raise UserError(f"{given!r} is no goal; give the name of an attack, or an Attack instance")
+    try:
+        goal = attack(given) if isinstance(given, str) else given
+    except UserError as error:
+        raise type(error)(f"goal of the suite: {error}") from None
+    goal = instance("a goal", goal, Attack, why="give the name of an attack, or an instance")  # type: ignore[type-abstract]
     goal.check()
     if len(goal.columns) != 1 or goal.columns[0].better is None:
         raise UserError(
@@ -213,7 +190,7 @@ def run_ensemble(
                 view,
                 each,
                 numbers[rows],
-                Threat(threat.budget, search, threat.seed, threat.batch),
+                replace(threat, search=search),
                 surrogate=surrogate if search.network is not None else None,
                 tick=tick,
                 purpose=purpose,

@@ -19,3 +19,8 @@ class Threat:
     search: Search
     seed: int = 0
     batch: int = 128
+
+    @property
+    def evaluations(self) -> int:
+        """The evaluations of the objective that the search takes for each image."""
+        return self.search.num_evaluations(self.budget)

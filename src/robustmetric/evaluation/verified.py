@@ -13,20 +13,18 @@ from torch import Tensor
 
 from robustmetric.evaluation.document import Document, Format, FrozenModel, Number
 from robustmetric.evaluation.ers import Values
-from robustmetric.evaluation.intervals import Interval, bootstrap_interval, exact_interval, resampled
-from robustmetric.evaluation.record import DataEntry, NetworkEntry, Score
-from robustmetric.evaluation.verify_pairs import Split
-from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.evaluation.intervals import Interval, Score, bootstrap_interval, exact_interval, resampled
+from robustmetric.evaluation.record import DataEntry, NetworkEntry
+from robustmetric.evaluation.verify_pairs import Choosing, Split, VerifyPlan
 from robustmetric.verification import FARS, Roc, pairs_for, roc, weighted_roc
 
-SCHEMA: Literal["robustmetric/verification/1"] = "robustmetric/verification/1"
 CONDITIONS = ("clean", "evasion", "impersonation", "both")
 """The images as they are, same pairs driven apart, different pairs driven together, and both."""
 
 FEW = 10
 """Classes that a threshold should be chosen on at least."""
 
-_BETTER = {"tar": "higher", "far": "lower", "auc": "higher", "eer": "lower"}
+_BETTER: dict[str, Any] = {"tar": "higher", "far": "lower", "auc": "higher", "eer": "lower"}
 
 
 class PairCounts(FrozenModel):
@@ -46,12 +44,12 @@ class Threshold(FrozenModel):
 
     value: float
     source: Literal["validation images", "other classes", "given"]
-    same: int | None = Field(None, description="same pairs that chose it")
-    different: int | None = Field(None, description="different pairs that chose it")
-    classes: int | None = Field(None, description="classes of those pairs")
-    tar: Number = Field(None, description="TAR of those pairs, in %")
-    far: Number = Field(None, description="FAR of those pairs, in %")
-    sha256: str | None = Field(None, description="of their images, labels and positions")
+    same: int | None = Field(default=None, description="same pairs that chose it")
+    different: int | None = Field(default=None, description="different pairs that chose it")
+    classes: int | None = Field(default=None, description="classes of those pairs")
+    tar: Number = Field(default=None, description="TAR of those pairs, in %")
+    far: Number = Field(default=None, description="FAR of those pairs, in %")
+    sha256: str | None = Field(default=None, description="of their images, labels and positions")
 
 
 class Rates(FrozenModel):
@@ -68,10 +66,10 @@ class Point(FrozenModel):
 
     far: float
     threshold: Number = None
-    tar: Score | None = Field(None, description="null where the pairs do not resolve the FAR")
-    evaded: Number = Field(None, description="TAR at this threshold under evasion, in %")
-    impersonated: Number = Field(None, description="FAR at this threshold under impersonation, in %")
-    why: str = Field("", description="why there is no TAR")
+    tar: Score | None = Field(default=None, description="null where the pairs do not resolve the FAR")
+    evaded: Number = Field(default=None, description="TAR at this threshold under evasion, in %")
+    impersonated: Number = Field(default=None, description="FAR at this threshold under impersonation, in %")
+    why: str = Field(default="", description="why there is no TAR")
 
 
 class Verification(Document):
@@ -83,12 +81,9 @@ class Verification(Document):
     both; these are null without an attack. `points` have TAR at some FAR. `notes` say in sentences what to
     mind, `versions` what computed it, and `arrays` names the file of the distances. `sha256` is the digest of
     all the rest.
-
-    >>> Verification.model_fields["schema_"].default
-    'robustmetric/verification/1'
     """
 
-    schema_: Literal["robustmetric/verification/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["robustmetric/verification/1"] = Field("robustmetric/verification/1", alias="schema")
     network: NetworkEntry
     data: DataEntry
     settings: VerifyPlan
@@ -139,45 +134,25 @@ def _text(score: Score) -> str:
     return f"{score.value:.1f} % [{score.low:.1f}, {score.high:.1f}]"
 
 
-FORMAT = Format(
-    Verification,
-    "verification",
-    SCHEMA,
-    "verification.json",
-    "verification",
-    work="verification",
-    command="verify",
-    done="verified",
-)
+FORMAT = Format(Verification, "verification", inside="verification", work="verification", command="verify")
 """How verifications are written and read."""
 
 
 def load_verification(path: str | Path) -> Verification:
-    """Read a verification from `path`: its JSON file or the folder that it is in; a damaged one is refused.
-
-    >>> load_verification("nowhere")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no verification nowhere; give a verification.json, or a folder that holds one
-    """
+    """Read a verification from `path`: its JSON file or the folder it is in; a damaged one is refused."""
     return FORMAT.read(path)
 
 
 def entries_of(
-    plan: VerifyPlan,
-    split: Split,
-    labels: Tensor,
-    clean: Tensor,
-    attacked: Tensor | None,
-    choosing: Tensor | None,
+    plan: VerifyPlan, split: Split, clean: Tensor, attacked: Tensor | None, choosing: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the entries of the document, and the distances by pair.
 
-    `labels` (N,) are those of the images that the pairs of the `split` are of. `clean` and `attacked` (P,)
-    are the distances of the pairs that are judged, `choosing` (C,) those of the pairs that choose.
+    `clean` and `attacked` (P,) are the distances of the pairs of the `split` that are judged, `choosing` (C,)
+    those of the pairs that choose.
     """
     judged, same = split.judged, split.judged.same
-    threshold, chose = _threshold(plan, split, choosing)
+    threshold, chose = _threshold(plan, split.choose, choosing)
     arrays = {
         "first": torch.from_numpy(judged.first),
         "second": torch.from_numpy(judged.second),
@@ -201,15 +176,16 @@ def entries_of(
         for name, curve in curves.items():
             drawn[name].append(_resampled(curve(often), name))
     tables = {name: np.array(rows).T for name, rows in drawn.items()}
-    rates = _rates(whole, threshold["value"], tables)
-    used = torch.from_numpy(np.union1d(judged.first, judged.second))
+    rates: dict[str, Rates] = {}
+    for name, roc_of in whole.items():
+        rates[name] = _rates(roc_of, threshold.value, tables[name], rates.get("clean"))
     entries: dict[str, Any] = {
         "settings": plan,
         "pairs": {
             "same": int(same.sum()),
             "different": int((~same).sum()),
-            "images": len(used),
-            "classes": len(labels[used].unique()),
+            "images": len(judged.places),
+            "classes": split.classes,
             "source": "given" if split.given else "drawn",
             "left_out": split.left_out,
             "sha256": judged.digest,
@@ -223,25 +199,24 @@ def entries_of(
 
 
 def _threshold(
-    plan: VerifyPlan, split: Split, distance: Tensor | None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    plan: VerifyPlan, choose: Choosing | None, distance: Tensor | None
+) -> tuple[Threshold, dict[str, Tensor]]:
     """Take the given threshold, or choose it by a `distance` (C,); return the distances that chose."""
-    choose = split.choose
-    if plan.far is None or choose is None or distance is None:
-        return {"value": plan.threshold, "source": "given"}, {}
+    if plan.threshold is not None or plan.far is None or choose is None or distance is None:
+        return Threshold(value=plan.threshold or 0.0, source="given"), {}
     same = torch.from_numpy(choose.pairs.same)
     at = roc(distance, same).choose_threshold(plan.far)
-    told = {
-        "value": at.threshold,
-        "source": choose.source,
-        "same": int(same.sum()),
-        "different": int((~same).sum()),
-        "classes": choose.classes,
-        "tar": _percent(at.tar),
-        "far": _percent(at.far),
-        "sha256": choose.sha256,
-    }
-    return told, {"choose/distance": distance, "choose/same": same}
+    threshold = Threshold(
+        value=at.threshold,
+        source=choose.source,
+        same=int(same.sum()),
+        different=int((~same).sum()),
+        classes=choose.classes,
+        tar=_percent(at.tar),
+        far=_percent(at.far),
+        sha256=choose.sha256,
+    )
+    return threshold, {"choose/distance": distance, "choose/same": same}
 
 
 def _resampled(curve: Roc, condition: str) -> list[float]:
@@ -250,44 +225,40 @@ def _resampled(curve: Roc, condition: str) -> list[float]:
     return [curve.auc, curve.eer, *(np.nan if at is None else at.tar for at in found)]
 
 
-def _rates(
-    curves: Mapping[str, Roc], threshold: float, drawn: Mapping[str, Values]
-) -> dict[str, dict[str, Any]]:
-    """Return the rates of each condition: exact intervals of what is counted, else by what was `drawn`."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, curve in curves.items():
-        at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
-        rates = {
-            "tar": Interval(at.tar, *exact_interval(round(at.tar * same), same)),
-            "far": Interval(at.far, *exact_interval(round(at.far * different), different)),
-            "auc": bootstrap_interval(curve.auc, drawn[name][0]),
-            "eer": bootstrap_interval(curve.eer, drawn[name][1]),
-        }
-        found[name] = {key: _score(interval, key) for key, interval in rates.items()}
-        if name != "clean":
-            for key, score in found[name].items():
-                score["before"] = found["clean"][key]["value"]
-    return found
+def _rates(curve: Roc, threshold: float, drawn: Values, clean: Rates | None) -> Rates:
+    """Return the rates of a condition: exact intervals of what is counted, else by what was `drawn`."""
+    at, same, different = curve.at(threshold), int(curve.accepted[-1]), int(curve.mistaken[-1])
+    shares = {
+        "tar": Interval(at.tar, *exact_interval(round(at.tar * same), same)),
+        "far": Interval(at.far, *exact_interval(round(at.far * different), different)),
+        "auc": bootstrap_interval(curve.auc, drawn[0]),
+        "eer": bootstrap_interval(curve.eer, drawn[1]),
+    }
+    before = {key: None if clean is None else getattr(clean, key).value for key in shares}
+    return Rates(**{key: _score(share, key, before[key]) for key, share in shares.items()})
 
 
-def _point(far: float, curves: Mapping[str, Roc], drawn: Values) -> dict[str, Any]:
+def _point(far: float, curves: Mapping[str, Roc], drawn: Values) -> Point:
     """Return TAR at a FAR, with an interval by what was `drawn` (R,), and what an attack leaves there."""
     at = curves["clean"].at_far(far)
     if at is None:
         least, different = pairs_for(far), int(curves["clean"].mistaken[-1])
         why = f"a FAR of {far:g} takes at least {least:,} different pairs, and there are {different:,}"
-        return {"far": far, "why": why}
-    point = {"far": far, "threshold": at.threshold, "tar": _score(bootstrap_interval(at.tar, drawn), "tar")}
-    if "both" in curves:
-        moved = curves["both"].at(at.threshold)
-        point |= {"evaded": _percent(moved.tar), "impersonated": _percent(moved.far)}
-    return point
+        return Point(far=far, why=why)
+    moved = curves["both"].at(at.threshold) if "both" in curves else None
+    return Point(
+        far=far,
+        threshold=at.threshold,
+        tar=_score(bootstrap_interval(at.tar, drawn), "tar"),
+        evaded=None if moved is None else _percent(moved.tar),
+        impersonated=None if moved is None else _percent(moved.far),
+    )
 
 
-def _score(share: Interval, key: str) -> dict[str, Any]:
+def _score(share: Interval, key: str, before: float | None = None) -> Score:
     """Describe a share as a score in %."""
     ends = {name: _percent(value) for name, value in share._asdict().items()}
-    return {**ends, "better": _BETTER[key], "unit": "%"}
+    return Score(**ends, before=before, better=_BETTER[key], unit="%")
 
 
 def _percent(share: float) -> float:
@@ -295,41 +266,34 @@ def _percent(share: float) -> float:
 
 
 def _notes(
-    plan: VerifyPlan, split: Split, clean: Tensor, threshold: Mapping[str, Any], rates: Mapping[str, Any]
+    plan: VerifyPlan, split: Split, clean: Tensor, threshold: Threshold, rates: Rates
 ) -> Iterator[str]:
     """Say what a reader has to mind."""
     same, different = int(split.judged.same.sum()), int((~split.judged.same).sum())
     if plan.far is not None:
-        least, chose = pairs_for(plan.far), threshold["different"]
+        least, chose = pairs_for(plan.far), threshold.different or 0
         if min(chose, different) < least:
-            yield (
+            few = (
                 f"a FAR of {plan.far:g} takes at least {least:,} different pairs to choose the threshold and "
-                f"as many to measure it, and there are {chose:,} and {different:,}: draw a count of "
-                f"{2 * least:,} from enough images, or list more pairs"
             )
+            few += f"to measure it, and there are {chose:,} and {different:,}: draw a count of {2 * least:,}"
+            yield few
         if chose < least:
             yield "the threshold is the strictest: none of the different pairs that chose it is accepted"
-        if threshold["tar"] == 0:
+        if threshold.tar == 0:
             yield "the threshold accepts none of the same pairs that chose it: different pairs are nearer"
-        if rates["far"]["low"] > 100 * plan.far:
-            yield (
-                f"the FAR is above its target of {100 * plan.far:g} %: the pairs that chose the threshold "
-                "are easier than those judged; choose it on more classes, or on more like these"
-            )
-    used = len(np.union1d(split.judged.first, split.judged.second))
-    if used < 2 * (same + different):
-        yield (
-            f"{same + different:,} pairs share {used:,} images: intervals take pairs as independent, and "
-            "other images, above all those of other classes, may differ by more"
-        )
+        if (rates.far.low or 0) > 100 * plan.far:
+            above = f"the FAR is above its target of {100 * plan.far:g} %: the pairs that chose the threshold"
+            yield f"{above} are easier than those judged; choose it on more classes, or on more like these"
+    if (used := len(split.judged.places)) < 2 * (same + different):
+        shared = f"{same + different:,} pairs share {used:,} images: intervals take pairs as independent"
+        yield f"{shared}, and images of other classes may differ by more"
     if not split.given and same + different < plan.count:
         yield f"there are {same:,} same and {different:,} different pairs to judge, not {plan.count:,} in all"
     if split.left_out:
-        yield (
-            f"{split.left_out:,} given pairs are of a class that is judged with one that chose the threshold "
-            "and are left out: give validation images, or the threshold, to judge all"
-        )
-    if (classes := threshold.get("classes")) is not None and classes < FEW:
-        yield f"the threshold was chosen on {classes} classes: another few may choose another one"
+        left = f"{split.left_out:,} given pairs of a class that is judged with one that chose are left out"
+        yield f"{left}: give validation images, or the threshold, to judge all"
+    if threshold.classes is not None and threshold.classes < FEW:
+        yield f"the threshold was chosen on {threshold.classes} classes: another few may choose another one"
     if bool((clean == clean[0]).all()):
         yield "all pairs are equally far apart: the network tells nothing apart, it has collapsed"

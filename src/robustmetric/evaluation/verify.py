@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation.attack import embed_all
 from robustmetric.evaluation.data import Data, Subject, data_of
 from robustmetric.evaluation.evaluate import search_cost
-from robustmetric.evaluation.identity import versions
 from robustmetric.evaluation.images import Images
-from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick
+from robustmetric.evaluation.job import Job, Piece, Progress, Tensors, Tick, blocks
 from robustmetric.evaluation.plan import plan_of
-from robustmetric.evaluation.record import described
 from robustmetric.evaluation.verified import FORMAT, Verification, entries_of
-from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, split_pairs
-from robustmetric.evaluation.verify_plan import VerifyPlan
+from robustmetric.evaluation.verify_pairs import Numbers, Pairs, Validation, VerifyPlan, split_pairs
 from robustmetric.perturb import device_of, sizes
 from robustmetric.sphere import embed, pair_distance, reference_shift
 
@@ -85,7 +81,7 @@ def verify(
     return Verifying(subject, plan, pairs, validation, out, progress, report).run()
 
 
-class Verifying(Job[Verification]):
+class Verifying(Job[VerifyPlan, Verification]):
     """A verification in pieces: pairs of the data of `subject`, verified as `plan` says.
 
     `pairs` (P, 2) are judged, or some that are drawn, and those of the `validation` images choose the
@@ -109,103 +105,60 @@ class Verifying(Job[Verification]):
         progress: Progress | None = None,
         report: Callable[[str], None] = print,
     ) -> None:
-        super().__init__(out, progress, report)
-        subject.data.check()
-        self.subject, self.plan, self.data = subject, plan, subject.data
-        self.split = split_pairs(
-            subject.data,
-            pairs=pairs,
-            validation=validation,
-            chosen=plan.threshold is None,
-            count=plan.count,
-            seed=plan.seed,
-        )
+        self.given = pairs, validation
+        super().__init__(subject, plan, out, progress, report)
+
+    def prepare(self) -> None:
+        """Refuse data without a ranking, and draw the pairs."""
+        self.data.check()
+        self.split = split_pairs(self.data, self.plan, *self.given)
 
     def describe(self) -> dict[str, Any]:
         """Return all that the document depends on, in JSON's types."""
-        return {
-            **self.plan.describe(),
-            **self.subject.identity(),
-            "pairs": self.split.judged.digest,
-            "choosing": None if self.split.choose is None else self.split.choose.sha256,
-            "versions": versions(),
-        }
+        choose, judged = self.split.choose, self.split.judged.digest
+        return {**super().describe(), "pairs": judged, "choosing": None if choose is None else choose.sha256}
 
     def probe(self) -> None:
         """Try the network on a batch, so that one that fails leaves no trace."""
-        plan = self.plan
-        self.subject.probe(
-            plan.batch, gradient=plan.attack and plan.threat.search.differentiates(self.subject.model)
-        )
-
-    def frozen(self) -> AbstractContextManager[object]:
-        """Hold the network in evaluation mode, frozen."""
-        return self.subject.frozen()
+        gradient = self.plan.attack and self.plan.searching.differentiates(self.subject.model)
+        self.subject.probe(self.plan.batch, gradient=gradient)
 
     @cached_property
-    def sources(self) -> tuple[tuple[Images, Numbers], ...]:
-        """The images of the pairs that are judged and of those that choose, with the places that are used."""
-        judged, choose = self.split.judged, self.split.choose
-        used = [judged.first, judged.second]
-        if choose is None:
-            return ((self.data.every, np.unique(np.concatenate(used))),)
-        theirs = [choose.pairs.first, choose.pairs.second]
-        if choose.source == "other classes":  # of the same images
-            return ((self.data.every, np.unique(np.concatenate(used + theirs))),)
-        return (
-            (self.data.every, np.unique(np.concatenate(used))),
-            (choose.images, np.unique(np.concatenate(theirs))),
-        )
+    def used(self) -> Numbers:
+        """The positions (U,) of the images that are in a pair."""
+        judged, choose = self.split.judged.places, self.split.choose
+        return judged if choose is None else np.union1d(judged, choose.pairs.places)
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces: parts of the images in pairs, and blocks of attacked pairs."""
-        threat, found = self.plan.threat, []
-        for source, (images, used) in enumerate(self.sources):
-            for k, part in enumerate(torch.from_numpy(used).split(_TOGETHER)):
-                file, make = f"embed-{source}-{k:05d}.safetensors", partial(self._embed, images, part)
-                found.append(Piece("embed", 0, file, make, len(part), len(part)))
-        each, evaluations = search_cost(threat) + 1, threat.search.num_evaluations(threat.budget)
-        for k, numbers in enumerate(torch.arange(len(self.split.judged)).split(threat.batch)):
-            file, make = f"attack-{k:05d}.safetensors", partial(self._attack, numbers.numpy())
-            found += (
-                [Piece("attack", 1, file, make, len(numbers) * each, evaluations)] if self.plan.attack else []
+        threat, used = self.plan.threat, torch.from_numpy(self.used)
+        found = [*blocks("embed", 0, used, _TOGETHER, self._embed)]
+        if self.plan.attack:
+            rows, cost = torch.arange(len(self.split.judged)), search_cost(threat) + 1
+            found += blocks(
+                "attack", 1, rows, threat.batch, self._attack, cost=cost, parts=threat.evaluations
             )
         return tuple(found)
 
     def build(self) -> tuple[dict[str, Any], Tensors]:
-        """Return the entries of the document and the distances."""
-        split, labels = self.split, self.data.labels.cpu()
-        if self.data.gallery is not None:
-            labels = torch.cat([labels, self.data.ranked.labels.cpu()])
-        choose, last = split.choose, len(self.sources) - 1
-        choosing = None if choose is None else self.distances(choose.pairs, last)
+        """Return what the document says of the scores, and the distances."""
+        choosing = None if self.split.choose is None else self.distances(self.split.choose.pairs)
         attacked = self.attacked if self.plan.attack else None
-        entries, arrays = entries_of(self.plan, split, labels, self.clean, attacked, choosing)
-        return {**described(self.subject), **entries, "versions": versions()}, arrays
+        return entries_of(self.plan, self.split, self.clean, attacked, choosing)
 
     @cached_property
-    def embedded(self) -> tuple[Tensor, ...]:
-        """The embeddings (U, D) of the images that are used, of each source."""
-        kept = [
-            [
-                self.get(piece)["z"]
-                for piece in self.stages["embed"]
-                if piece.file.startswith(f"embed-{source}-")
-            ]
-            for source in range(len(self.sources))
-        ]
-        return tuple(map(torch.cat, kept))
+    def embedded(self) -> Tensor:
+        """The embeddings (U, D) of the images that are in a pair."""
+        return self.joined("embed")["z"]
 
-    def rows(self, source: int, places: Numbers) -> Tensor:
-        """Return the embeddings (P, D) of images at these `places` of a `source`."""
-        return self.embedded[source][torch.from_numpy(np.searchsorted(self.sources[source][1], places))]
+    def rows(self, places: Numbers) -> Tensor:
+        """Return the embeddings (P, D) of images at these `places`."""
+        return self.embedded[torch.from_numpy(np.searchsorted(self.used, places))]
 
-    def distances(self, pairs: Pairs, source: int = 0) -> Tensor:
-        """Return the distances (P,) of `pairs` of a `source`, in double precision."""
-        return pair_distance(
-            self.rows(source, pairs.first).double(), self.rows(source, pairs.second).double()
-        )
+    def distances(self, pairs: Pairs) -> Tensor:
+        """Return the distances (P,) of `pairs`, in double precision."""
+        return pair_distance(self.rows(pairs.first).double(), self.rows(pairs.second).double())
 
     @cached_property
     def clean(self) -> Tensor:
@@ -219,15 +172,15 @@ class Verifying(Job[Verification]):
         # Whoever attacks keeps the image as it is where no perturbation is better.
         return torch.where(same, torch.maximum(found, self.clean), torch.minimum(found, self.clean))
 
-    def _embed(self, images: Images, part: Tensor, tick: Tick) -> Tensors:
-        return {"z": embed_all(self.subject.model, images, part, self.plan.batch, tick).cpu()}
+    def _embed(self, part: Tensor, tick: Tick) -> Tensors:
+        return {"z": embed_all(self.subject.model, self.split.images, part, self.plan.batch, tick).cpu()}
 
-    def _attack(self, numbers: Numbers, tick: Tick) -> Tensors:
+    def _attack(self, numbers: Tensor, tick: Tick) -> Tensors:
         """Drive same pairs apart and different ones together: distance (B,) to the second image."""
         plan, model = self.plan, self.subject.model
-        pairs, device = self.split.judged.take(numbers), device_of(model)
-        images = self.data.every[torch.from_numpy(pairs.first)].detach().to(device)
-        aim = self.rows(0, pairs.second).to(device)
+        pairs, device = self.split.judged.take(numbers.numpy()), device_of(model)
+        images = self.split.images[torch.from_numpy(pairs.first)].detach().to(device)
+        aim = self.rows(pairs.second).to(device)
         same = torch.from_numpy(pairs.same).to(device)
 
         def objective(x: Tensor, rows: Tensor) -> Tensor:
@@ -241,11 +194,8 @@ class Verifying(Job[Verification]):
         far = float(sizes(moved - images, "linf").max())
         low, high = (float(v) for v in moved.aminmax())
         if far > plan.eps + _ROUNDING or low < 0 or high > 1:
-            raise UserError(
-                f"search {plan.search!r} changed a pixel by {far:.4g}, to within [{low:.4g}, {high:.4g}]; "
-                f"eps is {plan.eps:.4g}, and pixels are in [0, 1]: it must keep to both",
-                parameter="search",
-            )
+            told = f"search {plan.search!r} changed a pixel by {far:.4g}, to within [{low:.4g}, {high:.4g}]"
+            raise UserError(f"{told}; eps is {plan.eps:.4g}, and pixels are in [0, 1]", parameter="search")
         with torch.no_grad():
             z = embed(model, moved)
         return {"distance": pair_distance(z.cpu().double(), aim.cpu().double())}

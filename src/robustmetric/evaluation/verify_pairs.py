@@ -1,21 +1,73 @@
-"""Pairs of images to verify: given, or drawn from a seed so that each is equally likely; and which choose."""
+"""The plan of a verification and its pairs: those that are judged, and those that choose a threshold."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from robustmetric.errors import UserError, describe
-from robustmetric.evaluation.data import Data, Fingerprint
-from robustmetric.evaluation.images import Images
+from robustmetric.evaluation.data import Data, Fingerprint, data_from
+from robustmetric.evaluation.images import Images, Joined
+from robustmetric.evaluation.plan import SearchPlan
+from robustmetric.evaluation.threat import Threat
 from robustmetric.labels import WHOLE
-from robustmetric.verification import check_kinds
+from robustmetric.perturb import Budget
+from robustmetric.verification import check_far, check_kinds
+
+FAR = 0.01
+"""The FAR that a threshold is chosen for by default."""
+
+SHARED = ("eps", "alpha", "steps", "search", "seed", "batch")
+"""Settings that are those of an evaluation."""
+
+
+class VerifyPlan(SearchPlan):
+    """How a verification is done: all that it depends on besides the network, the data and given pairs.
+
+    Make one with `VerifyPlan.make`, which checks all of it once.
+    """
+
+    count: int = Field(2000, ge=2, description="number of pairs to judge, half of them same")
+    threshold: float | None = Field(None, ge=0, le=2, description="distance up to which a pair is same")
+    far: float | None = Field(None, description="FAR that the threshold is chosen for, unless it is given")
+    attack: bool = Field(True, description="whether the first image of each pair is attacked")
+    eps: float = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel in [0, 1]")
+    alpha: float = Field(3 / 255, gt=0, le=1, description="α, the size of a step")
+    steps: int = Field(32, ge=1, description="η, the number of steps")
+    search: str = Field("pgd", description="how perturbations are searched for: pgd, apgd, square")
+    seed: int = Field(0, ge=0, lt=2**32, description="random seed")
+    batch: int = Field(128, ge=1, description="number of pairs that are attacked together")
+
+    @classmethod
+    def make(cls, **settings: Any) -> VerifyPlan:
+        """Make a plan of `settings`, some of its fields, and refuse what cannot be.
+
+        >>> VerifyPlan.make(count=1)
+        Traceback (most recent call last):
+        ...
+        robustmetric.UserError: count is 1: input should be greater than or equal to 2 (number of pairs to ...
+        """
+        plan = super().make(**settings)
+        if plan.threshold is None:
+            return plan.model_copy(update={"far": check_far(FAR if plan.far is None else plan.far)})
+        if plan.far is not None:
+            told = "a threshold is not chosen for a FAR: give one of threshold and far"
+            raise UserError(told, parameter="far")
+        return plan
+
+    @property
+    def threat(self) -> Threat:
+        """The budget of a perturbation, and how it is searched for."""
+        budget = Budget(eps=self.eps, alpha=self.alpha, steps=self.steps)
+        return Threat(budget, self.searching, self.seed, self.batch)
+
 
 Numbers = NDArray[np.int64]
 Source = Literal["validation images", "other classes"]
@@ -44,6 +96,11 @@ class Pairs:
         """The SHA-256 of all positions and flags."""
         whole = np.stack([self.first, self.second, self.same.astype(np.int64)])
         return hashlib.sha256(whole.astype("<i8").tobytes()).hexdigest()
+
+    @property
+    def places(self) -> Numbers:
+        """The positions (U,) of all images in them, ascending."""
+        return np.union1d(self.first, self.second)
 
     def take(self, rows: NDArray[np.bool_] | Numbers) -> Pairs:
         """Return the pairs of these `rows`."""
@@ -135,12 +192,11 @@ def draw(pool: Pool, count: int, seed: int, purpose: int) -> Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Choosing:
-    """The pairs that choose the threshold, of `images`, and where they are from: `source`.
+    """The pairs that choose the threshold, and where they are from: `source`.
 
     `classes` counts their classes, `sha256` is the digest of images, labels and pairs.
     """
 
-    images: Images
     pairs: Pairs
     source: Source
     classes: int
@@ -149,13 +205,15 @@ class Choosing:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The pairs that are `judged`, and those that `choose` unless a threshold is given.
+    """The pairs of some `images` that are `judged`, and those that `choose` unless a threshold is given.
 
-    `left_out` counts given pairs of a class that is judged with one that chooses; `given` says whether the
-    pairs were given.
+    `classes` counts those that are judged, `left_out` given pairs of a class that is judged with one that
+    chooses; `given` says whether the pairs were given.
     """
 
+    images: Images
     judged: Pairs
+    classes: int
     choose: Choosing | None
     given: bool
     left_out: int = 0
@@ -166,30 +224,28 @@ Validation = Data | tuple[Images, Tensor]
 
 
 def split_pairs(
-    data: Data,
-    *,
-    pairs: Tensor | None,
-    validation: Validation | None,
-    chosen: bool,
-    count: int,
-    seed: int,
+    data: Data, plan: VerifyPlan, pairs: Tensor | None = None, validation: Validation | None = None
 ) -> Split:
-    """Make the pairs of the `data` that are judged and, if the threshold is `chosen`, those that choose it.
+    """Make the pairs of the `data` that are judged and, unless the `plan` has a threshold, those that choose.
 
-    `pairs` (P, 2) are positions of images and of those that are ranked; without them `count` are drawn. The
-    `validation` images choose if there are some. Else half of the classes do, drawn from the `seed`, and the
-    other half is judged: no class is in both.
+    `pairs` (P, 2) are positions of images and of those that are ranked; without them some are drawn. The
+    `validation` images choose if there are some: they come after those of the data. Else half of the classes
+    do, drawn from the seed, and the other half is judged: no class is in both.
     """
-    pool = Pool.of_data(data)
+    pool, images, count, seed = Pool.of_data(data), data.every, plan.count, plan.seed
     given = None if pairs is None else _given(pairs, pool)
     advice, choosing, left_out = "give images, or pairs, of which some are", None, 0
-    if not chosen or validation is not None:
+    if plan.threshold is not None or validation is not None:
         judged = draw(pool, count, seed, JUDGED) if given is None else given
-        if chosen and validation is not None:
-            choosing = _by_validation(validation, data, count, seed)
+        if plan.threshold is None and validation is not None:
+            chosen = _validated(validation, data)
+            other = Pool.of_data(chosen)
+            choose, classes = draw(other, count, seed, CHOOSE), len(np.unique(other.labels))
+            choosing = _choosing(choose, "validation images", classes, chosen.fingerprint, len(images))
+            images = Joined(images, chosen.every)
     else:
-        classes = _draw_classes(pool, seed)
-        apart = np.isin(pool.labels, classes)
+        drawn = _draw_classes(pool, seed)
+        apart = np.isin(pool.labels, drawn)
         if given is None:
             judged = draw(pool.take(~apart), count, seed, JUDGED)
             choose = draw(pool.take(apart), count, seed, CHOOSE)
@@ -198,36 +254,27 @@ def split_pairs(
             judged, choose = given.take(~first & ~second), given.take(first & second)
             left_out = len(given) - len(judged) - len(choose)
         advice += "; or validation images or the threshold, so that no classes are set apart to choose it"
-        mark = data.fingerprint
-        choosing = _choosing(data.every, choose, "other classes", len(classes), mark)
+        choosing = _choosing(choose, "other classes", len(drawn), data.fingerprint)
     check_kinds(judged.same, "judged pairs", advice, "pairs")
-    return Split(judged, choosing, given is not None, left_out)
+    classes = len(np.unique(pool.labels[judged.places]))
+    return Split(images, judged, classes, choosing, given is not None, left_out)
 
 
 def _given(pairs: Tensor, pool: Pool) -> Pairs:
     """Take pairs that were given."""
     if not isinstance(pairs, Tensor) or pairs.dtype not in WHOLE or pairs.ndim != 2 or pairs.shape[1] != 2:
-        raise UserError(
-            "pairs must be a tensor (P, 2) of positions, of an image and of another one, not "
-            f"{describe(pairs)}",
-            parameter="pairs",
-        )
+        told = f"pairs must be a tensor (P, 2) of positions of two images, not {describe(pairs)}"
+        raise UserError(told, parameter="pairs")
     sides = []
     for numbers, side in zip(_numbers(pairs).T, (pool.first, pool.second), strict=True):
         wrong = (numbers < 0) | (numbers >= len(side))
         if wrong.any():
-            raise UserError(
-                f"pairs hold the position {numbers[wrong][0]}, and there are {len(side)} images, counted "
-                "from 0",
-                parameter="pairs",
-            )
+            told = f"pairs hold the position {numbers[wrong][0]}, and there are {len(side)} images, from 0"
+            raise UserError(told, parameter="pairs")
         sides.append(side[numbers])
     first, second = sides
-    if (first == second).any():
-        place = int(np.flatnonzero(first == second)[0])
-        raise UserError(
-            f"pair {place} is an image with itself, which tells nothing: give two images", parameter="pairs"
-        )
+    for place in np.flatnonzero(first == second):
+        raise UserError(f"pair {place} is an image with itself: give two images", parameter="pairs")
     return pool.pairs(first, second)
 
 
@@ -243,35 +290,23 @@ def _draw_classes(pool: Pool, seed: int) -> Numbers:
     return np.concatenate(drawn)
 
 
-def _choosing(images: Images, pairs: Pairs, source: Source, classes: int, mark: Fingerprint) -> Choosing:
-    """Check the pairs that choose a threshold, of images with the fingerprint `mark`."""
+def _choosing(pairs: Pairs, source: Source, classes: int, mark: Fingerprint, begin: int = 0) -> Choosing:
+    """Check the pairs that choose a threshold, of images with the fingerprint `mark` that `begin` there."""
     advice = "give more classes, validation images, or the threshold itself"
     check_kinds(pairs.same, "choosing pairs", advice, "threshold")
     sha256 = hashlib.sha256(f"{mark.sha256}/{pairs.digest}".encode()).hexdigest()
-    return Choosing(images, pairs, source, classes, sha256)
+    moved = replace(pairs, first=pairs.first + begin, second=pairs.second + begin)
+    return Choosing(moved, source, classes, sha256)
 
 
-def _by_validation(validation: Validation, data: Data, count: int, seed: int) -> Choosing:
-    """Draw the pairs that choose of validation images."""
-    if not isinstance(validation, Data) and not (
-        isinstance(validation, tuple | list) and len(validation) == 2
-    ):
-        raise UserError(
-            "validation must be a pair of images and labels, or a Data for cameras, not "
-            f"{describe(validation)}",
-            parameter="validation",
-        )
-    chosen = validation if isinstance(validation, Data) else Data(*validation)
+def _validated(validation: Validation, data: Data) -> Data:
+    """Return validation images as data; refuse those that are of another size than the `data`."""
+    chosen = data_from("validation", validation)
     chosen.check_sides()
-    mark = chosen.fingerprint
-    if mark.shape != data.fingerprint.shape:
-        raise UserError(
-            f"validation images have shape {tuple(mark.shape)} and those that are judged "
-            f"{tuple(data.fingerprint.shape)}: bring them to one size"
-        )
-    pairs = draw(Pool.of_data(chosen), count, seed, CHOOSE)
-    classes = len(torch.cat([chosen.labels.cpu(), chosen.ranked.labels.cpu()]).unique())
-    return _choosing(chosen.every, pairs, "validation images", classes, mark)
+    shape, wanted = chosen.fingerprint.shape, data.fingerprint.shape
+    if shape != wanted:
+        raise UserError(f"validation images have shape {shape}, those to judge {wanted}: resize them")
+    return chosen
 
 
 def _numbers(values: Tensor) -> Numbers:

@@ -17,12 +17,10 @@ from robustmetric.defenses import defense
 from robustmetric.errors import UserError, whole
 from robustmetric.evaluation.plan import Plan
 from robustmetric.experiments.samplers import DRAWN, STATISTICS
-from robustmetric.training.code import bare, named_files
+from robustmetric.training.folder import RunFolder
 from robustmetric.training.parts import suited_recipe
-from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
-from robustmetric.training.runs import RunFolder
-from robustmetric.trust import digest_of, digests_of
-from robustmetric.usercode import without_folder
+from robustmetric.training.recipe import Recipe, bare, load_recipe, named_files, usual_recipe
+from robustmetric.usercode import imported_files, without_folder
 
 PUBLISHED_WORKERS = dict.fromkeys(("cub", "cars", "sop"), 2)
 """How many workers shared an update of the published trainings."""
@@ -185,10 +183,11 @@ class Scale:
         recipe = bare(whole.model_dump(mode="json"))
         recipe["root"] = None if task.data in _FIXED or whole.root is None else whole.root.name
         recipe["weights"] = None if whole.weights is None else _sha256(whole.weights)
-        code = digests_of(named_files(whole.model_dump()))
+        named = [file.absolute() for file in named_files(whole.model_dump())]
+        code = {part for file in named for part in imported_files(file) if part.is_file()}
         found: dict[str, Any] = {
             "recipe": recipe,
-            "code": sorted([file.name, digest] for file, digest in code.items()),
+            "code": sorted([file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in code),
             "skip_broken": self.skip_broken,
         }
         if isinstance(task, Cell):
@@ -279,7 +278,7 @@ def _sha256(file: Path) -> str:
         )
     if not file.is_file():
         raise UserError(f"there is no weights file {file}: give another file", parameter="weights")
-    return digest_of(file.read_bytes())
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def as_trained(data: str, name: str) -> str:

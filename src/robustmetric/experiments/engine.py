@@ -39,6 +39,8 @@ def run(
     share of the cores. `report` is called with messages; `watch`, of cells in this process, with how far
     each stage is. When this process is stopped, trainings are saved.
     """
+    if not jobs:
+        return
     check_writable(out)
     for name in dict.fromkeys(job.task.data for job in jobs):
         if lacks := check_data(name, jobs[0].scale.roots.get(name), jobs[0].scale.queries):

@@ -14,7 +14,7 @@ from robustmetric.evaluation.identity import differences
 from robustmetric.evaluation.record import RECORD, Record, load_record
 from robustmetric.experiments.cells import Job, Scale, Task
 from robustmetric.files import DamagedError, load_entries, save
-from robustmetric.training.runs import RunFolder
+from robustmetric.training.folder import RunFolder
 
 RESULT = "cell.json"
 """The file in a cell's folder that says what it is, and what came of it if that is no record."""

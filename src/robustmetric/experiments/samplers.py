@@ -11,7 +11,7 @@ import torch
 
 from robustmetric.perturb import frozen
 from robustmetric.sphere import embed
-from robustmetric.training.network import make_network
+from robustmetric.training.module import make_network
 from robustmetric.training.recipe import Recipe
 from robustmetric.training.sets import load_sets
 from robustmetric.triplets import Batch, Distance, Hardest, Mined, Random, Sampler, Semihard, Softhard

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from robustmetric import data
 from robustmetric.data.base import Split
 from robustmetric.errors import UserError
+from robustmetric.experiments.cells import Job, Scale
 from robustmetric.experiments.outcome import Outcome
 
 CLASSES = {"cub": (100, 100), "cars": (98, 98), "sop": (11318, 11316)}
@@ -49,21 +50,19 @@ def check_data(name: str, root: Path | None, queries: int | None = None) -> str 
     return f"{name} has {told} of the published one: figures cannot be compared with it"
 
 
-def check_same(name: str, root: Path, outcomes: Sequence[Outcome]) -> None:
-    """Refuse `outcomes` of a data set that were found on other images than are in `root`, if that is there.
-
-    >>> check_same("cub", Path("nowhere"), [])
-    """
-    if name not in CLASSES or not root.exists() or not outcomes:
-        return
-    test = data.load(name, root, "test")
-    for outcome in outcomes:
-        if (record := outcome.record) is None:
+def check_same(scale: Scale, found: Mapping[Job, Outcome | None]) -> None:
+    """Refuse outcomes of cells that were made from other images than those in the roots of a `scale`."""
+    for name, root in scale.roots.items():
+        if name not in CLASSES or not root.exists():
             continue
-        was = (record.data.images + len(record.data.skipped), record.data.classes)
-        if was != (now := (len(test), len(test.labels.unique()))):
-            raise UserError(
-                f"{outcome.folder} is of other images: {was[0]:,} test images of {was[1]:,} classes, and "
-                f"{root} has {now[0]:,} of {now[1]:,}; give the root that it was made with, or another --out",
-                parameter="root",
-            )
+        test = data.load(name, root, "test")
+        now = (len(test), len(test.labels.unique()))
+        for outcome in (one for job, one in found.items() if one and one.record and job.task.data == name):
+            about = outcome.record.data  # type: ignore[union-attr]
+            if (was := (about.images + len(about.skipped), about.classes)) != now:
+                raise UserError(
+                    f"{outcome.folder} is of other images: {was[0]:,} test images of {was[1]:,} classes, and "
+                    f"{root} has {now[0]:,} of {now[1]:,}; give the root that it was made with, or another "
+                    "--out",
+                    parameter="root",
+                )

@@ -29,7 +29,8 @@ from robustmetric.experiments.samplers import measure_samplers
 from robustmetric.files import save
 from robustmetric.text import printable
 from robustmetric.training.checkpoint import reached
-from robustmetric.training.recipe import dump_recipe
+from robustmetric.training.folder import RunFolder
+from robustmetric.training.recipe import dump_recipe, named_files
 from robustmetric.training.run import Machines, train
 from robustmetric.training.stops import CollapsedError
 from robustmetric.training.trained import load_run
@@ -76,7 +77,7 @@ def _train(job: Job, report: Report, watch: Progress | None) -> str | None:
                 recipe,
                 run.path,
                 resume=True,
-                machines=Machines(accelerator=scale.device),
+                machines=Machines(device=scale.device),
                 cache=scale.cache,
                 skip_broken=scale.skip_broken,
                 callbacks=[LambdaCallback(on_train_batch_end=partial(_tell, watch))] if watch else [],
@@ -103,7 +104,7 @@ def _train_apart(job: Job) -> None:
     scale, recipe = job.scale, job.folder / "recipe.yaml"
     save(recipe, dump_recipe(scale.recipe(job.task)))
     command = ["train", "--recipe", recipe, "--trust", "--out", run_of(job.folder).path, "--resume"]
-    command += ["--devices", job.workers, "--accelerator", scale.device, "--after-collapse", "continue"]
+    command += ["--devices", job.workers, "--device", scale.device, "--after-collapse", "continue"]
     command += ["--cache", scale.cache] if scale.cache else []
     command += ["--skip-broken"] if scale.skip_broken else []
     process = subprocess.Popen(  # noqa: S603
@@ -136,8 +137,10 @@ def _end_with_parent() -> None:
 
 def _evaluate(job: Job, task: Cell, report: Report, watch: Progress | None) -> Record:
     """Evaluate the last weights of the cell's run on the test images."""
-    scale, folder = job.scale, run_of(job.folder)
-    run, recipe = load_run(folder.path, "last"), folder.recipe()
+    scale = job.scale
+    own = bool(named_files(scale.recipe(task).model_dump()))  # the user named the code of this cell
+    folder = RunFolder(run_of(job.folder).path, trust=own)
+    run, recipe = load_run(folder.path, "last", trust=own), folder.recipe()
     options: dict[str, Any] = {"skip_broken": scale.skip_broken, "report": report}
     (pixels,) = load_pixels(recipe.data, recipe.root, run.inputs, ["test"], scale.cache, **options)
     data = data_by_marks(pixels, run.inputs.crop, relative_files(pixels, recipe.root))

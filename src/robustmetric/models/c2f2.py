@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, whole
 from robustmetric.registry import register
 
 
@@ -24,18 +24,14 @@ class C2F2(nn.Module):
 
     def __init__(self, *, channels: int = 1, size: int = 28, dim: int = 512) -> None:
         super().__init__()
-        if channels < 1:
-            raise UserError(f"channels is {channels}; it must be at least 1")
-        if size < 4 or size % 4:
-            told = f"size is {size}; two poolings need a positive multiple of 4"
-            raise UserError(f"{told}, such as {max(4, round(size / 4) * 4)}", parameter="size")
-        if dim < 1:
-            raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
+        if whole("size", size, 4) % 4:
+            raise UserError(f"size is {size}; two poolings need a multiple of 4", parameter="size")
+        whole("channels", channels, 1)
         self.channels, self.size = channels, size
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
         self.fc1 = nn.Linear(64 * (size // 4) ** 2, 1024)
-        self.fc2 = nn.Linear(1024, dim)
+        self.fc2 = nn.Linear(1024, whole("dim", dim, 1))
         for conv in (self.conv1, self.conv2):  # pooling takes a third of the time otherwise
             conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, whole
 from robustmetric.registry import register
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -117,8 +118,6 @@ class ResNet(nn.Module):
         std: Sequence[float] = IMAGENET_STD,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
         if len(mean) != 3:
             raise UserError(f"mean is {tuple(mean)}; a ResNet takes 3 channels, so give 3 numbers")
         self.freeze_bn = freeze_bn
@@ -129,7 +128,7 @@ class ResNet(nn.Module):
         self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
         self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], stride=2)
         self.layer4 = _stage(block, 256 * block.expansion, 512, depths[3], stride=2)
-        self.fc = nn.Linear(512 * block.expansion, dim)
+        self.fc = nn.Linear(512 * block.expansion, whole("dim", dim, 1))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -153,40 +152,14 @@ class ResNet(nn.Module):
         return self
 
 
-@register("model", "resnet18")
-def resnet18(
-    *,
-    dim: int = 512,
-    freeze_bn: bool = False,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-) -> ResNet:
-    """Create a ResNet-18: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
+resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
+"""Create a ResNet-18: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised."""
 
-    `dim`, `freeze_bn`, `mean` and `std` are those of `ResNet`.
+resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
+"""Create a ResNet-50: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised."""
 
-    >>> resnet18(dim=128)(torch.rand(2, 3, 32, 32)).shape
-    torch.Size([2, 128])
-    """
-    return ResNet(BasicBlock, (2, 2, 2, 2), dim=dim, freeze_bn=freeze_bn, mean=mean, std=std)
-
-
-@register("model", "resnet50")
-def resnet50(
-    *,
-    dim: int = 512,
-    freeze_bn: bool = False,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-) -> ResNet:
-    """Create a ResNet-50: images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``, randomly initialised.
-
-    `dim`, `freeze_bn`, `mean` and `std` are those of `ResNet`.
-
-    >>> resnet50(dim=128)(torch.rand(2, 3, 32, 32)).shape
-    torch.Size([2, 128])
-    """
-    return ResNet(Bottleneck, (3, 4, 6, 3), dim=dim, freeze_bn=freeze_bn, mean=mean, std=std)
+register("model", "resnet18", block=BasicBlock, depths=(2, 2, 2, 2))(ResNet)
+register("model", "resnet50", block=Bottleneck, depths=(3, 4, 6, 3))(ResNet)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:

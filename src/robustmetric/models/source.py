@@ -79,49 +79,24 @@ class NetworkSource:
         options: dict[str, Any] = {} if self.dim is None else {"dim": self.dim}
         if self.freeze_bn:
             options["freeze_bn"] = True
-        try:
-            return create(self.model, {"channels": channels, "size": size}, **options)
-        except ImportError as error:  # of timm
-            raise UserError(str(error)) from error
+        return create(self.model, {"channels": channels, "size": size}, **options)
 
     def make(self, channels: int, size: int) -> nn.Module:
         """Make the network and load its weights completely; nothing is drawn from torch's own generator.
 
         `channels` and `size` (the height) are those of its images, for a network that has such options.
         """
-        model = self._seeded(channels, size)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = self.build(channels, size)
         if self.weights is None:
             return model
-        try:
-            kept = load_weights(model, self.weights)
-        except UserError:
-            self._check_channels(channels, size)
-            raise
-        if kept:
+        if kept := load_weights(model, self.weights):
             raise UserError(
                 f"{self.weights} has another last layer than the network ({', '.join(kept)}): these are not "
                 "the weights of this embedding; give those, or the dim that they were trained with"
             )
         return model
-
-    def _seeded(self, channels: int, size: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return self.build(channels, size)
-
-    def _check_channels(self, channels: int, size: int) -> None:
-        """Say so if the weights would fit images with another number of channels."""
-        other = 1 if channels == 3 else 3
-        try:
-            load_weights(self._seeded(other, size), self.weights or "")
-        except (UserError, OSError):
-            return
-        raise UserError(
-            f"{self.weights} is of a {self.model} for images with {_channels(other)}, and these have "
-            f"{channels}: c2f2 gets one channel where its images are grey, any other network gets three; "
-            f"give weights that were trained on images with {_channels(channels)}",
-            parameter="weights",
-        )
 
 
 def create(text: str, offered: Mapping[str, Any] | None = None, /, **options: Any) -> nn.Module:
@@ -195,7 +170,3 @@ def _options(factory: Callable[..., nn.Module]) -> list[str]:
         return []
     fixed = getattr(factory, "keywords", {})
     return [p.name for p in known if p.kind is not p.VAR_KEYWORD and p.name not in fixed]
-
-
-def _channels(count: int) -> str:
-    return f"{count} channel{'s' if count > 1 else ''}"

@@ -7,50 +7,35 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, whole
 from robustmetric.models.resnet import Normalize
 
-_LOAD = "load a file of weights with load_weights (--weights)"
-_INSTEAD = {
-    "num_classes": "use dim",
-    # With these timm downloads weights, or unpickles a file.
-    "pretrained": _LOAD,
-    "pretrained_cfg": _LOAD,
-    "pretrained_cfg_overlay": _LOAD,
-    "checkpoint_path": _LOAD,
-    "cache_dir": _LOAD,
-}
+# With these timm downloads weights, or unpickles a file.
+_LOADING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
 
 def timm_model(name: str, *, dim: int = 512, **options: Any) -> nn.Module:
-    """Create timm's network ``name``, randomly initialised, with its own pixel normalisation inside.
+    """Create timm's network `name`, randomly initialised, with its own pixel normalisation inside.
 
     Images ``(B, 3, H, W)`` in [0, 1] to embeddings ``(B, dim)``. Parameters keep timm's names, so that a
-    file of its published weights can be given to `robustmetric.models.load_weights`. `dim`
-    is the length of the embeddings, `options` are those of ``timm.create_model``, except those that load
-    weights: timm would download or unpickle them.
-
-    >>> timm_model("vit_small_patch16_224", dim=128, pretrained=True)
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: pretrained is not an option of timm:vit_small_patch16_224 here; load a file of ...
+    file of its published weights can be given to `load_weights`. `options` are those of
+    ``timm.create_model``, except those that load weights: timm would download or unpickle them.
     """
-    if dim < 1:
-        raise UserError(f"dim is {dim}; the embedding needs at least 1 dimension")
-    if ":" in name:  # such as hf-hub: and local-dir:, from where timm takes a configuration and weights
+    whole("dim", dim, 1)
+    # Names such as hf-hub: and local-dir: take a configuration and weights from the network or a folder.
+    if wrong := [f"timm:{name}"] * (":" in name) + [option for option in options if option in _LOADING]:
         raise UserError(
-            f"timm:{name} would be taken from the network or a folder; give a name of timm.list_models(),"
-            " and a file of weights with load_weights (--weights)"
+            f"{wrong[0]} would load weights from elsewhere; give a name of timm.list_models(), and a file of "
+            "weights with load_weights (--weights)"
         )
-    for option in options:
-        if option in _INSTEAD:
-            raise UserError(f"{option} is not an option of timm:{name} here; {_INSTEAD[option]}")
+    if "num_classes" in options:
+        raise UserError(f"num_classes is not an option of timm:{name} here; use dim")
     try:
         timm = importlib.import_module("timm")
     # A torchvision that does not match torch fails in any of these ways.
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
         reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])
-        raise ImportError(
+        raise UserError(
             f"timm:{name} needs timm, which failed to import ({reason}); install robustmetric[timm]"
         ) from error
     try:

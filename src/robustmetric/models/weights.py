@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -37,30 +36,18 @@ def load_weights(
     over, and layers after the last one that fits may have other shapes. Where ``DataParallel`` put
     ``module.`` before every name, the names after it count. A file that does not fit raises and leaves the
     model as it was.
-
-    >>> import tempfile
-    >>> from robustmetric.models import C2F2
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "c2f2.safetensors")
-    ...     save_weights(C2F2(), file)
-    ...     load_weights(C2F2(), file)
-    []
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no weights file {path}")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, not a file of weights; give a file in it")
-    if path.stat().st_size == 0:
-        raise UserError(f"{path} is an empty file, without weights; copy it again or save them again")
     own = model.state_dict()
     found = _unwrapped(read_tensors(path), own.keys())
     wrong = [name for name in own if name in found and _form(found[name]) != _form(own[name])]
-    fits = [name for name in own if name in found and name not in wrong]
-    kept = _other_head(model, own, found)
-    kept, left = (kept, []) if report is None else _partial(own, found, wrong, kept)
+    # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
+    missing = [name for name in own if name not in found and not name.endswith(_COUNTER)]
+    kept, left = _other_head(model, own, found), set[str]()
+    if report is not None:
+        kept, left = _partial(own, found, {*wrong}, {*missing, *kept})
     problems = {
-        "missing from the file": [name for name in _missing(own, found) if name not in kept],
+        "missing from the file": [name for name in missing if name not in kept],
         "not in the model": [name for name in found if name not in own and name not in left],
         "wrong shape": [
             f"{name} is {_form(found[name])}, the model has {_form(own[name])}"
@@ -68,6 +55,7 @@ def load_weights(
             if name not in kept
         ],
     }
+    fits = [name for name in own if name in found and name not in wrong]
     if any(problems.values()):
         told = (f"{what}: {shorten(names)}" for what, names in problems.items() if names)
         raise UserError(
@@ -77,48 +65,36 @@ def load_weights(
         )
     taken = {name: found[name] for name in fits if name not in kept}
     model.load_state_dict({**own, **taken})
-    if report is not None and (kept or left):
+    new = [name for name in own if name in kept]
+    if report is not None and (new or left):
         report(
             f"{path}: {len(taken)} of {len(own)} tensors loaded; new in the network: "
-            f"{shorten(kept) or 'none'}; left over in the file: {shorten(left) or 'none'}"
+            f"{shorten(new) or 'none'}; left over in the file: {shorten(sorted(left)) or 'none'}"
         )
-    return kept
+    return new
 
 
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Write the state dict of a `model`, or one, to `path` as ``.safetensors``, complete or not at all.
 
     A digest of the tensors stands in the file's metadata, and is checked when it is loaded.
-
-    >>> save_weights(nn.Linear(2, 2), "model.pt")
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: model.pt: weights are saved as .safetensors only; use a name that ends in ...
     """
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise UserError(
-            f"{path}: weights are saved as .safetensors only; use a name that ends in .safetensors"
-        )
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to save {path.name} in; create it first")
+        raise UserError(f"{path}: weights are saved as .safetensors; use a name that ends in .safetensors")
     # Copies, because safetensors refuses tensors that share memory or are not contiguous.
     tensors = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in (model.state_dict() if isinstance(model, nn.Module) else model).items()
     }
-    content = _with_digest(save(tensors, metadata={"format": "pt"}), digest_of(tensors))
+    # One entry alone: safetensors writes several in an order of chance.
+    content = save(tensors, metadata={_DIGEST: digest_of(tensors)})
     # Not save_file, which makes the file readable for its owner only.
     write_atomically(path, lambda file: file.write(content))
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return a sha256, in hexadecimal, of names, shapes, types and bytes of `tensors`, whatever their order.
-
-    >>> one, other = torch.zeros(2), torch.ones(3)
-    >>> digest_of({"a": one, "b": other}) == digest_of({"b": other, "a": one}) != digest_of({"a": one})
-    True
-    """
+    """Return a sha256, in hexadecimal, of names, shapes, types and bytes of `tensors`, in any order."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
@@ -127,11 +103,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def is_oversized(path: Path) -> bool:
-    """Return whether the file `path` is an archive that unpacks to more than itself; torch.save writes none.
-
-    >>> is_oversized(Path(__file__))  # no archive
-    False
-    """
+    """Return whether `path` is an archive that unpacks to more than itself; torch.save writes none."""
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":  # as torch tells archives from its older files
             return False
@@ -141,39 +113,10 @@ def is_oversized(path: Path) -> bool:
     return packed or sum(part.file_size for part in parts) > path.stat().st_size
 
 
-def _with_digest(content: bytes, digest: str) -> bytes:
-    """Put a digest into the metadata of a file of tensors."""
-    # By hand: safetensors writes several entries of metadata in an order of chance.
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header["__metadata__"][_DIGEST] = digest
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[end:]
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    """Read a file of tensors; one that has a digest must match it."""
-    with safe_open(path, framework="pt") as file:
-        digest = (file.metadata() or {}).get(_DIGEST)
-    tensors = load_file(path)
-    if digest is not None and digest != digest_of(tensors):
-        raise DamagedError(
-            f"{path} is damaged: its tensors do not match the digest in it; give a copy of it, or "
-            "other weights, such as the last of its run"
-        )
-    return tensors
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of the file `path` by name; a UserError says why it is not a file of weights.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_weights({"scale": torch.ones(3)}, Path(folder, "a.safetensors"))
-    ...     read_tensors(Path(folder, "a.safetensors"))
-    {'scale': tensor([1., 1., 1.])}
-    """
+    """Return the tensors of the file `path` by name; a UserError says why it is not a file of weights."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no weights file {path}")
     content = _read(path)
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
@@ -193,7 +136,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _read(path: Path) -> object:
     try:
         if path.suffix == ".safetensors":
-            return _safetensors(path)
+            with safe_open(path, framework="pt") as file:
+                digest = (file.metadata() or {}).get(_DIGEST)
+            tensors = load_file(path)
+            if digest not in (None, digest_of(tensors)):
+                raise DamagedError(
+                    f"{path} is damaged: its tensors do not match the digest in it; give a copy of it, or "
+                    "other weights, such as the last of its run"
+                )
+            return tensors
         if is_oversized(path):
             raise UserError(
                 f"{path} is not plain weights: it was refused, for it unpacks to more than the file itself;"
@@ -225,43 +176,38 @@ def _unwrapped(found: dict[str, Tensor], own: AbstractSet[str]) -> dict[str, Ten
     return bare if wrapped and own & bare.keys() and not own & found.keys() else found
 
 
-def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    # Files older than PyTorch 0.4.1 do not have this counter, and evaluation does not use it.
-    return [name for name in own if name not in found and not name.endswith(_COUNTER)]
-
-
 def _partial(
-    own: Mapping[str, Tensor], found: Mapping[str, Tensor], wrong: Sequence[str], head: Sequence[str]
-) -> tuple[list[str], list[str]]:
+    own: Mapping[str, Tensor], found: Mapping[str, Tensor], wrong: set[str], kept: set[str]
+) -> tuple[set[str], set[str]]:
     """Return what the model keeps of its own, and what is left over in the file; nothing if none of it fits.
 
-    Of the `wrong` shapes, those of the `head` and of layers after all that fit are no mistake.
+    Of the `wrong` shapes, those of layers after all that fit are no mistake.
     """
 
     def layer(name: str) -> str:
         return name.rpartition(".")[0]
 
     others = {layer(name) for name in wrong}
-    order = {name: number for number, name in enumerate(own)}
-    fits = [order[n] for n in own if n in found and layer(n) not in others and not n.endswith(_COUNTER)]
+    order = [*own]
+    fits = [n for n in own if n in found and layer(n) not in others and not n.endswith(_COUNTER)]
     if not fits:
-        return [], []
-    kept = {*_missing(own, found), *head, *(n for n in own if layer(n) in others and order[n] > fits[-1])}
-    return [n for n in own if n in kept], sorted(n for n in found if n not in own or n in kept)
+        return set(), set()
+    after = order[order.index(fits[-1]) :]
+    kept = kept | {name for name in after if layer(name) in others}
+    return kept, {name for name in found if name not in own or name in kept}
 
 
-def _other_head(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+def _other_head(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> set[str]:
     """Return the names of the model's last layer if the file's has another number of outputs, else none."""
     # torchvision calls the layer fc; every network of timm says which one it is.
     classifier: Any = getattr(model, "get_classifier", None)
     layer = classifier() if classifier else getattr(model, "fc", None)
-    for name, module in model.named_modules():
-        weight = f"{name}.weight"
-        if module is layer and weight in own and weight in found:
-            its, ours = found[weight].shape, own[weight].shape
-            if its[1:] == ours[1:] and its[:1] != ours[:1]:
-                return [n for n in (weight, f"{name}.bias") if n in own]
-    return []
+    name = next((f"{name}.weight" for name, module in model.named_modules() if module is layer), "")
+    if name in own and name in found:
+        theirs, ours = found[name].shape, own[name].shape
+        if theirs[1:] == ours[1:] and theirs[:1] != ours[:1]:
+            return {name, name.removesuffix("weight") + "bias"} & own.keys()
+    return set()
 
 
 def _form(tensor: Tensor) -> str:

@@ -1,50 +1,168 @@
-"""Plots: the paper's figures, the hardness of samplers, trainings and records."""
+"""All plots, by matplotlib: of records, trainings, samplers and the paper's figures, in files and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
 from robustmetric.errors import UserError
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.experiments.findings import Finding
 from robustmetric.experiments.paper import Experiment
 from robustmetric.experiments.samplers import EDGES
-from robustmetric.report.style import (
-    COLOURS,
-    FORMATS,
-    GREY,
-    Look,
-    look,
-    new_figure,
-    plain,
-    save,
-    styled,
-    wrapped,
-)
-from robustmetric.report.summary import (
-    Estimate,
-    Values,
-    course,
-    record_scores,
-    scores_of,
-    summarise,
-    terms_of,
-)
+from robustmetric.files import save as save_file
+from robustmetric.report.curves import Curves
+from robustmetric.report.pictures import Map
+from robustmetric.report.summary import SCORES, Estimate, record_scores, scores_of, summarise, terms_of
 from robustmetric.report.tables import DRAWN, points, title_of
+from robustmetric.report.words import TEMPLATES
+from robustmetric.text import printable, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.lines import Line2D
 
-__all__ = ["FORMATS", "curves", "hardness_histograms", "records", "save", "training"]
+FORMATS = ("svg", "pdf", "png")
+"""The formats that plots are written in."""
+WIDTH = 3.3
+"""Inches: a column of a paper."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which people of all kinds of colour vision tell apart, without the yellow."""
+MARKERS = "os^Dv<>PX"
+GREY, BAND = "#595959", "#f4f4f4"
 
+_UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 _PUBLISHED: dict[str, Any] = {"linestyle": (0, (3, 2)), "markerfacecolor": "white", "linewidth": 0.9}
+_LETTERS = 60  # of a line across the column
 _SHORT = 26  # letters of a name, of which two fit into a line
-_BARS: dict[str, Any] = {"fmt": "none", "elinewidth": 0.8, "capsize": 1.8, "capthick": 0.8}
+_POINTS = 150  # of a line; of longer ones means are shown
+_CLASSES = 20  # of a legend
+_COURSES: dict[str, dict[str, tuple[str, Any]]] = {
+    "hardness": {
+        "hardness/source": ("source", (0, (1, 1.5))),
+        "hardness/destination": ("destination", (0, (3, 2))),
+        "hardness/reached": ("reached", "-"),
+    },
+    "perturbed, %": {"perturbed": ("", "-")},
+    "loss": {"loss": ("", "-")},
+    "R@1": {"R@1": ("", "-")},
+}
+"""The panels of a training: columns of its table, what each is called, and its line."""
+_PAGE = {
+    **{colour.lower(): f"var(--s{number})" for number, colour in enumerate(COLOURS)},
+    GREY: "var(--quiet)",
+    "#e4e4e4": "var(--line)",
+    BAND: "var(--band)",
+    "#ffffff": "var(--card)",
+}
+"""The colours of plots as those of a page, which may be light or dark."""
+Values = Sequence[float] | NDArray[np.float64] | Sequence[Estimate]
+
+
+class Look(NamedTuple):
+    """How a series is drawn: its `colour` and `marker`."""
+
+    colour: str
+    marker: str
+
+
+def look(number: int) -> Look:
+    """Return how the series of a `number` is drawn; 63 of them look different."""
+    return Look(COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Make and write plots in one style, whatever the user's own settings are; those come back afterwards."""
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", TEMPLATES / "plots.mplstyle"]), warnings.catch_warnings():
+        # A name may have letters that the font lacks: they are shown as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        yield
+
+
+def new_figure(height: float, title: str = "") -> Figure:
+    """Return an empty figure of a column's width and a `height` in inches; make it within `styled`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    if title:
+        figure.suptitle(wrapped(title), x=0.02, ha="left", fontsize=7.5)
+    return figure
+
+
+def plain(text: str) -> str:
+    r"""Return `text` so that a plot shows it as it is: neither dollars nor a first underscore mean anything.
+
+    >>> print(plain("_cost$"))
+     _cost\$
+    """
+    text = printable(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def wrapped(text: str, letters: int = _LETTERS) -> str:
+    """Return `text` in at most five lines of so many `letters`, by default as fit across a column."""
+    brief = shortened(printable(text), lambda one: len(one) <= 5 * letters)
+    return plain("\n".join(textwrap.wrap(brief, letters, break_on_hyphens=False)))
+
+
+def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a `figure` in all `formats` to `stem` with their suffixes; return the files."""
+    files = [stem.with_name(f"{stem.name}.{name}") for name in formats]
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for file, name in zip(files, formats, strict=True):
+        save_file(file, drawn(figure, name))
+    return files
+
+
+def drawn(figure: Figure, kind: str, **how: Any) -> bytes:
+    """Return a `figure` in the format of a `kind`: the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format=kind, dpi=300, metadata=_UNDATED[kind], **how)
+    return buffer.getvalue()
+
+
+def inline(figure: Figure, about: str, key: str) -> Markup:
+    """Return a `figure` as SVG for a page: in its colours, and without the styles that its policy forbids.
+
+    `about` describes it to those who do not see it, and `key` tells its ids from those of other plots.
+    """
+    text = drawn(figure, "svg", transparent=True).decode()
+    text = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>|\n", "", text[text.index("<svg") :], flags=re.S
+    )
+    text = re.sub("<[^>]+>", partial(_for_page, key), text)
+    root = 'class="plot" role="img" fill="currentColor" stroke-linejoin="round"'
+    return Markup(text.replace("<svg ", f'<svg {root} aria-label="{escape(printable(about))}" ', 1))  # noqa: S704
+
+
+def _for_page(key: str, tag: re.Match[str]) -> str:
+    """Turn the styles of a tag into attributes, its colours into the page's, and its ids into its own."""
+
+    def attributes(style: re.Match[str]) -> str:
+        pairs = (
+            entry.split(": ", 1) for entry in style[1].split("; ") if not entry.startswith("font-family")
+        )
+        return " ".join(f'{name}="{_PAGE.get(value, value)}"' for name, value in pairs)
+
+    text = re.sub('style="([^"]*)"', attributes, tag[0])
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{key}-", text)
 
 
 def curves(experiment: Experiment, findings: Sequence[Finding], told: str) -> Figure:
@@ -53,17 +171,10 @@ def curves(experiment: Experiment, findings: Sequence[Finding], told: str) -> Fi
     `findings` are those of its rows, `told` is the scale, part of the title. Ours are solid, with the
     interval over queries or the deviation over seeds; published ones are dashed. A collapsed training is a
     cross.
-
-    >>> from robustmetric.experiments.paper import experiment
-    >>> rows = experiment("figure1").rows
-    >>> made = curves(experiment("figure1"), [Finding(row, (None,)) for row in rows], "150 epochs")
-    >>> [axes.get_ylabel() for axes in made.subfigs[0].axes]
-    ['ERS', '', 'R@1', '']
     """
     lines = points(findings)
     with styled():
-        figure = new_figure(0.35 + 2.75 * len(experiment.data))
-        _title(figure, title_of(experiment, told))
+        figure = new_figure(0.35 + 2.75 * len(experiment.data), title_of(experiment, told))
         parts = figure.subfigures(len(experiment.data), 1, squeeze=False)[:, 0]
         for data, part in zip(experiment.data, parts, strict=True):
             own = {defense: found for (of, defense), found in lines.items() if of == data}
@@ -79,49 +190,264 @@ def _panels(part: SubFigure, lines: Mapping[str, Sequence[Finding]]) -> None:
     both.sharey(cost)
     recall.sharex(cost)
     legend.axis("off")
-    handles: list[Line2D] = []
-    kinds: set[str] = set()
+    kinds: dict[str, dict[str, Any]] = {}
     for number, (defense, found) in enumerate(lines.items()):
-        shape = look(number)
         rows = {finding.row.cost: summarise(finding.outcomes, scores_of) for finding in found}
         known = {f.row.cost: f.row.published.scores for f in found if f.row.published is not None}
-        published = {c: s for c, s in known.items() if {"R@1", "ERS"} <= s.keys()}
-        ours = {
-            c: s.estimates for c, s in rows.items() if {"R@1", "ERS"} <= s.estimates.keys() and not s.fallen
-        }
-        for axes, x, y in ((cost, None, "ERS"), (recall, None, "R@1"), (both, "R@1", "ERS")):
-            if published:
-                xs = [c if x is None else s[x] for c, s in published.items()]
-                _line(
-                    axes, xs, [s[y] for s in published.values()], shape, f"{defense} published", **_PUBLISHED
-                )
-            if ours:
-                xs = [c if x is None else s[x].value for c, s in ours.items()]
-                _line(axes, xs, [s[y].value for s in ours.values()], shape, f"{defense} ours")
-                _bars(axes, xs, ours.values(), x, y, shape)
-        for axes in (cost, recall):
-            for c in (c for c, summary in rows.items() if summary.fallen):
-                axes.plot(
-                    [c], [0.03], "x", color=shape.colour, transform=axes.get_xaxis_transform(), clip_on=False
-                )
-        kinds |= {kind for kind, some in (("ours", ours), ("published", published)) if some}
-        kinds |= {"collapsed" for summary in rows.values() if summary.fallen}
-        handles.append(_handle(defense, shape, letters=22))
+        theirs = {cost: {n: Estimate(v) for n, v in scores.items()} for cost, scores in known.items()}
+        ours = {cost: row.estimates for cost, row in rows.items() if not row.fallen}
+        for kind, every, how in (("ours", ours, {}), ("published", theirs, _PUBLISHED)):
+            if scored := {cost: s for cost, s in every.items() if {"R@1", "ERS"} <= s.keys()}:
+                kinds[kind] = how
+                ers, r1 = ([s[name] for s in scored.values()] for name in ("ERS", "R@1"))
+                for axes, x, y in ((cost, [*scored], ers), (recall, [*scored], r1), (both, r1, ers)):
+                    _draw(axes, x, y, look(number), f"{defense} {kind}", **how)
+        if fallen := [cost for cost, row in rows.items() if row.fallen]:
+            kinds["collapsed"] = cross = {"linestyle": "none", "marker": "x"}
+            for axes in (cost, recall):
+                how = {"transform": axes.get_xaxis_transform(), "clip_on": False, **cross}
+                axes.plot(fallen, [0.03] * len(fallen), color=look(number).colour, **how)
     costs = sorted({finding.row.cost for found in lines.values() for finding in found})
     cost.set_xscale("log", base=2)
     cost.set_xticks(costs, [str(c) for c in costs])
-    cost.minorticks_off()
-    recall.minorticks_off()
-    for axes, x, y in ((cost, "cost η+1", "ERS"), (recall, "cost η+1", "R@1"), (both, "R@1", "")):
-        axes.set(xlabel=x, ylabel=y)
+    for axes, across, up in ((cost, "cost η+1", "ERS"), (recall, "cost η+1", "R@1"), (both, "R@1", "")):
+        axes.set(xlabel=across, ylabel=up)
+        axes.minorticks_off()
     both.tick_params(labelleft=False)
-    how = {"ours": {}, "published": _PUBLISHED, "collapsed": {"linestyle": "none", "marker": "x"}}
-    shapes = [_handle(kind, Look(GREY, "o"), **how[kind]) for kind in how if kind in kinds]
+    handles = [_handle(defense, look(number), letters=22) for number, defense in enumerate(lines)]
+    shapes = [_handle(kind, Look(GREY, "o"), **how) for kind, how in kinds.items()]
     legend.legend(handles=[*handles, *shapes], loc="upper left")
 
 
-def _line(axes: Axes, x: Sequence[float], y: Sequence[float], shape: Look, label: str, **more: Any) -> None:
-    axes.plot(x, y, color=shape.colour, marker=shape.marker, label=plain(label), **more)
+def hardness_histograms(hardness: Mapping[str, Any], title: str) -> Figure:
+    """Return the histograms of the `hardness` that each sampler draws, one below the other, under a `title`.
+
+    `hardness` is what `measure_samplers` returns. Var[H] is that of the means of batches, as in Table 1.
+    """
+    counts = {letter: np.asarray(about["counts"], float) for letter, about in hardness.items()}
+    used = np.flatnonzero(sum(counts.values()))
+    low, high = (EDGES[used[0]], EDGES[used[-1] + 1]) if len(used) else (EDGES[0], EDGES[-1])
+    with styled():
+        figure = new_figure(0.75 + 0.55 * len(counts), title)
+        panels = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
+        for number, (axes, (letter, found)) in enumerate(zip(panels, counts.items(), strict=True)):
+            colour, about = COLOURS[number % len(COLOURS)], hardness[letter]
+            share = 100 * found / max(1.0, found.sum())
+            axes.stairs(share, EDGES, fill=True, color=colour, alpha=0.35)
+            axes.stairs(share, EDGES, color=colour, linewidth=0.8)
+            axes.axvline(about["mean"], color="black", linewidth=0.8, linestyle=(0, (3, 2)))
+            axes.set(ylim=(0, 1.08 * max(share.max(), 1e-9)), yticks=[])
+            axes.set_ylabel(plain(DRAWN.get(letter, letter)), rotation=0, ha="right", va="center")
+            axes.spines["left"].set_visible(False)
+            variance = "–" if about["variance"] is None else f"{about['variance']:.5f}"
+            told = f"E[H] {about['mean']:.3f}\nVar[H] {variance}\nwithin {about['variance_within']:.5f}"
+            axes.text(1.02, 0.5, told.replace("-", "−"), transform=axes.transAxes, va="center", fontsize=6.5)
+        panels[-1].set(xlim=(low - 0.02, high + 0.02), xlabel="hardness of drawn triplets")
+    return figure
+
+
+def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -> Figure:
+    """Return the course of trainings: hardness, share of perturbed triplets, loss and R@1 of validations.
+
+    `runs` are the rows of each one's metrics.csv by its name. A column that a run does not have is left out;
+    of long runs, means of neighbouring rows are shown.
+    """
+    found = {
+        (panel, column, name): values
+        for panel, columns in _COURSES.items()
+        for column in columns
+        for name, rows in runs.items()
+        if len(values := course(rows, column))
+    }
+    if not found:
+        told = ", ".join(column for columns in _COURSES.values() for column in columns)
+        raise UserError(f"there is nothing to plot of {', '.join(runs)}: no row has any of {told}")
+    looks = {name: look(number) for number, name in enumerate(runs)}
+    shown = {name for _, _, name in found}
+    handles = [_handle(name, shape) for name, shape in looks.items() if name in shown]
+    lines = _COURSES["hardness"].values() if any(panel == "hardness" for panel, _, _ in found) else ()
+    others = [_handle(told, Look(GREY, ""), linestyle=style) for told, style in lines]
+    with styled():
+        figure, panels = _stack([*dict.fromkeys(panel for panel, _, _ in found)], handles, others, title)
+        for (panel, column, name), values in found.items():
+            told, style = _COURSES[panel][column]
+            shape = looks[name] if style == "-" else Look(looks[name].colour, "")
+            up = values[:, 1] * (100 if column == "perturbed" else 1)
+            often = max(1, len(values) // 8)
+            _draw(
+                panels[panel],
+                values[:, 0],
+                up,
+                shape,
+                f"{name} {told}".rstrip(),
+                linestyle=style,
+                markevery=often,
+            )
+        last = [*panels.values()][-1]
+        last.set_xlabel("training step")
+        last.locator_params(axis="x", integer=True)
+    return figure
+
+
+def course(rows: Sequence[Mapping[str, str]], column: str) -> NDArray[np.float64]:
+    """Return the steps and values (N, 2) of a `column` of `rows`, as far as they are numbers.
+
+    Of more than 150 of them, means of neighbouring ones are returned.
+
+    >>> course([{"step": "10", "loss": "0.2"}, {"step": "20", "loss": "-"}], "loss")
+    array([[10. ,  0.2]])
+    """
+    pairs = [(_logged(row.get("step")), _logged(row.get(column))) for row in rows]
+    kept = np.array([pair for pair in pairs if np.isfinite(pair).all()], float).reshape(-1, 2)
+    each = max(1, math.ceil(len(kept) / _POINTS))
+    return np.array([kept[k : k + each].mean(0) for k in range(0, len(kept), each)]).reshape(-1, 2)
+
+
+def _logged(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan
+
+
+def records(named: Mapping[str, Record], title: str = "") -> Figure:
+    """Return the ERS against R@1 of `named` records, and the ERS's terms, with intervals, under a `title`.
+
+    A term is 100 where an attack moves nothing. A hollow mark is an ERS that is not valid.
+    """
+    terms = {name: terms_of(record) for name, record in named.items()}
+    shown = [column for column in COLUMNS if any(column in found for found in terms.values())]
+    if not shown:
+        raise UserError("there is nothing to plot: no record has a score of the ERS")
+    scored = {name: record_scores(record) for name, record in named.items()}
+    whole = {name: scores for name, scores in scored.items() if {"R@1", "ERS"} <= scores.keys()}
+    with styled():
+        heights = [*([1.5] if whole else []), 2.0 + 0.12 * len(named)]
+        figure = new_figure(0.45 + sum(heights) + 0.14 * len(named), title)
+        panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        top, axes, handles = panels[0], panels[-1], []
+        for number, (name, record) in enumerate(named.items()):
+            shape, valid = look(number), record.ers is None or record.ers.valid
+            hollow: dict[str, Any] = {
+                "markerfacecolor": shape.colour if valid else "white",
+                "linestyle": "none",
+            }
+            handles.append(_handle(name if valid else f"{name} (ERS not valid)", shape, **hollow))
+            if (scores := whole.get(name)) is not None:
+                _draw(top, [scores["R@1"]], [scores["ERS"]], shape, name, **hollow)
+            shift = 0.7 * ((number + 0.5) / len(named) - 0.5)
+            known = {
+                k + shift: terms[name][column] for k, column in enumerate(shown) if column in terms[name]
+            }
+            if known:
+                _draw(axes, [*known.values()], [*known], shape, name, **hollow)
+        if whole:
+            top.set(xlabel="R@1", ylabel="ERS")
+            top.margins(0.12)
+        axes.set_yticks(range(len(shown)), [COLUMNS[column].heading.split()[0] for column in shown])
+        axes.set(ylim=(len(shown) - 0.5, -0.5), xlim=(-4, 104))
+        axes.set_xlabel("term of the ERS: 100 where nothing moves")
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        for place in range(0, len(shown), 2):
+            axes.axhspan(place - 0.5, place + 0.5, color=BAND, zorder=0, linewidth=0)
+        _legend(figure, handles)
+    return figure
+
+
+def budgets(named: Mapping[str, Curves]) -> dict[str, Figure]:
+    """Return figures of scores against ε, for each norm, and against steps, by what they are against.
+
+    `named` are the points of each record's curves. The scores are the ERS and ES:R; where neither was
+    measured, the first two that were.
+    """
+    every = {name: [(*pair, record_scores(pair[1])) for pair in found] for name, found in named.items()}
+    measured = {score for found in every.values() for _, _, scores in found for score in scores}
+    scores = [s for s in ("ERS", "ES:R") if s in measured] or [s for s in COLUMNS if s in measured][:2]
+    figures: dict[str, Figure] = {}
+    for across, axis, norms, unit in (
+        ("ε, in levels of 255", "eps", {"linf"}, 255),
+        ("ε, a length (L2)", "eps", {"l2"}, 1),
+        ("steps", "steps", {"linf", "l2"}, 1),
+    ):
+        lines = {
+            name: [(unit * p.value, s) for p, r, s in found if p.axis == axis and r.settings.norm in norms]
+            for name, found in every.items()
+        }
+        shown = [(name, look(number)) for number, (name, line) in enumerate(lines.items()) if line]
+        if not shown or not scores:
+            continue
+        with styled():
+            figure, panels = _stack(scores, [_handle(name, shape) for name, shape in shown])
+            for score, axes in panels.items():
+                axes.set_ylabel(SCORES[score].heading)
+                for name, shape in shown:
+                    line = [(x, found[score]) for x, found in lines[name] if score in found]
+                    _draw(axes, [x for x, _ in line], [y for _, y in line], shape, name)
+            ticks = sorted({x for line in lines.values() for x, _ in line})
+            if axis == "steps":
+                axes.set_xscale("log", base=2)
+            axes.set_xticks(ticks, [f"{x:.3g}" for x in ticks])
+            axes.minorticks_off()
+            axes.set_xlabel(across)
+        figures[across] = figure
+    return figures
+
+
+def embedding_map(shown: Map, attacks: Sequence[str]) -> Figure:
+    """Return a map of embeddings, coloured by class; arrows show where `attacks` moved queries.
+
+    The arrows of the k-th attack are a group with the id `moves-k`.
+    """
+    looks = {name: look(number) for number, name in enumerate(shown.classes)}
+    with styled():
+        legend = len(looks) <= _CLASSES
+        figure = new_figure(3.1 + 0.07 * len(looks) * legend)
+        axes = figure.subplots()
+        for number, shape in enumerate(looks.values()):
+            here = [(x, y) for x, y, label in shown.points if label == number]
+            across, up = zip(*here, strict=True)
+            _draw(axes, across, up, shape, "", linestyle="none", markersize=2.4, alpha=0.8)
+        for number, attack in enumerate(attacks):
+            if moves := shown.moves.get(attack):
+                x, y, to_x, to_y = np.array(moves).T
+                how: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.006}
+                axes.quiver(x, y, to_x - x, to_y - y, color=GREY, gid=f"moves-{number}", **how)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.tick_params(labelbottom=False, labelleft=False, length=0)
+        if legend:
+            _legend(figure, [_handle(name, shape, linestyle="none") for name, shape in looks.items()])
+    return figure
+
+
+def _draw(axes: Axes, x: Values, y: Values, shape: Look, label: str, **how: Any) -> None:
+    """Draw a series of points, with how far they may be off where they are estimates."""
+    (across, width), (up, height) = _spread(x), _spread(y)
+    bars = {"ecolor": (shape.colour, 0.6), "elinewidth": 0.8, "capthick": 0.8}
+    look = {"color": shape.colour, "marker": shape.marker, "label": plain(label)}
+    axes.errorbar(across, up, height, width, **{**bars, **look, **how})
+
+
+def _spread(values: Values) -> tuple[Any, NDArray[np.float64] | None]:
+    """Return values as numbers, and the lengths (2, N) of their bars below and above, if there are any."""
+    estimates = [value for value in values if isinstance(value, Estimate)]
+    if not estimates:
+        return values, None
+    lengths = np.array([estimate.spread for estimate in estimates]).T
+    return [estimate.value for estimate in estimates], lengths if lengths.any() else None
+
+
+def _stack(
+    names: Sequence[str], handles: Sequence[Line2D], others: Sequence[Line2D] = (), title: str = ""
+) -> tuple[Figure, dict[str, Axes]]:
+    """Make a figure of panels one below the other, by name, with a legend below all."""
+    figure = new_figure(0.5 + 0.13 * (len(handles) + 1) + 1.15 * len(names), title)
+    panels = dict(zip(names, figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0], strict=True))
+    for name, axes in panels.items():
+        axes.set_ylabel(name)
+    figure.align_ylabels([*panels.values()])
+    _legend(figure, handles, others)
+    return figure, panels
 
 
 def _handle(label: str, shape: Look, letters: int = 50, **more: Any) -> Line2D:
@@ -132,199 +458,8 @@ def _handle(label: str, shape: Look, letters: int = 50, **more: Any) -> Line2D:
     return Line2D([], [], **{"color": shape.colour, "marker": shape.marker, "label": told, **more})
 
 
-def _bars(axes: Axes, x: Sequence[float], found: Any, across: str | None, up: str, shape: Look) -> None:
-    """Draw how far estimates may be off."""
-    rows: list[Mapping[str, Estimate]] = list(found)
-    axes.errorbar(
-        x,
-        [row[up].value for row in rows],
-        yerr=_errors([row[up] for row in rows]),
-        xerr=None if across is None else _errors([row[across] for row in rows]),
-        ecolor=shape.colour,
-        alpha=0.6,
-        **_BARS,
-    )
-
-
-def _errors(estimates: Sequence[Estimate]) -> Values:
-    """Return (2, N) lengths of bars below and above."""
-    found = [estimate.spread or (0.0, 0.0) for estimate in estimates]
-    return np.maximum([[below for below, _ in found], [above for _, above in found]], 0.0)
-
-
-def hardness_histograms(hardness: Mapping[str, Any], title: str) -> Figure:
-    """Return the histograms of the `hardness` that each sampler draws, one below the other, under a `title`.
-
-    `hardness` is what `measure_samplers` returns. Var[H] is that of the means of batches, as in Table 1.
-
-    >>> known = {"mean": -0.495, "variance": None, "variance_within": 0.0}
-    >>> made = hardness_histograms({"R": {**known, "counts": [0] * 150 + [7] + [0] * 249}}, "digits")
-    >>> made.axes[0].get_ylabel()
-    'Random'
-    """
-    counts = {letter: np.asarray(about["counts"], float) for letter, about in hardness.items()}
-    shares = {letter: 100 * found / max(1.0, found.sum()) for letter, found in counts.items()}
-    used = np.flatnonzero(sum(counts.values()))
-    low, high = (EDGES[used[0]], EDGES[used[-1] + 1]) if len(used) else (EDGES[0], EDGES[-1])
-    with styled():
-        figure = new_figure(0.75 + 0.55 * len(shares))
-        _title(figure, title)
-        panels = figure.subplots(len(shares), 1, sharex=True, squeeze=False)[:, 0]
-        for number, (axes, (letter, share)) in enumerate(zip(panels, shares.items(), strict=True)):
-            colour, about = COLOURS[number % len(COLOURS)], hardness[letter]
-            axes.stairs(share, EDGES, fill=True, color=colour, alpha=0.35)
-            axes.stairs(share, EDGES, color=colour, linewidth=0.8)
-            axes.axvline(about["mean"], color="black", linewidth=0.8, linestyle=(0, (3, 2)))
-            axes.set_ylim(0, 1.08 * max(share.max(), 1e-9))
-            axes.set_ylabel(plain(DRAWN.get(letter, letter)), rotation=0, ha="right", va="center")
-            axes.set_yticks([])
-            axes.spines["left"].set_visible(False)
-            variance = "–" if about["variance"] is None else f"{about['variance']:.5f}"
-            told = f"E[H] {about['mean']:.3f}\nVar[H] {variance}\nwithin {about['variance_within']:.5f}"
-            axes.text(1.02, 0.5, told.replace("-", "−"), transform=axes.transAxes, va="center", fontsize=6.5)
-        panels[-1].set_xlim(low - 0.02, high + 0.02)
-        panels[-1].set_xlabel("hardness of drawn triplets")
-    return figure
-
-
-_COURSES: dict[str, dict[str, tuple[str, Any]]] = {
-    "hardness": {
-        "hardness/source": ("source", (0, (1, 1.5))),
-        "hardness/destination": ("destination", (0, (3, 2))),
-        "hardness/reached": ("reached", "-"),
-    },
-    "perturbed, %": {"perturbed": ("", "-")},
-    "loss": {"loss": ("", "-")},
-}
-"""The panels of a training: columns of its table, what each is called, and its line."""
-
-
-def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -> Figure:
-    """Return hardness, share of perturbed triplets and loss over the steps of trainings, under a `title`.
-
-    `runs` are the rows of each one's metrics.csv by its name. A column that a run does not have is left out;
-    of long runs, means of neighbouring rows are shown.
-
-    >>> rows = [{"step": "10", "loss": "0.2"}, {"step": "20", "loss": "0.1"}]
-    >>> [axes.get_ylabel() for axes in training({"mine": rows}).axes]
-    ['loss']
-    """
-    found = {
-        (panel, column, name): found_course
-        for panel, columns in _COURSES.items()
-        for column in columns
-        for name, rows in runs.items()
-        if len((found_course := course(rows, column))[0])
-    }
-    panels = [panel for panel in _COURSES if any(panel == where for where, _, _ in found)]
-    if not panels:
-        told = ", ".join(column for columns in _COURSES.values() for column in columns)
-        raise UserError(f"there is nothing to plot of {', '.join(runs)}: no row has any of {told}")
-    looks = {name: look(number) for number, name in enumerate(runs)}
-    with styled():
-        figure = new_figure(0.5 + 0.13 * (len(runs) + 1) + 1.15 * len(panels))
-        _title(figure, title)
-        places = dict(
-            zip(panels, figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0], strict=True)
-        )
-        for (panel, column, name), (steps, values) in found.items():
-            told, style = _COURSES[panel][column]
-            shape, scale = looks[name], 100 if column == "perturbed" else 1
-            places[panel].plot(
-                steps,
-                scale * values,
-                color=shape.colour,
-                linestyle=style,
-                marker=shape.marker if style == "-" else None,
-                markevery=max(1, len(steps) // 8),
-                label=plain(f"{name} {told}".rstrip()),
-            )
-        for panel, axes in places.items():
-            axes.set_ylabel(panel)
-        places[panels[-1]].set_xlabel("training step")
-        places[panels[-1]].xaxis.get_major_locator().set_params(integer=True)
-        figure.align_ylabels(list(places.values()))
-        drawn = {name for _, _, name in found}
-        handles = [_handle(name, shape) for name, shape in looks.items() if name in drawn]
-        lines = _COURSES["hardness"].values() if "hardness" in panels else ()
-        _legend(figure, handles, [_handle(told, Look(GREY, ""), linestyle=style) for told, style in lines])
-    return figure
-
-
-def records(named: Mapping[str, Record], title: str = "") -> Figure:
-    """Return the ERS against R@1 of `named` records, and the ERS's terms, with intervals, under a `title`.
-
-    A term is 100 where an attack moves nothing. A hollow mark is an ERS that is not valid.
-
-    >>> records({})
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: there is nothing to plot: no record has a score of the ERS
-    """
-    terms = {name: terms_of(record) for name, record in named.items()}
-    shown = [column for column in COLUMNS if any(column in found for found in terms.values())]
-    if not shown:
-        raise UserError("there is nothing to plot: no record has a score of the ERS")
-    scored = {name: record_scores(record) for name, record in named.items()}
-    whole = {name: scores for name, scores in scored.items() if {"R@1", "ERS"} <= scores.keys()}
-    with styled():
-        heights = [1.5, *([2.0 + 0.12 * len(named)])] if whole else [2.0 + 0.12 * len(named)]
-        figure = new_figure(0.45 + sum(heights) + 0.14 * len(named))
-        _title(figure, title)
-        panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
-        handles = []
-        for number, (name, record) in enumerate(named.items()):
-            shape = look(number)
-            valid = record.ers is None or record.ers.valid
-            how: dict[str, Any] = {
-                "color": shape.colour,
-                "marker": shape.marker,
-                "markerfacecolor": shape.colour if valid else "white",
-                "linestyle": "none",
-            }
-            handles.append(_handle(name if valid else f"{name} (ERS not valid)", shape, **how))
-            how["label"] = plain(name)
-            if (scores := whole.get(name)) is not None:
-                _bars(panels[0], [scores["R@1"].value], [scores], "R@1", "ERS", shape)
-                panels[0].plot([scores["R@1"].value], [scores["ERS"].value], **how)
-            _dots(panels[-1], [terms[name].get(column) for column in shown], number, len(named), how)
-        if whole:
-            panels[0].set(xlabel="R@1", ylabel="ERS")
-            panels[0].margins(0.12)
-        labels = [COLUMNS[column].heading.split()[0] for column in shown]
-        panels[-1].set_yticks(range(len(shown)), labels)
-        panels[-1].set_ylim(len(shown) - 0.5, -0.5)
-        panels[-1].set_xlim(-4, 104)
-        panels[-1].tick_params(axis="y", length=0)
-        panels[-1].grid(axis="y", visible=False)
-        for place in range(0, len(shown), 2):
-            panels[-1].axhspan(place - 0.5, place + 0.5, color="#f4f4f4", zorder=0, linewidth=0)
-        panels[-1].set_xlabel("term of the ERS: 100 where nothing moves")
-        _legend(figure, handles)
-    return figure
-
-
-def _dots(
-    axes: Axes, terms: Sequence[Estimate | None], number: int, count: int, how: Mapping[str, Any]
-) -> None:
-    """Draw the terms of the record of a number, a little below those of the one before."""
-    shift = 0.7 * ((number + 0.5) / count - 0.5)
-    known = [(place + shift, term) for place, term in enumerate(terms) if term is not None]
-    values = [term.value for _, term in known]
-    places = [place for place, _ in known]
-    axes.errorbar(
-        values, places, xerr=_errors([t for _, t in known]), ecolor=how["color"], alpha=0.6, **_BARS
-    )
-    axes.plot(values, places, **how)
-
-
-def _title(figure: Figure, title: str) -> None:
-    if title:
-        figure.suptitle(wrapped(title), x=0.02, ha="left", fontsize=7.5)
-
-
 def _legend(figure: Figure, handles: Sequence[Line2D], others: Sequence[Line2D] = ()) -> None:
-    """Put the legend below all panels, `others` behind; in two columns if all names are short."""
+    """Put the legend below all panels, `others` last; in two columns if all names are short."""
     every = [*handles, *others]
     short = max(len(str(handle.get_label())) for handle in every) <= _SHORT
     if short and others:  # a column of their own

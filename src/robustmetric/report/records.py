@@ -1,4 +1,4 @@
-"""Records side by side: read, of one protocol, each with a name of its own, and what they were made under."""
+"""Records side by side: of one protocol, each with a name of its own, and the conditions they differ in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from robustmetric.evaluation import Certificate, Record, Settings, Verification,
 
 def load_records(paths: Sequence[Path]) -> list[Record]:
     """Read the records at `paths`; those of different protocols are refused."""
-    records = [_loaded(path) for path in paths]
+    records = []
+    for path in paths:
+        try:
+            records.append(load_record(path))
+        except UserError as error:
+            raise UserError(f"{error}; evaluate again, or leave {path} out") from None
     protocols = {str(path): record.settings.protocol for path, record in zip(paths, records, strict=True)}
     if len(set(protocols.values())) > 1:
         told = ", ".join(f"{name} is {protocol}" for name, protocol in protocols.items())
@@ -19,27 +24,33 @@ def load_records(paths: Sequence[Path]) -> list[Record]:
     return records
 
 
-def _loaded(path: Path) -> Record:
-    try:
-        return load_record(path)
-    except UserError as error:
-        raise UserError(f"{error}; evaluate again, or leave {path} out") from None
-
-
 def told_apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
-    """Return `names`, with the part of the path behind those that repeat in which `paths` differ.
+    """Return distinct names: those that repeat get the part in which the `paths` differ, or a number.
 
     >>> told_apart(["c2f2", "c2f2", "mine"], [Path("runs/a"), Path("runs/b"), Path("runs/c")])
     ['c2f2 (a)', 'c2f2 (b)', 'mine']
+    >>> told_apart(["mine", "mine"], [Path("a"), Path("a")])
+    ['mine (a)', 'mine (a) #2']
     """
     parts = [path.parts for path in paths]
     common = 0
     while parts and all(len(part) > common + 1 and part[common] == parts[0][common] for part in parts):
         common += 1
-    return [
-        name if names.count(name) == 1 else f"{name} ({Path(*part[common:])})"
-        for name, part in zip(names, parts, strict=True)
-    ]
+    found: list[str] = []
+    for name, part in zip(names, parts, strict=True):
+        told = other = name if names.count(name) == 1 else f"{name} ({Path(*part[common:])})"
+        number = 2
+        while other in found:
+            other, number = f"{told} #{number}", number + 1
+        found.append(other)
+    return found
+
+
+def named_records(paths: Sequence[Path]) -> dict[str, Record]:
+    """Read the records at `paths`, each with a name of its own."""
+    records = load_records(paths)
+    names = told_apart([record.network.name.strip() or "network" for record in records], paths)
+    return dict(zip(names, records, strict=True))
 
 
 def data_of(record: Record | Certificate | Verification) -> str:
@@ -47,32 +58,20 @@ def data_of(record: Record | Certificate | Verification) -> str:
     return f"{record.data.name} {record.data.shape[1]}×{record.data.shape[2]}"
 
 
-def eps_of(record: Record) -> str:
-    """Return the ε of a `record`, in levels of 255, or as a length of the norm L2."""
-    return eps_of_plan(record.settings)
+def eps_of(record: Record | Settings) -> str:
+    """Return the ε of a `record` or of its settings, in levels of 255, or as a length of the norm L2.
 
-
-def eps_of_plan(plan: Settings) -> str:
-    """Return the ε of a `plan`, in levels of 255, or as a length of the norm L2.
-
-    >>> eps_of_plan(Settings(eps=0.2)), eps_of_plan(Settings(eps=1.5, norm="l2", search="apgd"))
+    >>> eps_of(Settings(eps=0.2)), eps_of(Settings(eps=1.5, norm="l2", search="apgd"))
     ('51/255', '1.5 (L2)')
     """
-    return f"{255 * plan.eps:.4g}/255" if plan.norm == "linf" else f"{plan.eps:.4g} (L2)"
+    how = record.settings if isinstance(record, Record) else record
+    return f"{255 * how.eps:.4g}/255" if how.norm == "linf" else f"{how.eps:.4g} (L2)"
 
 
-def alpha_of(record: Record) -> str:
-    """Return the α of a `record` as `eps_of` returns its ε."""
-    return alpha_of_plan(record.settings)
-
-
-def alpha_of_plan(plan: Settings) -> str:
-    """Return the α of a `plan` as `eps_of_plan` returns its ε.
-
-    >>> alpha_of_plan(Settings(alpha=3 / 255))
-    '3/255'
-    """
-    return f"{255 * plan.alpha:.4g}/255" if plan.norm == "linf" else f"{plan.alpha:.4g}"
+def alpha_of(record: Record | Settings) -> str:
+    """Return the α of a `record` or of its settings as `eps_of` returns its ε."""
+    how = record.settings if isinstance(record, Record) else record
+    return f"{255 * how.alpha:.4g}/255" if how.norm == "linf" else f"{how.alpha:.4g}"
 
 
 def conditions(record: Record) -> dict[str, str]:
@@ -93,15 +92,10 @@ def conditions(record: Record) -> dict[str, str]:
 
 
 def differing(named: Mapping[str, Record]) -> dict[str, str]:
-    """Return the conditions that `named` records differ in, and what each of them has.
-
-    >>> differing({})
-    {}
-    """
+    """Return the conditions that `named` records differ in, and what each of them has."""
     found = {name: conditions(record) for name, record in named.items()}
-    kinds = next(iter(found.values()), {})
     return {
         what: ", ".join(f"{name}: {each[what]}" for name, each in found.items())
-        for what in kinds
+        for what in next(iter(found.values()), {})
         if len({each[what] for each in found.values()}) > 1
     }

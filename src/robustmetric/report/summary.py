@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-
-import numpy as np
-from numpy.typing import NDArray
 
 from robustmetric.attacks import Column
 from robustmetric.evaluation import COLUMNS, Record
-from robustmetric.evaluation.record import Ers, Score
+from robustmetric.evaluation.intervals import Score
+from robustmetric.evaluation.record import Ers
 from robustmetric.experiments.outcome import Outcome
-
-Values = NDArray[np.float64]
-
-_POINTS = 150  # of a line; of longer ones means are shown
 
 SCORES: dict[str, Column] = {
     **{name: Column(name, "higher") for name in ("R@1", "R@2", "mAP", "NMI")},
@@ -30,11 +23,7 @@ SCORES: dict[str, Column] = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """A `value`: of one seed with the interval `low` to `high`, or the mean of several with its `deviation`.
-
-    >>> Estimate(38.4, 36.1, 40.2).spread
-    (2.299..., 1.800...)
-    """
+    """A `value`: of one seed with its interval `low` to `high`, or a mean of several with its `deviation`."""
 
     value: float
     low: float | None = None
@@ -42,13 +31,13 @@ class Estimate:
     deviation: float | None = None
 
     @property
-    def spread(self) -> tuple[float, float] | None:
+    def spread(self) -> tuple[float, float]:
         """How far the estimate may be too high and too low: by its deviation, else by its interval."""
         if self.deviation is not None:
             return self.deviation, self.deviation
         if self.low is None or self.high is None:
-            return None
-        return self.value - self.low, self.high - self.value
+            return 0.0, 0.0
+        return max(0.0, self.value - self.low), max(0.0, self.high - self.value)
 
     def show(self, column: Column, *, interval: bool = False) -> str:
         """Return the estimate as text with the digits of its `column`, with the deviation or `interval`.
@@ -66,8 +55,7 @@ class Estimate:
         return text
 
 
-Estimates = Mapping[str, Estimate]
-Reader = Callable[[Outcome], Estimates]
+Reader = Callable[[Outcome], Mapping[str, Estimate]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +72,7 @@ class Summary:
     made: int = 0
     collapsed: int = 0
     why: tuple[str, ...] = ()
-    estimates: Estimates = field(default_factory=dict)
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
 
     @property
     def fallen(self) -> bool:
@@ -110,15 +98,10 @@ class Summary:
 
 
 def summarise(outcomes: Sequence[Outcome | None], read: Reader) -> Summary:
-    """Put the `outcomes` of a row's seeds together; `read` returns the estimates of one of them.
-
-    >>> summarise([None], scores_of)
-    Summary(seeds=1, made=0, collapsed=0, why=(), estimates={})
-    """
+    """Put the `outcomes` of a row's seeds together; `read` returns the estimates of one of them."""
     made = [outcome for outcome in outcomes if outcome is not None]
     fallen = [outcome for outcome in made if outcome.collapsed is not None]
-    sound = [outcome for outcome in made if outcome.collapsed is None]
-    found = [read(outcome) for outcome in sound or fallen]
+    found = [read(outcome) for outcome in made if outcome.collapsed is None] or [*map(read, fallen)]
     names = dict.fromkeys(name for estimates in found for name in estimates)
     return Summary(
         seeds=len(outcomes),
@@ -129,16 +112,14 @@ def summarise(outcomes: Sequence[Outcome | None], read: Reader) -> Summary:
     )
 
 
-def scores_of(outcome: Outcome) -> Estimates:
+def scores_of(outcome: Outcome) -> dict[str, Estimate]:
     """Return the scores of an `outcome`'s record, those of the paper's columns that were measured."""
     return {} if outcome.record is None else record_scores(outcome.record)
 
 
-def record_scores(record: Record) -> Estimates:
+def record_scores(record: Record) -> dict[str, Estimate]:
     """Return what a `record` has in the paper's columns, with intervals."""
-    found: dict[str, Score | Ers] = {**record.retrieval, **record.scores}
-    if record.ers is not None:
-        found["ERS"] = record.ers
+    found = {name: score for name, (_, score) in figures_of(record).items() if name in SCORES}
     return {
         name: Estimate(value, _known(found[name].low), _known(found[name].high))
         for name in SCORES
@@ -146,30 +127,26 @@ def record_scores(record: Record) -> Estimates:
     }
 
 
+def figures_of(record: Record) -> dict[str, tuple[Column, Score | Ers]]:
+    """Return all figures of a `record` with their columns: scores in the paper's order, then worst cases."""
+    known: dict[str, Score | Ers] = {**record.retrieval, **record.scores}
+    if record.ers is not None:
+        known["ERS"] = record.ers
+    found = {name: (record.column(name), known[name]) for name in record.columns()}
+    for name, goal in ({} if record.suite is None else record.suite.goals).items():
+        column = record.goal_column(name)
+        found[f"worst {name}"] = replace(column, name=f"worst {column.name}"), goal
+    return found
+
+
 def hardness_of(statistic: str) -> Reader:
-    """Return the reader of a `statistic` of the hardness that each sampler draws, where it is known.
+    """Return the reader of a `statistic` of the hardness that each sampler draws, where it is known."""
 
-    >>> from pathlib import Path
-    >>> hardness_of("mean")(Outcome(Path(), hardness={"R": {"mean": -0.164, "variance": 0.00035}}))
-    {'R': Estimate(value=-0.164, low=None, high=None, deviation=None)}
-    """
-    return partial(_hardness, statistic)
+    def read(outcome: Outcome) -> dict[str, Estimate]:
+        found = {letter: about[statistic] for letter, about in (outcome.hardness or {}).items()}
+        return {letter: Estimate(float(value)) for letter, value in found.items() if value is not None}
 
-
-def _hardness(statistic: str, outcome: Outcome) -> Estimates:
-    found = {letter: about[statistic] for letter, about in (outcome.hardness or {}).items()}
-    return {letter: Estimate(float(value)) for letter, value in found.items() if value is not None}
-
-
-def _mean(found: Sequence[Estimate]) -> Estimate:
-    if len(found) == 1:
-        return found[0]
-    values = [estimate.value for estimate in found]
-    return Estimate(fmean(values), deviation=stdev(values))
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
+    return read
 
 
 def terms_of(record: Record) -> dict[str, Estimate]:
@@ -185,23 +162,12 @@ def terms_of(record: Record) -> dict[str, Estimate]:
     return found
 
 
-def course(rows: Sequence[Mapping[str, str]], column: str) -> tuple[Values, Values]:
-    """Return the steps and values (N,) of a `column` of `rows`, as far as they are numbers.
-
-    Of more than 150 of them, means of neighbouring ones are returned.
-
-    >>> course([{"step": "10", "loss": "0.2"}, {"step": "20", "loss": "-"}], "loss")
-    (array([10.]), array([0.2]))
-    """
-    pairs = [(_logged(row.get("step")), _logged(row.get(column))) for row in rows]
-    kept = np.array([pair for pair in pairs if np.isfinite(pair).all()], float).reshape(-1, 2)
-    each = -(-len(kept) // _POINTS) if len(kept) else 1
-    means = np.array([kept[k : k + each].mean(0) for k in range(0, len(kept), each)]).reshape(-1, 2)
-    return means[:, 0], means[:, 1]
+def _mean(found: Sequence[Estimate]) -> Estimate:
+    if len(found) == 1:
+        return found[0]
+    values = [estimate.value for estimate in found]
+    return Estimate(fmean(values), deviation=stdev(values))
 
 
-def _logged(text: str | None) -> float:
-    try:
-        return float(text or "nan")
-    except ValueError:
-        return math.nan
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from robustmetric.evaluation import Record
 from robustmetric.report.records import differing, eps_of
 
-_HARMLESS = ("suite", "versions")  # conditions in which records may differ and their ERS still compare
+_HARMLESS = {"suite", "versions"}  # conditions in which records may differ and their ERS still compare
 _NAMED = 4  # networks of a sentence; of more, only how many there are
 
 RECALLS = {"ES:R": "ES", "LTM": "LTM", "GTM": "GTM"}
@@ -32,7 +32,7 @@ def listed(words: Sequence[str]) -> str:
 
 def with_interval(record: Record) -> str:
     """Return the ERS of a `record` with its interval, if that is known."""
-    low, high = _interval(record)
+    low, high = (None, None) if record.ers is None else (record.ers.low, record.ers.high)
     return record.show("ERS") + ("" if low is None or high is None else f" ({low:.1f} to {high:.1f})")
 
 
@@ -43,98 +43,22 @@ def finds(name: str, record: Record) -> str:
     return f"{name} finds an image of the right class first for {record.show('R@1')} % of its queries"
 
 
-def _alone(name: str, record: Record) -> str:
-    told = finds(name, record)
-    kept = _kept(record)
-    if kept is not None:
-        worst = record.suite is not None and "misrank" in record.suite.goals
-        simple = listed([attack for score, attack in RECALLS.items() if score in record.scores])
-        how = "in the worst case, when an attacker" if worst else f"under {simple}, which"
-        told += f", and for {kept:.1f} % of those attacked {how} may change {may_change(record)}"
-    if counts(record):
-        told += f"{': ' if kept is not None else ', with '}ERS {with_interval(record)} of 100"
-    return f"{told}."
+def survivors(record: Record) -> str:
+    """Return how many queries of a `record` survive the worst case, or all of ES, LTM and GTM.
 
-
-def _beside(named: Mapping[str, Record]) -> str:
-    if differing(named).keys() - set(_HARMLESS):
-        return f"These networks were not tested alike, so that their scores do not compare: {_each(named)}."
-    scored = sorted((pair for pair in named.items() if counts(pair[1])), key=lambda pair: -pair[1]["ERS"])
-    if len(scored) < 2:
-        return f"Shares of queries that find an image of the right class first: {_each(named)}."
-    (best, top), (second, other) = scored[:2]
-    ahead = f"ERS {with_interval(top)} at R@1 {top.show('R@1')}"
-    behind = f"ERS {with_interval(other)} at R@1 {other.show('R@1')}"
-    low, high = _interval(top)[0], _interval(other)[1]
-    if low is None or high is None or low <= high:
-        told = f"{best} and {second} are not told apart by the intervals of their ERS under attacks"
-    elif len(scored) == 2:
-        told = f"{best} keeps its ranking better than {second} under attacks"
-    else:
-        told = f"Of {len(scored)} networks {best} keeps its ranking best, before {second}, under attacks"
-    return f"{told} that may change {may_change(top)}: {ahead}, against {behind}."
-
-
-def _each(named: Mapping[str, Record]) -> str:
-    told = [f"{name} {_scores(record)}" for name, record in named.items()]
-    rest = [f"{len(told) - _NAMED} more below"] if len(told) > _NAMED else []
-    return "; ".join([*told[:_NAMED], *rest])
-
-
-def _scores(record: Record) -> str:
-    kept = _kept(record)
-    told = f"R@1 {record.show('R@1')}"
-    if kept is not None:
-        told += f", {kept:.1f} under attack"
-    return f"{told}, ERS {with_interval(record)}" if counts(record) else told
-
-
-def _trust(named: Mapping[str, Record]) -> str:
-    """Return what failed, else what warns, and whose scores were not checked, in a sentence."""
-    failed = [n for n, r in named.items() if {c.name for c in r.checks if c.status == "fail"} - {"collapse"}]
-    invalid = {name: record.ers.why for name, record in named.items() if record.ers and not record.ers.valid}
-    fallen = {name: why.rstrip(".") for name, why in invalid.items() if name not in failed}
-    told = []
-    if fallen:
-        why = "; ".join(dict.fromkeys(fallen.values()))
-        told.append(f"the ERS of {listed([*fallen])} is not valid: {why}")
-    others = {name: record for name, record in named.items() if name not in fallen}
-    alarm = _alarm(others, "fail", len(named)) or _alarm(others, "warn", len(named))
-    if alarm:
-        told.append(alarm)
-    if without := [name for name in failed if name in invalid]:
-        told[-1] += (
-            f", so the ERS{'' if len(without) == len(named) else f' of {listed(without)}'} is not valid"
-        )
-    unchecked = [name for name, record in others.items() if record.unchecked]
-    if not told and len(unchecked) == len(named):
-        return "No checks were run, so nothing says how far to trust these scores."
-    if unchecked:
-        told.append(f"the scores of {listed(unchecked)} were not checked")
-    if not fallen and not alarm:
-        count = sum(c.status == "pass" for n, r in named.items() if n not in unchecked for c in r.checks)
-        of = "of the others " if unchecked else ""
-        told.append(f"{of}all {count} checks of whether to trust these scores passed")
-    sentence = "; ".join(told)
-    return f"{sentence[0].upper()}{sentence[1:]}."
-
-
-def _alarm(named: Mapping[str, Record], status: str, of: int) -> str:
-    """Return which checks of `named` records, some of so many, ended with a `status`; empty if none did."""
-    found: dict[str, list[str]] = {}
-    for name, record in named.items():
-        for check in (check for check in record.checks if check.status == status):
-            found.setdefault(check.name, []).append(name)
-    if not found:
+    A query survives if an image of its class still comes first. Empty if nothing of this was measured.
+    """
+    worst = None if record.suite is None else record.suite.goals.get("misrank")
+    if worst is not None and worst.value is not None:
+        return f"{worst.value:.1f} % survive the worst case"
+    known = {name: record[score] for score, name in RECALLS.items() if score in record.scores}
+    known = {name: value for name, value in known.items() if not math.isnan(value)}
+    if not known:
         return ""
-    told = [
-        f"“{check}”" if len(names) == of else f"“{check}” (of {listed(names)})"
-        for check, names in found.items()
-    ]
-    which = f"the check {told[0]}" if len(told) == 1 else f"the checks {listed(told)}"
-    if status == "fail":
-        return f"do not trust these scores: {which} failed"
-    return f"read these scores with care: {which} {'warns' if len(told) == 1 else 'warn'}"
+    # Each attack breaks other queries: what survives all of them is no more than the least.
+    least, most = min(known.values()), "at most " if len(known) > 1 else ""
+    every = {1: "", 2: "both ", 3: "all three of "}[len(known)]
+    return f"{most if least > 0 else ''}{least:.1f} % survive {every}{listed([*known])}"
 
 
 def counts(record: Record) -> bool:
@@ -142,20 +66,80 @@ def counts(record: Record) -> bool:
     return record.ers is not None and record.ers.valid and not math.isnan(record["ERS"])
 
 
-def _interval(record: Record) -> tuple[float | None, float | None]:
-    return (None, None) if record.ers is None else (record.ers.low, record.ers.high)
-
-
-def _kept(record: Record) -> float | None:
-    """Return R@1 under the strongest attack that was run, in %."""
-    known = [record[name] for name in RECALLS if name in record.scores]
-    if record.suite is not None and "misrank" in record.suite.goals:
-        known.append(record["misrank"])
-    return min((value for value in known if not math.isnan(value)), default=None)
-
-
 def may_change(record: Record) -> str:
     """Return what the attacks of a `record` may change, as the end of a sentence."""
     if record.settings.norm == "linf":
         return f"each pixel by up to {eps_of(record)}"
     return f"an image by a length of up to {record.settings.eps:.4g}"
+
+
+def _alone(name: str, record: Record) -> str:
+    told = finds(name, record)
+    if left := survivors(record):
+        told += f"; {left}, which may change {may_change(record)}"
+    return f"{told}; ERS {with_interval(record)} of 100." if counts(record) else f"{told}."
+
+
+def _beside(named: Mapping[str, Record]) -> str:
+    if differing(named).keys() - _HARMLESS:
+        return f"These networks were tested under different conditions, so do not compare: {_each(named)}."
+    scored = sorted((pair for pair in named.items() if counts(pair[1])), key=lambda pair: -pair[1]["ERS"])
+    if len(scored) < 2:
+        return f"Queries that find an image of the right class first: {_each(named)}."
+    (best, top), (second, other) = scored[:2]
+    low, high = (None, None) if top.ers is None or other.ers is None else (top.ers.low, other.ers.high)
+    if low is None or high is None or low <= high:
+        told = f"The intervals of {best} and {second} overlap"
+    elif len(scored) == 2:
+        told = f"{best} keeps its ranking better than {second}"
+    else:
+        told = f"Of {len(scored)} networks {best} keeps its ranking best, before {second}"
+    both = [f"ERS {with_interval(one)} at R@1 {one.show('R@1')}" for one in (top, other)]
+    return f"{told} under attacks that may change {may_change(top)}: {both[0]} against {both[1]}."
+
+
+def _each(named: Mapping[str, Record]) -> str:
+    told = []
+    for name, record in named.items():
+        ers = f", ERS {with_interval(record)}" if counts(record) else ""
+        told.append(f"{name} R@1 {record.show('R@1')}{ers}")
+    return "; ".join([*told[:_NAMED], *([f"{len(told) - _NAMED} more below"] if len(told) > _NAMED else [])])
+
+
+def _trust(named: Mapping[str, Record]) -> str:
+    """Return what is not valid, what failed, else what warns, and whose scores were not checked."""
+    told = []
+    broken = {n: {c.name for c in r.checks if c.status == "fail"} - {"collapse"} for n, r in named.items()}
+    invalid = {
+        name: record.ers.why.rstrip(".")
+        for name, record in named.items()
+        if record.ers is not None and not record.ers.valid and not broken[name]
+    }
+    if invalid:
+        why = "; ".join(dict.fromkeys(invalid.values()))
+        told.append(f"the ERS of {listed([*invalid])} is not valid: {why}")
+    others = {name: record for name, record in named.items() if name not in invalid}
+    if failed := _checks(others, "fail", len(named)):
+        told.append(f"do not trust these scores: {failed} failed")
+    elif warned := _checks(others, "warn", len(named)):
+        told.append(f"read these scores with care: {warned} warned")
+    unchecked = [name for name, record in others.items() if record.unchecked]
+    if not told and len(unchecked) == len(named):
+        return "No checks were run, so nothing says how far to trust these scores."
+    if unchecked:
+        told.append(f"the scores of {listed(unchecked)} were not checked")
+    elif not told:
+        count = sum(check.status == "pass" for record in named.values() for check in record.checks)
+        told.append(f"all {count} checks passed")
+    sentence = "; ".join(told)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _checks(named: Mapping[str, Record], status: str, of: int) -> str:
+    """Return which checks of `named` records, some of so many, ended with a `status`; empty if none did."""
+    found: dict[str, list[str]] = {}
+    for name, record in named.items():
+        for check in (check for check in record.checks if check.status == status):
+            found.setdefault(check.name, []).append(name)
+    told = [f"“{c}”" if len(names) == of else f"“{c}” (of {listed(names)})" for c, names in found.items()]
+    return f"the check{'s' * (len(told) > 1)} {listed(told)}" if told else ""

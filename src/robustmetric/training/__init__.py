@@ -1,4 +1,4 @@
-"""Training: recipes, the Lightning module, runs that survive anything.
+"""Training: recipes, the Lightning module, runs that resume exactly.
 
 What needs Lightning is imported when it is first used, so that the rest of the package starts quickly.
 """
@@ -12,49 +12,32 @@ from robustmetric.training.recipe import Recipe, dump_recipe, load_recipe, recip
 from robustmetric.training.stops import CollapsedError, CutShortError, Stopped
 
 if TYPE_CHECKING:
-    from robustmetric.training.callbacks import CollapseGuard, Keeper, MetricsFile
-    from robustmetric.training.checkpoint import AtomicCheckpointIO
+    from robustmetric.training.callbacks import Checkpoints, CollapseGuard, MetricsFile
+    from robustmetric.training.checkpoint import SealedCheckpointIO
+    from robustmetric.training.folder import RunFolder
     from robustmetric.training.module import MetricModule
     from robustmetric.training.run import Machines, train
-    from robustmetric.training.runs import RunFolder
     from robustmetric.training.trained import Run, load_run
 
 _LATER = {
-    "AtomicCheckpointIO": "checkpoint",
-    "CollapseGuard": "callbacks",
-    "Keeper": "callbacks",
-    "Machines": "run",
-    "MetricModule": "module",
-    "MetricsFile": "callbacks",
-    "Run": "trained",
-    "RunFolder": "runs",
-    "load_run": "trained",
-    "train": "run",
+    "callbacks": ("Checkpoints", "CollapseGuard", "MetricsFile"),
+    "checkpoint": ("SealedCheckpointIO",),
+    "folder": ("RunFolder",),
+    "module": ("MetricModule",),
+    "run": ("Machines", "train"),
+    "trained": ("Run", "load_run"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
-    "AtomicCheckpointIO",
-    "CollapseGuard",
-    "CollapsedError",
-    "CutShortError",
-    "Keeper",
-    "Machines",
-    "MetricModule",
-    "MetricsFile",
-    "Recipe",
-    "Run",
-    "RunFolder",
-    "Stopped",
-    "dump_recipe",
-    "load_recipe",
-    "load_run",
-    "recipe_names",
-    "train",
-]
+    "Checkpoints", "CollapseGuard", "CollapsedError", "CutShortError", "Machines", "MetricModule",
+    "MetricsFile", "Recipe", "Run", "RunFolder", "SealedCheckpointIO", "Stopped", "dump_recipe",
+    "load_recipe", "load_run", "recipe_names", "train",
+]  # fmt: skip

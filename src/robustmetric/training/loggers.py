@@ -1,4 +1,4 @@
-"""Lightning's loggers by name, writing into the run's folder and going on there after a resume."""
+"""Lightning's loggers by name, writing into the run's folder and continuing there after a resume."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from robustmetric.errors import UserError
 from robustmetric.registry import Registry, registry
-from robustmetric.training.table import kept_rows
 
 LOGGERS: Registry[Logger] = registry("logger", Logger)
 LOGGERS.passed = ("out", "step")
@@ -36,28 +35,6 @@ class TensorBoard(TensorBoardLogger):
             self.experiment._get_file_writer().add_summary(summary)
 
 
-@LOGGERS.register("csv")
-class CSV(CSVLogger):
-    """One table over all starts of a run; Lightning's own deletes the one that is there."""
-
-    def __init__(self, out: Path, step: int) -> None:
-        super().__init__(out, name="csv", version="")
-        self.step = step
-
-    @property
-    def experiment(self) -> Any:
-        """Lightning's writer, which begins with the rows up to the step that the run goes on from."""
-        if self._experiment is None and getattr(rank_zero_only, "rank", 0) == 0:
-            kept: list[Any] = kept_rows(Path(self.log_dir, "metrics.csv"), self.step)
-            for file in Path(self.log_dir).glob("*"):
-                if not file.name.startswith("metrics-"):  # a table that was put aside
-                    file.unlink()
-            writer = super().experiment
-            writer.metrics.extend(kept)
-            writer.save()
-        return super().experiment
-
-
 @LOGGERS.register("wandb")
 def _wandb(out: Path, step: int) -> Logger:
     return WandbLogger(save_dir=out, name="wandb")
@@ -72,7 +49,7 @@ def make_logger(name: str, out: Path, step: int = 0) -> Logger:
     >>> make_logger("tensorbord", Path("."))
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: csv, ...
+    robustmetric.UserError: unknown logger 'tensorbord' (did you mean 'tensorboard'?); known: ...
     """
     try:
         return LOGGERS.make(name, {"out": out, "step": step})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -12,19 +13,25 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from robustmetric import data
 from robustmetric.defenses import Defense
 from robustmetric.errors import UserError
+from robustmetric.models import load_weights, try_network
+from robustmetric.perturb import device_of, frozen
 from robustmetric.retrieval import retrieval_scores
 from robustmetric.sphere import embed
-from robustmetric.training.code import bare
+from robustmetric.training.parts import inputs_of, source_of, thaws
+from robustmetric.training.recipe import Recipe, bare
 
 SCORES = ("R@1", "R@2", "mAP", "mAP@R", "NMI")
 """What a validation measures."""
 
 More = Callable[[nn.Module, Tensor, Tensor], Mapping[str, float]]
 """Further scores of a validation, of the network, all embeddings (N, D) and their labels (N,)."""
+
+_FEW = 4  # images that a network is tried on
 
 RESERVED = {"loss", "lr", "step", "epoch", *SCORES}
 """What the training logs itself, beside what a defense does."""
@@ -139,16 +146,9 @@ class MetricModule(L.LightningModule):
         checkpoint["defense"] = self.defense.name
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse another training's checkpoint; take up the random states, to be set when training begins."""
-        self._check_same(checkpoint)
+        """Reject another training's checkpoint; take up the random states, to be set when training begins."""
         states = checkpoint.get("random_states", [])
         self._random_states = states[self.global_rank] if self.global_rank < len(states) else None
-        if self._random_states is not None:
-            now = random_states()
-            set_random_states(self._random_states)  # fails here, where it is told of the checkpoint
-            set_random_states(now)
-
-    def _check_same(self, checkpoint: dict[str, Any]) -> None:
         made_with = checkpoint.get("defense", self.defense.name)
         # A run's own copy of a file is the same file, wherever the run lies.
         if bare({"defense": made_with}) != bare({"defense": self.defense.name}):
@@ -156,21 +156,35 @@ class MetricModule(L.LightningModule):
                 f"the checkpoint is of a training with {made_with}, this one uses {self.defense.name}: "
                 "resume with the same defense, or begin a new run"
             )
-        own, found = self.state_dict(), checkpoint["state_dict"]
-        wrong = sorted(own.keys() ^ found.keys())
-        wrong += [name for name in own.keys() & found.keys() if own[name].shape != found[name].shape]
-        if wrong:
-            raise UserError(
-                f"the checkpoint is of another network: {len(wrong)} of its entries are missing here, "
-                f"missing there or of another shape, such as {', '.join(wrong[:5])}: resume with the "
-                "same network"
-            )
 
     def on_train_batch_start(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Set the random states of the checkpoint at the very last moment before going on."""
         if (states := getattr(self, "_random_states", None)) is not None:
             set_random_states(states)
             self._random_states = None
+
+
+def scheduler(
+    *, steps: int, warmup: int, schedule: Literal["constant", "cosine"]
+) -> Callable[[Optimizer], LRScheduler] | None:
+    """Make what `MetricModule` takes as its scheduler; None where the learning rate never changes.
+
+    The rate rises linearly in the first `warmup` steps, a quarter of all `steps` at most, and reaches 1 in
+    the last of them; a cosine then falls to 0 at the end.
+    """
+    if schedule == "constant" and warmup == 0:
+        return None
+    warmup = min(warmup, steps // 4)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if schedule == "constant":
+            return 1.0
+        return (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup)))) / 2
+
+    # A function's settings are not kept in checkpoints: a longer training gets a later end.
+    return lambda optimizer: LambdaLR(optimizer, factor)
 
 
 def learning(model: nn.Module) -> list[nn.Parameter]:
@@ -192,16 +206,11 @@ def learning(model: nn.Module) -> list[nn.Parameter]:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of Python's, NumPy's and torch's global generators as plain data.
-
-    >>> sorted(random_states())
-    ['cpu', 'cuda', 'numpy', 'python']
-    """
-    name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, numbers, next_gauss = random.getstate()
+    """Return the states of Python's, NumPy's and torch's global generators as plain data."""
+    name, keys, *rest = np.random.get_state(legacy=True)
     return {
-        "python": [version, list(numbers), next_gauss],
-        "numpy": [name, [int(k) for k in keys], place, has_gauss, gauss],
+        "python": random.getstate(),
+        "numpy": [name, keys.tolist(), *rest],  # type: ignore[union-attr]
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -216,10 +225,70 @@ def set_random_states(states: dict[str, Any]) -> None:
     >>> bool(torch.rand(1) == drawn)
     True
     """
-    version, numbers, next_gauss = states["python"]
-    random.setstate((version, tuple(numbers), next_gauss))
-    name, keys, place, has_gauss, gauss = states["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(states["cpu"].cpu())
     if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
         torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
+
+
+def make_network(
+    recipe: Recipe, device: torch.device, report: Callable[[str], None] = print, *, resumed: bool = False
+) -> nn.Module:
+    """Make the network of a `recipe` on a `device`, and refuse one that cannot learn from images.
+
+    It is tried on a few images before all are decoded. It has the recipe's weights unless it is `resumed`,
+    for a checkpoint has later ones. `report` gets what the user should know about the weights.
+    """
+    inputs = inputs_of(recipe)
+    images = data.load(recipe.data, recipe.root, "train")
+    first = inputs.first(images)
+    model = source_of(recipe).build(*inputs.shape(first))
+    if not resumed and recipe.weights is not None:
+        load_weights(model, recipe.weights, report=report)
+    elif not resumed and recipe.model.startswith("resnet"):
+        report(
+            f"{recipe.model} starts from random weights: the published figures need those of ImageNet; give "
+            "--weights FILE, such as torchvision's"
+        )
+    if thaws(recipe):
+        report("BatchNorm is not frozen: reference trains EST so, whatever freeze_bn says")
+    learning(model)
+    states = random_states()
+    one = inputs.images(first)[:1]
+    try_network(model.to(device), one)
+    rows = torch.linspace(0, len(images) - 1, _FEW).long().tolist()[1:]
+    few = [one]
+    for row in rows:
+        try:
+            few.append(inputs.images(inputs.first(images.take([row])))[:1])
+        except (UserError, OSError):  # decoding all of them will say so
+            continue
+    check_apart(model, torch.cat([image for image in few if image.shape == one.shape]))
+    set_random_states(states)  # the training draws as if nothing had been tried
+    return model
+
+
+def check_apart(model: nn.Module, images: Tensor) -> None:
+    """Reject a `model` that gives all `images` (N, C, H, W) one embedding, or one that depends on the batch.
+
+    In evaluation mode, that is: in training BatchNorm does mix a batch.
+    """
+    images = images.to(device_of(model))
+    different = bool((images != images[:1]).any())
+    with frozen(model), torch.no_grad():
+        alone = torch.cat([embed(model, image[None]) for image in images])
+        apart = float((embed(model, images) - alone).abs().max())
+    if apart > 1e-4:
+        raise UserError(
+            f"an image's embedding depends on the batch it is in, also in evaluation mode (by {apart:.2g}): "
+            "let the network treat each image by itself",
+            parameter="model",
+        )
+    if different and bool((alone == alone[:1]).all()):
+        raise UserError(
+            f"the network gives {len(images)} different images the same embedding: look at its layers and at "
+            "its initial weights",
+            parameter="model",
+        )

@@ -1,4 +1,4 @@
-"""What a recipe describes: where its network comes from, what that takes, and what suits a data set."""
+"""What a recipe describes: its network, what that takes, and its defense."""
 
 from __future__ import annotations
 
@@ -12,23 +12,16 @@ from robustmetric.training.recipe import Recipe, load_recipe, usual_recipe
 
 
 def source_of(recipe: Recipe) -> NetworkSource:
-    """Return where a recipe's network comes from; its weights, with which a training begins, are left out.
+    """Return where a recipe's network comes from; its initial weights are left out.
 
-    By `reference`, EST does not freeze BatchNorm.
-
-    >>> source_of(Recipe(model="c2f2", dim=16))
-    NetworkSource(model='c2f2', dim=16, freeze_bn=False, weights=None, seed=0)
+    With `reference`, EST does not freeze BatchNorm.
     """
     freeze = recipe.freeze_bn and not thaws(recipe)
     return NetworkSource(recipe.model, dim=recipe.dim, freeze_bn=freeze, seed=recipe.seed)
 
 
 def thaws(recipe: Recipe) -> bool:
-    """Return whether BatchNorm is in training mode although the recipe freezes it: for EST by `reference`.
-
-    >>> thaws(Recipe(freeze_bn=True, reference=True, defense="EST[S]"))
-    True
-    """
+    """Return whether BatchNorm trains although the recipe freezes it: for EST with `reference`."""
     return recipe.freeze_bn and recipe.reference and recipe.defense.partition("[")[0].strip() == "EST"
 
 
@@ -42,20 +35,9 @@ def perturbs(recipe: Recipe) -> bool:
 
 
 def defense_of(recipe: Recipe) -> Defense:
-    """Return a recipe's defense.
-
-    >>> defense_of(Recipe(defense="HM[S,LGA]&ICS")).name
-    'HM[S,LGA]&ICS'
-    """
-    return defense(
-        recipe.defense,
-        eps=recipe.eps,
-        alpha=recipe.alpha,
-        steps=recipe.steps,
-        margin=recipe.margin,
-        seed=recipe.seed,
-        reference=recipe.reference,
-    )
+    """Return a recipe's defense."""
+    names = ("eps", "alpha", "steps", "margin", "seed", "reference")
+    return defense(recipe.defense, **{name: getattr(recipe, name) for name in names})
 
 
 def steps_of(recipe: Recipe, images: int, workers: int) -> int:
@@ -77,14 +59,10 @@ def inputs_of(recipe: Recipe) -> Inputs:
 
 
 def suited_recipe(changes: Mapping[str, Any]) -> Recipe:
-    """Return the usual recipe of a data set, changed, and suited to the images and to the network.
+    """Return the default recipe of a data set, changed, and suited to the images and to the network.
 
-    The recipe of images of one's own looks at their sizes, as far as resize and crop are not among the
-    `changes`, and keeps them whole unless they are of a published data set. BatchNorm is frozen where the
-    recipe says so and the network is one of the ResNets, which can do that.
-
-    >>> suited_recipe({"data": "digits", "steps": 2}).steps
-    2
+    The recipe of the user's own images looks at their sizes, unless the `changes` have them. BatchNorm is
+    frozen only for ResNets, which can do that.
     """
     name = usual_recipe(str(changes.get("data", "digits")))
     recipe = load_recipe(name, changes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,10 +15,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from robustmetric.errors import UserError, brief, fraction
 from robustmetric.registry import lookup, unknown
-from robustmetric.training.code import admit_files, files_beside
-from robustmetric.training.entries import read_entries, read_file
+from robustmetric.text import printable
+from robustmetric.usercode import OWN, imported_files, untrusted
 
 Level = Annotated[float, BeforeValidator(fraction)]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+
+LARGEST = 1_000_000
+"""Bytes of a recipe file."""
 
 
 class Recipe(BaseModel):
@@ -30,95 +35,58 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     data: str = Field("digits", description="data set: a name or file.py:function")
-    root: Path | None = Field(None, description="where its files are")
+    root: Path | None = Field(None, description="dataset directory")
     model: str = Field("c2f2", description="network: a name, timm:NAME or file.py:function")
-    weights: Path | None = Field(None, description="weights to begin with")
-    dim: int | None = Field(
-        None, ge=1, le=65_536, description="length of the embeddings, null for the network's own, 512 by name"
-    )
-    freeze_bn: bool = Field(False, description="keep BatchNorm's statistics as they are (ResNets)")
+    weights: Path | None = Field(None, description="initial weights")
+    dim: int | None = Field(None, ge=1, le=65_536, description="embedding length, null for the network's own")
+    freeze_bn: bool = Field(False, description="freeze BatchNorm's statistics (ResNets)")
     defense: str = Field("HM[S,LGA]&ICS", description="defense in the paper's notation")
     reference: bool = Field(False, description="train as the published figures were: see docs/method.md")
     eps: Level = Field(8 / 255, ge=0, le=1, description="ε, the largest change of a pixel")
-    alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the size of a step")
+    alpha: Level = Field(1 / 255, gt=0, le=1, description="α, the step size")
     steps: int = Field(8, ge=1, le=1_000_000, description="η, the number of steps")
     margin: float = Field(0.2, gt=0, le=2, description="γ of the triplet loss")
-    epochs: int = Field(8, ge=1, le=1_000_000, description="how often each image is an anchor")
-    batch: int = Field(
-        112, ge=8, le=65_536, multiple_of=2, description="images in a batch of a worker, two a pair"
-    )
+    epochs: int = Field(8, ge=1, le=1_000_000, description="number of epochs")
+    batch: int = Field(112, ge=8, le=65_536, multiple_of=2, description="images per batch of a worker")
     lr: float = Field(1e-3, gt=0, le=1e6, description="learning rate of Adam")
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="the learning rate after the warm-up: constant, or cosine down to 0"
-    )
-    warmup: int = Field(
-        0,
-        ge=0,
-        le=1_000_000_000,
-        description="steps in which the learning rate rises to lr, a quarter of all at most",
-    )
+    schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
+    warmup: int = Field(0, ge=0, le=1_000_000_000, description="steps of warm-up, at most a quarter of all")
     clip: float | None = Field(None, gt=0, le=1e30, description="largest norm of the gradient, null for any")
     weight_decay: float = Field(0.0, ge=0, le=1e6, description="weight decay of Adam")
-    resize: int | None = Field(
-        None, ge=4, le=4096, description="size that images are brought to, before cropping"
-    )
-    fit: Literal["squeeze", "crop", "pad"] = Field(
-        "squeeze", description="how images become squares: squeeze, crop (the middle) or pad (with white)"
-    )
-    crop: int | None = Field(
-        None, ge=4, le=4096, description="size of a random crop in training, central in tests"
-    )
+    resize: int | None = Field(None, ge=4, le=4096, description="size of images before cropping")
+    fit: Literal["squeeze", "crop", "pad"] = Field("squeeze", description="how images become square")
+    crop: int | None = Field(None, ge=4, le=4096, description="crop size; random in training, else central")
     flip: bool = Field(False, description="mirror half of the training images")
-    zoom: float | None = Field(
-        None, gt=0, le=1, description="smallest share of an image that training enlarges, null for off"
-    )
-    jitter: float = Field(
-        0.0, ge=0, le=1, description="largest change of brightness, contrast and saturation in training"
-    )
-    validation: float = Field(
-        0.1, ge=0, le=0.5, description="share of the training images that choose the weights, 0 for none"
-    )
-    validate_by: Literal["plain", "robust"] = Field(
-        "plain", description="R@1 that chooses the weights: of images as they are, or robust, under attack"
-    )
+    zoom: float | None = Field(None, gt=0, le=1, description="smallest share to zoom in on, null for off")
+    jitter: float = Field(0.0, ge=0, le=1, description="change of brightness, contrast and saturation")
+    validation: float = Field(0.1, ge=0, le=0.5, description="share of training images set apart to validate")
+    validate_by: Literal["plain", "robust"] = Field("plain", description="R@1 that chooses the best weights")
     validate_every: int = Field(1, ge=1, le=1_000_000, description="epochs between two validations")
     save_every: int = Field(100, ge=1, le=1_000_000_000, description="steps between two checkpoints")
     save_minutes: float = Field(10.0, gt=0, le=1e6, description="minutes between two checkpoints, at most")
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
-        "32-true", description="floats"
-    )
-    seed: int = Field(0, ge=0, lt=2**32, description="starts every random draw")
+    precision: Precision = Field("32-true", description="floating-point precision")
+    seed: int = Field(0, ge=0, lt=2**32, description="random seed")
+
+    @property
+    def name(self) -> str:
+        """The network and how it is trained, with the user's files by their names alone."""
+        entries = bare(self.model_dump())
+        return f"{entries['model']} {entries['defense']}"
 
 
 def recipe_names() -> list[str]:
-    """List the recipes that come with the package.
+    """List the recipes of the package.
 
     >>> "28x28" in recipe_names()
     True
     """
-    folder = resources.files("robustmetric.training") / "recipes"
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
-    )
+    return sorted(_packaged())
 
 
 def usual_recipe(data: str) -> str:
-    """Name the recipe that a data set is trained with unless another one is given.
-
-    >>> usual_recipe("mnist"), usual_recipe("cub"), usual_recipe("sop"), usual_recipe("folder")
-    ('28x28', '224x224-code', '224x224-code-sop', 'images')
-    """
-    return _USUAL.get(data, "images")
-
-
-_USUAL = {
-    "digits": "digits",
-    "mnist": "28x28",
-    "fashion-mnist": "28x28",
-    "cub": "224x224-code",
-    "cars": "224x224-code",
-    "sop": "224x224-code-sop",
-}
+    """Name the default recipe of a data set."""
+    known = {"digits": "digits", "mnist": "28x28", "fashion-mnist": "28x28", "sop": "224x224-code-sop"}
+    return {**known, **dict.fromkeys(("cub", "cars"), "224x224-code")}.get(data, "images")
 
 
 def load_recipe(
@@ -126,25 +94,26 @@ def load_recipe(
 ) -> Recipe:
     """Read a recipe by its `name` or from a YAML file, with some of its entries changed.
 
-    Python files that a YAML file names are looked for beside it; those in `changes` from the working
-    directory. Code that the YAML file names, and that is not known to be the user's, is refused; `trust`
-    takes it, and trusts it from now on as long as it stays the same.
+    Python files that a YAML file names are first looked for in its folder, and refused unless `trust` says
+    that they may run; those in `changes` are the user's own.
 
     >>> load_recipe("28x28", {"steps": 8, "data": "mnist"}).steps
     8
     """
-    entries: dict[str, Any] = {}
     changes = changes or {}
-    if name is not None:
-        entries = _read(name)
-        if _is_file(name):
-            entries = files_beside(entries, Path(name).parent)
-            kept = {key: value for key, value in entries.items() if key not in changes}
-            admit_files(kept, Path(name), changes, trust=trust)
+    if name is None:
+        return make_recipe(changes)
+    if Path(name).suffix not in (".yaml", ".yml"):
+        return make_recipe({**_parsed(str(name)), **changes})
+    file = Path(name)
+    entries = {key: value for key, value in read_file(file).items() if key not in changes}
+    if not trust and names_code(entries):
+        placed = named_files(files_beside(entries, file.parent, check=False))
+        raise untrusted(file, [part for one in placed for part in imported_files(one)], file.parent)
     try:
-        return make_recipe({**entries, **changes})
+        return make_recipe({**files_beside(entries, file.parent), **changes})
     except UserError as error:
-        if name is None or not _is_file(name) or error.parameter in changes:
+        if error.parameter in changes:
             raise
         raise UserError(f"{name}: {error}", parameter=error.parameter) from None
 
@@ -157,10 +126,12 @@ def make_recipe(entries: Mapping[str, Any]) -> Recipe:
     ...
     robustmetric.UserError: unknown recipe entry 'epoch' (did you mean 'epochs'?); known: alpha, ...
     """
-    for key in entries:
+    for key, value in entries.items():
         if key not in Recipe.model_fields:
             told = unknown("recipe entry", str(key), Recipe.model_fields, _SYNONYMS)
             raise UserError(told, parameter=str(key))
+        if "\0" in str(value):
+            raise UserError(f"{key} is {brief(value)}: it holds a NUL character", parameter=key)
     try:
         return Recipe(**entries)
     except ValidationError as error:
@@ -184,47 +155,130 @@ _SYNONYMS = {
 
 
 def recipe_text(name: str) -> str:
-    """Write a recipe that comes with the package as YAML: what it is for, then every entry with its meaning.
-
-    >>> print(recipe_text("digits").splitlines()[0])
-    # scikit-learn's digits, 8×8: a training of seconds to try things with.
-    """
-    head = [line for line in _packaged(name).splitlines() if line.startswith("#")]
+    """Write a recipe of the package as YAML: what it is for, then every entry with its meaning."""
+    head = [line for line in lookup("recipe", name, _packaged()).splitlines() if line.startswith("#")]
     return "\n".join([*head, dump_recipe(load_recipe(name))])
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Return a `recipe` as YAML, with what each entry means.
+    """Return a `recipe` as YAML, with the meaning of each entry.
 
     >>> print(dump_recipe(Recipe()).splitlines()[0])
     data: digits  # data set: a name or file.py:function
     """
-    values = recipe.model_dump(mode="json")
     lines = []
-    for key, field in Recipe.model_fields.items():
-        # On one line, whatever is in it, for the comment behind it.
-        readable = str(values[key]).isprintable()
-        entry = yaml.safe_dump({key: values[key]}, allow_unicode=readable, width=math.inf).strip()
-        lines.append(f"{entry}  # {field.description}")
+    for key, value in recipe.model_dump(mode="json").items():
+        # Whatever is in it, on one line, which ends with the comment.
+        entry = yaml.safe_dump({key: value}, allow_unicode=str(value).isprintable(), width=math.inf).strip()
+        lines.append(f"{entry}  # {Recipe.model_fields[key].description}")
     return "\n".join(lines) + "\n"
 
 
-def _read(name: str | Path) -> dict[str, Any]:
-    if _is_file(name):
-        return read_file(Path(name))
-    return dict(_packaged_entries(str(name)))
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the entries of a recipe's YAML file, unchecked."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no recipe file {path}")
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise UserError(f"{path} is larger than {LARGEST:,} bytes: this is no recipe")
+    try:
+        entries = read_yaml(content.decode("utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8 ({error.reason}): save it as UTF-8") from None
+    if not isinstance(entries, dict):
+        raise UserError(f"{path} is no recipe: write entries such as 'epochs: 8', one in each line")
+    return entries
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Return what a YAML `text` of plain values holds; `where` it comes from is named in errors.
+
+    >>> read_yaml("64", "--set dim"), read_yaml("", "--set dim")
+    (64, None)
+    """
+    maps = 0
+    try:
+        for event in yaml.parse(text, yaml.SafeLoader):  # as far as the first that a recipe has not
+            maps += isinstance(event, yaml.MappingStartEvent)
+            if maps > 1 or isinstance(event, yaml.SequenceStartEvent | yaml.AliasEvent):
+                raise UserError(f"{where}: write single values, no lists, maps or aliases")
+        return yaml.safe_load(text)
+    except UserError:
+        raise
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        told = " ".join(str(error).split())
+        raise UserError(printable(f"{where}: this is not YAML of plain values: {told[:200]}")) from None
 
 
 @cache
-def _packaged_entries(name: str) -> dict[str, Any]:
-    return read_entries(_packaged(name), name)
-
-
-def _is_file(name: str | Path) -> bool:
-    return Path(name).suffix in (".yaml", ".yml")
-
-
-def _packaged(name: str) -> str:
+def _packaged() -> dict[str, str]:
     folder = resources.files("robustmetric.training") / "recipes"
-    known = {key: folder / f"{key}.yaml" for key in recipe_names()}
-    return lookup("recipe", name, known).read_text(encoding="utf-8")
+    files = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(".yaml")}
+    return {name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for name, file in files.items()}
+
+
+@cache
+def _parsed(name: str) -> dict[str, Any]:
+    return dict(read_yaml(lookup("recipe", name, _packaged()), name))
+
+
+# The Python files that a recipe names
+
+_SEVERAL = re.compile(r"(\s*)([^\[\],&()\s][^\[\],&()]*?\.py)(?=:\w)")
+_NAMED = {"model": OWN, "data": OWN, "defense": _SEVERAL}
+"""The entries that may name files: a network and a data set one, a defense one for each part."""
+
+
+def rename_files(entries: Mapping[str, Any], change: Callable[[Path], Path]) -> dict[str, Any]:
+    """Return the entries of a recipe with each Python file that they name changed.
+
+    >>> rename_files({"defense": "HM[b.py:Mine,LGA]&c.py:Term"}, lambda file: "code" / file)
+    {'defense': 'HM[code/b.py:Mine,LGA]&code/c.py:Term'}
+    """
+    changed = dict(entries)
+    for key, pattern in _NAMED.items():
+        if isinstance(text := entries.get(key), str):
+            changed[key] = pattern.sub(lambda found: f"{found[1]}{change(Path(found[2]).expanduser())}", text)
+    return changed
+
+
+def bare(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a recipe with files by their names alone, wherever they are.
+
+    >>> bare({"model": "/home/me/nets.py:small"})
+    {'model': 'nets.py:small'}
+    """
+    return rename_files(entries, lambda file: Path(file.name))
+
+
+def named_files(entries: Mapping[str, Any]) -> list[Path]:
+    """Return the Python files that a recipe names, each once."""
+    found: dict[Path, None] = {}
+    rename_files(entries, lambda file: found.setdefault(file) or file)
+    return list(found)
+
+
+def names_code(entries: Mapping[str, Any]) -> bool:
+    """Return whether entries may name a Python file, however they are read."""
+    return any(".py:" in str(entries.get(key)) for key in _NAMED)
+
+
+def files_beside(entries: Mapping[str, Any], folder: Path, *, check: bool = True) -> dict[str, Any]:
+    """Return the entries of a recipe with its files in the `folder` that the recipe was read from.
+
+    A file that is not there stays as it is. A folder whose path cannot be written in a defense is refused.
+    """
+
+    def place(file: Path) -> Path:
+        beside = (folder / file).absolute()
+        return beside if beside.is_file() else file
+
+    placed = rename_files(entries, place)
+    if check and named_files(placed) != list(dict.fromkeys(map(place, named_files(entries)))):
+        raise UserError(
+            f"the path of {folder.absolute()} cannot stand in the defense {entries['defense']!r}, where "
+            "brackets, commas and & have a meaning: move it to a folder without these",
+            parameter="out",
+        )
+    return placed

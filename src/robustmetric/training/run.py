@@ -2,69 +2,105 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from robustmetric.data.cache import ChangedError
-from robustmetric.errors import UserError
-from robustmetric.files import check_writable, remedy
+from robustmetric.errors import UserError, whole
+from robustmetric.files import check_writable
 from robustmetric.locks import LOCK, locked
-from robustmetric.training.callbacks import CollapseGuard, Keeper, MetricsFile
-from robustmetric.training.checkpoint import AtomicCheckpointIO, Reached, reached, unfit, while_restoring
-from robustmetric.training.module import MetricModule
-from robustmetric.training.network import make_network
-from robustmetric.training.origins import code_of, images_of
+from robustmetric.training.callbacks import Checkpoints, CollapseGuard, MetricsFile
+from robustmetric.training.checkpoint import Reached, SealedCheckpointIO, reached
+from robustmetric.training.folder import RunFolder
+from robustmetric.training.module import MetricModule, make_network, scheduler
 from robustmetric.training.parts import defense_of, steps_of
 from robustmetric.training.recipe import Recipe
-from robustmetric.training.robust import ROBUST, attacked_rows, robust_recall
-from robustmetric.training.runs import RunFolder
-from robustmetric.training.schedule import scheduler
-from robustmetric.training.sets import PairData, Sets, load_sets
-from robustmetric.training.stops import (
-    CollapsedError,
-    CutShortError,
-    Report,
-    Signals,
-    Stopped,
-    stopping,
-    unsaved,
-)
-from robustmetric.training.workers import is_first, number_worker, together
+from robustmetric.training.sets import ROBUST, PairData, Sets, attacked_rows, load_sets, robust_recall
+from robustmetric.training.stops import CollapsedError, CutShortError, Left, Report, Signals, Stopped
+
+_LOST = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe", "socket")
 
 
 @dataclass(frozen=True)
 class Machines:
-    """What to train on: `devices` workers on each of `nodes` machines; `accelerator` as Lightning has it.
+    """What to train on: `devices` workers on each of `nodes` machines; `device` is auto, cpu, cuda or mps.
 
     >>> Machines(devices=2, nodes=4).workers
     8
     """
 
-    accelerator: str = "auto"
+    device: str = "auto"
     devices: int = 1
     nodes: int = 1
 
     def __post_init__(self) -> None:
-        most = {"devices": max(8, os.cpu_count() or 1), "nodes": 10_000}
-        for name, value in (("devices", self.devices), ("nodes", self.nodes)):
-            if not 1 <= value <= most[name]:
-                raise UserError(f"{name} must be 1 to {most[name]:,} here, not {value}", parameter=name)
+        whole("devices", self.devices, 1, max(8, os.cpu_count() or 1))
+        whole("nodes", self.nodes, 1, 10_000)
 
     @property
     def workers(self) -> int:
         """The number of all workers."""
         return self.devices * self.nodes
+
+    def trainer(self, recipe: Recipe, **options: Any) -> L.Trainer:
+        """Make Lightning's trainer for a `recipe`, with more `options` of it."""
+        try:
+            trainer = L.Trainer(
+                accelerator=self.device,
+                devices=self.devices,
+                num_nodes=self.nodes,
+                strategy="ddp" if self.workers > 1 else "auto",
+                precision=recipe.precision,
+                max_epochs=recipe.epochs,
+                gradient_clip_val=recipe.clip,
+                check_val_every_n_epoch=recipe.validate_every,
+                num_sanity_val_steps=0,
+                log_every_n_steps=10,
+                use_distributed_sampler=False,
+                plugins=[SealedCheckpointIO()],
+                enable_checkpointing=False,
+                enable_model_summary=False,
+                **options,
+            )
+        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+            raise UserError(
+                f"cannot train on {self.devices} × {self.device} with precision {recipe.precision}: "
+                f"{' '.join(str(error).split())}; give another device, number of devices or precision",
+                parameter="device",
+            ) from error
+        found: Any = getattr(trainer.strategy, "cluster_environment", None)
+        if self.nodes > 1 and type(found).__name__ == "LightningEnvironment":
+            wanted = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+            if missing := [name for name in wanted if not os.environ.get(name)]:
+                raise UserError(
+                    f"{self.nodes} machines need {', '.join(wanted)}, and {', '.join(missing)} is not set: "
+                    "give them to the command on each machine, or start it by torchrun or srun",
+                    parameter="nodes",
+                )
+            whole("NODE_RANK", trainer.node_rank, 0, self.nodes - 1)
+        return trainer
+
+
+def is_first() -> bool:
+    """Return whether this is the worker that writes.
+
+    >>> is_first()
+    True
+    """
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def train(
@@ -82,27 +118,22 @@ def train(
     watch: Callable[[str, int, int], None] | None = None,
     report: Report = print,
 ) -> MetricModule:
-    """Train as a `recipe` says, write to `out` all that explains and continues the run; return the module.
+    """Train with a `recipe`, write to the folder `out` all that explains and continues the run.
 
-    `out` gets `recipe.yaml` (as resolved), `run.json` (versions, images left out, which images chose the
-    best weights), `metrics.csv`, `last.ckpt` (Lightning's checkpoint, every `save_every` steps or
-    `save_minutes`, and on SIGTERM or Ctrl-C), `last.safetensors` and `best.safetensors` (by R@1), and
-    `code/`, copies of the Python files that the recipe names. A start that fails before its first step
-    leaves nothing in `out`; what can be refused is refused before images are decoded, with the network
-    tried on a few. A stop that was asked for raises `Stopped` when its checkpoint is written; a network
-    that collapses raises `CollapsedError`, with the last good weights in `good.safetensors`; a disk that
-    is full, or a worker that is killed, a `CutShortError`. Nobody else can train in `out` meanwhile.
+    What can be refused is refused before images are decoded, and a start that fails before its first step
+    leaves nothing in `out`. A signal raises `Stopped`, a network that collapses `CollapsedError`, with the
+    last good weights in `good.safetensors`, a full disk or a lost worker `CutShortError`.
 
-    - `resume`: go on with the run in `out` from its last checkpoint; `recipe` may have other epochs and
-      another root; images, the run's copies of files and the number of workers must be those it began with.
+    - `resume`: continue the run in `out` from its last checkpoint; `recipe` may have other epochs and
+      another root; images, code and number of workers must be those it began with.
     - `machines`: what to train on, by default one worker on the best device available.
     - `cache`: where decoded images are kept, by default ``~/.cache/robustmetric``.
     - `skip_broken`: leave out images that cannot be read.
-    - `callbacks`, `loggers`: more of Lightning's, besides those of the run.
+    - `callbacks`, `loggers`: more of Lightning's.
     - `progress`: show Lightning's progress bar.
     - `go_on_after_collapse`: report a collapse and train on.
-    - `watch`: is told, while images are decoded, the split, how many are done and how many there are.
-    - `report`: is called with each message for the user.
+    - `watch`: called with split, done and total while images are decoded.
+    - `report`: called with each message for the user.
 
     >>> import tempfile
     >>> from robustmetric.training import load_recipe
@@ -112,114 +143,68 @@ def train(
     ...     sorted(path.name for path in Path(folder, "run").glob("*.safetensors"))
     ['best.safetensors', 'last.safetensors']
     """
-    run = RunFolder(out)
-    hold = nullcontext()
-    machines = machines or Machines()
-    number_worker(machines.devices, machines.nodes)
-    if not is_first():
-        report = _nothing
-    else:
-        check_writable(run.path)
-        hold = locked(run.path, "a training", report)  # type: ignore[assignment]
-    with hold:
-        return _train(
+    run, machines, signals = RunFolder(out), machines or Machines(), Signals()
+    by = ROBUST if recipe.validate_by == "robust" else "R@1"
+    keeper = Checkpoints(run.path, recipe.save_every, signals, minutes=recipe.save_minutes, by=by)
+    guard = CollapseGuard(run.path, go_on=go_on_after_collapse, report=report)
+    with _quiet(), ExitStack() as held:
+        trainer = machines.trainer(
             recipe,
-            run,
-            resume=resume,
-            machines=machines,
-            cache=cache,
-            skip_broken=skip_broken,
-            callbacks=callbacks,
-            loggers=loggers,
-            progress=progress,
-            go_on_after_collapse=go_on_after_collapse,
-            watch=watch,
-            report=report,
-        )
-
-
-def _train(
-    recipe: Recipe,
-    run: RunFolder,
-    *,
-    resume: bool,
-    machines: Machines,
-    cache: Path | None,
-    skip_broken: bool,
-    callbacks: Sequence[L.Callback],
-    loggers: Sequence[Any],
-    progress: bool,
-    go_on_after_collapse: bool,
-    watch: Callable[[str, int, int], None] | None,
-    report: Report,
-) -> MetricModule:
-    """Train in a folder that is this program's own."""
-    if is_first():
-        run.check(recipe, resume)
-    again = resume and run.exists
-    if again:
-        if is_first():
-            run.check_origin({"workers": machines.workers, "code": code_of(run.code)})
-        recipe = run.continued(recipe, report)
-    so_far = reached(run.checkpoint) if again else Reached(0, 0, 0)
-    _check_epochs(run, recipe.epochs, so_far, report)
-    go_on = run.checkpoint if again and run.checkpoint.exists() else None
-    method = defense_of(recipe)
-    signals = Signals()
-    robust = recipe.validate_by == "robust"
-    by = ROBUST if robust else "R@1"
-    keeper = Keeper(run.path, recipe.save_every, signals, minutes=recipe.save_minutes, by=by)
-    collapse = CollapseGuard(run.path, go_on=go_on_after_collapse, report=report)
-    with _quiet():
-        trainer = _trainer(
-            recipe,
-            machines,
             logger=[*loggers] or False,
-            callbacks=[MetricsFile(run.metrics, report=report), collapse, *callbacks, keeper],
+            callbacks=[MetricsFile(run.metrics), guard, *callbacks, keeper],
             enable_progress_bar=progress,
             default_root_dir=run.path,
         )
-    L.seed_everything(recipe.seed, verbose=False)
-    model = make_network(recipe, trainer.strategy.root_device, report, resumed=go_on is not None)
-    sets = load_sets(recipe, cache, skip_broken=skip_broken, watch=watch, report=report)
-    for file in sets.skipped:
-        report(f"left out, not readable: {file}")
-    origin = {"workers": machines.workers, "images": images_of(sets)} if is_first() else {}
-    if again:
-        run.check_origin(origin)
-    module = MetricModule(
-        model,
-        method,
-        lr=recipe.lr,
-        weight_decay=recipe.weight_decay,
-        seed=recipe.seed,
-        scheduler=scheduler(
-            steps=steps_of(recipe, len(sets.learn), machines.workers),
-            warmup=recipe.warmup,
-            schedule=recipe.schedule,
-        ),
-        more=partial(robust_recall, sets.score, recipe) if robust else None,
-    )
-    module.save_hyperparameters(recipe.model_dump(mode="json"))
-    with _quiet(), _nothing_left(run, trainer), _resumable(run):
-        if is_first():
-            run.begin(recipe, sets.skipped, _choice(sets, keeper, recipe), sets.learn.source, origin, report)
-        try:
-            with stopping(signals), together(trainer, signals):
-                trainer.fit(module, datamodule=PairData(sets, recipe), ckpt_path=go_on, weights_only=True)
-        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-            if go_on is None or isinstance(error, UserError) or not while_restoring(error):
-                raise
-            raise unfit(go_on, error) from error
-        finally:
-            if is_first() and keeper.last:
-                run.finish(_choice(sets, keeper, recipe))
-        if "weights" in _choice(sets, keeper, recipe):
-            other = "" if robust else ", or choose by R@1 under attack (--set validate_by=robust)"
-            report(
-                f"R@1 of the {sets.scored} does not tell the best weights from others, for their 95 % "
-                f"intervals overlap: the last ones count; set more images apart (--validation){other}"
-            )
+        if trainer.is_global_zero:
+            check_writable(run.path)
+            held.enter_context(locked(run.path, "a training", report))
+            run.check(recipe, resume)
+        else:
+            report = guard.report = _nothing
+        new, so_far = not (resume and run.exists), Reached()
+        if not new:
+            recipe, so_far = run.continued(recipe), reached(run.checkpoint)
+            run.check_origin({"workers": machines.workers, "code": run.code_digest()})
+        _check_epochs(run, recipe.epochs, so_far, report)
+        resumed = so_far.step > 0
+        method = defense_of(recipe)
+        L.seed_everything(recipe.seed, verbose=False)
+        model = make_network(recipe, trainer.strategy.root_device, report, resumed=resumed)
+        sets = load_sets(recipe, cache, skip_broken=skip_broken, watch=watch, report=report)
+        for file in sets.skipped:
+            report(f"left out, not readable: {file}")
+        steps = steps_of(recipe, len(sets.learn), machines.workers)
+        module = MetricModule(
+            model,
+            method,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            seed=recipe.seed,
+            scheduler=scheduler(steps=steps, warmup=recipe.warmup, schedule=recipe.schedule),
+            more=partial(robust_recall, sets.score, recipe) if by == ROBUST else None,
+        )
+        module.save_hyperparameters(recipe.model_dump(mode="json"))
+        with signals, _ended(run, trainer, signals, new):
+            if trainer.is_global_zero:
+                origin = {"workers": machines.workers, "images": sets.origin()}
+                run.check_origin(origin)
+                choice = _choice(sets, keeper, recipe)
+                shape = sets.learn.source.pixels.shape[1:]
+                run.begin(recipe, choice, skipped=sets.skipped, shape=shape, origin=origin)
+            try:
+                checkpoint = run.checkpoint if resumed else None
+                trainer.fit(
+                    module, datamodule=PairData(sets, recipe), ckpt_path=checkpoint, weights_only=True
+                )
+            finally:
+                if trainer.is_global_zero and keeper.last:
+                    run.finish(_choice(sets, keeper, recipe))
+    if "weights" in _choice(sets, keeper, recipe):
+        other = "" if by == ROBUST else ", or choose by R@1 under attack (--set validate_by=robust)"
+        report(
+            f"R@1 of the {sets.scored} does not tell the best weights from others, for their 95 % "
+            f"intervals overlap: the last ones count; set more images apart (--validation){other}"
+        )
     return module
 
 
@@ -227,84 +212,20 @@ def _nothing(_: str) -> None:
     """Leave it to the first worker to say."""
 
 
-def checkpoint_step(out: Path) -> int:
-    """Return the step that a run in `out` goes on from: that of its checkpoint, 0 where there is none.
-
-    >>> checkpoint_step(Path("nowhere"))
-    0
-    """
-    return reached(RunFolder(out).checkpoint).step
-
-
-def _check_epochs(run: RunFolder, epochs: int, so_far: Reached, say: Report) -> None:
-    """Refuse fewer epochs than a run has, before anything is written."""
+def _check_epochs(run: RunFolder, epochs: int, so_far: Reached, report: Report) -> None:
     if epochs < so_far.begun:
-        done = f"has done {so_far.done} epochs"
-        if so_far.done < so_far.begun:
-            done = f"is in its epoch {so_far.begun}"
         raise UserError(
-            f"the run in {run.path} {done}, and epochs={epochs} is fewer: give at least {so_far.begun}",
+            f"the run in {run.path} is in epoch {so_far.begun}, and epochs={epochs} is fewer: give at least "
+            f"{so_far.begun}",
             parameter="epochs",
         )
     if so_far.done == epochs:
-        say(f"the run in {run.path} has done its {epochs} epochs: nothing is left to do; give more epochs")
+        report(f"the run in {run.path} has done its {epochs} epochs: nothing is left to do; give more epochs")
 
 
-@contextmanager
-def _resumable(run: RunFolder) -> Iterator[None]:
-    """Add to what ended a training before its time what there is to go on from."""
-
-    def standing() -> str:
-        step = reached(run.checkpoint).step
-        return f"the checkpoint of step {step} is whole" if step else "there is no checkpoint yet"
-
-    try:
-        yield
-    except (CutShortError, ChangedError) as error:
-        raise CutShortError(f"{error}; {standing()}") from error
-    except OSError as error:  # of a logger, such as Lightning's
-        file = Path(str(error.filename or run.path)).absolute()
-        if remedy(error) is None or not file.is_relative_to(run.path.absolute()):
-            raise
-        raise CutShortError(f"{unsaved(file, error)}; {standing()}") from error
-    except Stopped as stopped:
-        if stopped.left is None:
-            raise
-        anew = "" if run.checkpoint.exists() else ": it begins anew"
-        raise Stopped(str(stopped), f"{stopped.left}; {standing()}{anew}") from None
-
-
-def _trainer(recipe: Recipe, machines: Machines, **options: Any) -> L.Trainer:
-    try:
-        return L.Trainer(
-            accelerator=machines.accelerator,
-            devices=machines.devices,
-            num_nodes=machines.nodes,
-            strategy="ddp" if machines.workers > 1 else "auto",
-            precision=recipe.precision,
-            max_epochs=recipe.epochs,
-            gradient_clip_val=recipe.clip,
-            check_val_every_n_epoch=recipe.validate_every,
-            num_sanity_val_steps=0,
-            log_every_n_steps=10,
-            use_distributed_sampler=False,
-            plugins=[AtomicCheckpointIO()],
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            **options,
-        )
-    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
-        raise UserError(
-            f"cannot train on {machines.devices} × {machines.accelerator} with precision {recipe.precision}: "
-            f"{' '.join(str(error).split())}; give another accelerator, number of devices or precision",
-            parameter="accelerator",
-        ) from error
-
-
-def _choice(sets: Sets, keeper: Keeper, recipe: Recipe) -> dict[str, Any]:
+def _choice(sets: Sets, keeper: Checkpoints, recipe: Recipe) -> dict[str, Any]:
     """Say which images choose the best weights, by which score, and what came of it so far."""
-    robust = keeper.by == ROBUST
-    count = len(attacked_rows(sets.score, recipe.seed)) if robust else len(sets.score)
+    count = len(attacked_rows(sets.score, recipe.seed)) if keeper.by == ROBUST else len(sets.score)
     choice: dict[str, Any] = {"images": sets.scored, "count": count, "by": keeper.by}
     choice |= {name: one for name, one in (("best", keeper.best), ("last", keeper.last)) if one}
     chosen = sets.scored == "validation images" and not recipe.reference
@@ -314,25 +235,40 @@ def _choice(sets: Sets, keeper: Keeper, recipe: Recipe) -> dict[str, Any]:
 
 
 @contextmanager
-def _nothing_left(run: RunFolder, trainer: L.Trainer) -> Iterator[None]:
-    """Empty the folder again if a new run fails before its first step is done, or in it."""
-    new = not run.exists
+def _ended(run: RunFolder, trainer: L.Trainer, signals: Signals, new: bool) -> Iterator[None]:
+    """Say why the training inside ended, end the workers of this one, and tidy up a start that failed."""
+    failed = True
     try:
         yield
+        failed = False
     except BaseException as error:
         steps = 1 if isinstance(error, CollapsedError) and not run.good.exists() else 0
-        failed = not isinstance(error, Stopped) and trainer.global_step <= steps
-        if new and is_first() and failed:
+        failed = not isinstance(error, Stopped)
+        if new and failed and trainer.is_global_zero and trainer.global_step <= steps:
             with suppress(OSError):  # what went wrong is to be said, not this
                 for path in run.path.iterdir():
                     if path.name != LOCK:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
+        lost = trainer.world_size > 1 and any(word in str(error).lower() for word in _LOST)
+        if isinstance(error, Left) or (lost and signals.name):
+            raise Stopped(signals.name or "SIGINT", saved=False) from None
+        if lost and isinstance(error, RuntimeError | ConnectionError):
+            raise CutShortError("the connection to another worker was lost") from error
         raise
+    finally:
+        started = getattr(trainer.strategy.launcher, "procs", [])
+        for process in started if failed else ():
+            process.kill()
+        started.clear()  # Lightning would kill this worker, too, when it sees them end
+        # A thread of Lightning's connection that ends after Python does aborts the process.
+        if trainer.world_size > 1 and dist.is_initialized():
+            gc.collect()
+            dist.destroy_process_group()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Lightning's advertisements, who connects, and its advice on DataLoader workers to itself."""
+    """Suppress Lightning's advertisements, who connects, and its advice on DataLoader workers."""
     parts = ("pytorch", "pytorch.utilities.rank_zero", "fabric.utilities.distributed")
     loggers = [logging.getLogger(f"lightning.{part}") for part in parts]
     levels = [logger.level for logger in loggers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,14 +11,25 @@ from typing import Any, Literal
 
 import lightning as L
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from robustmetric import data
+from robustmetric.attacks import PGD, Gallery, Queries, attack
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import load_pixels
-from robustmetric.data.pairs import ImageLoader, PairLoader
+from robustmetric.data.pairs import ImageArray, ImageLoader, PairLoader
+from robustmetric.evaluation.attack import NetworkView, run_attack
+from robustmetric.evaluation.threat import Threat
+from robustmetric.perturb import Budget, frozen
 from robustmetric.training.parts import inputs_of
 from robustmetric.training.recipe import Recipe
+
+ROBUST = "R@1/robust"
+"""R@1 of a validation under attack, as it is logged."""
+_QUERIES = 128  # that are attacked at most
+_STEPS = 8  # of the attack; a quarter of ε each, or the recipe's α if that is more
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,21 +66,32 @@ class Sets:
         sources = dict.fromkeys((self.learn.source, self.score.source))
         return [str(file) for source in sources for file in source.skipped]
 
+    def origin(self) -> dict[str, dict[str, Any]]:
+        """Return number, classes and digests of the images; the names of files do not count."""
+        sources = {"training images": self.learn.source, self.scored: self.score.source}
+        if self.score.source is self.learn.source:
+            del sources[self.scored]
+        return {name: _origin(source) for name, source in sources.items()}
+
     def pairs(self, recipe: Recipe, **worker: Any) -> PairLoader:
         """Return the batches of pairs of a `recipe`; `worker` is who takes them, as a `PairLoader` has it."""
+        source, shown = self.learn.source, ("seed", "crop", "flip", "zoom", "jitter")
         return PairLoader(
-            self.learn.source.pixels,
-            self.learn.source.labels,
+            source.pixels,
+            source.labels,
             rows=self.learn.rows,
             pairs=recipe.batch // 2,
-            seed=recipe.seed,
-            crop=recipe.crop,
-            flip=recipe.flip,
-            zoom=recipe.zoom,
-            jitter=recipe.jitter,
             itself=recipe.reference,
+            **{name: getattr(recipe, name) for name in shown},
             **worker,
         )
+
+
+def _origin(source: Pixels) -> dict[str, Any]:
+    labels = hashlib.sha256("\0".join(source.classes).encode())
+    labels.update(source.labels.numpy().tobytes())
+    counts = {"count": len(source), "classes": len(source.classes)}
+    return {**counts, "labels": labels.hexdigest(), "pixels": source.digest}
 
 
 def load_sets(
@@ -89,16 +112,8 @@ def load_sets(
     >>> len(sets.learn), len(sets.score), sets.scored
     (900, 100, 'validation images')
     """
-    decode = partial(
-        load_pixels,
-        recipe.data,
-        recipe.root,
-        inputs_of(recipe),
-        cache=cache,
-        skip_broken=skip_broken,
-        watch=watch,
-        report=report,
-    )
+    options: dict[str, Any] = {"cache": cache, "skip_broken": skip_broken, "watch": watch, "report": report}
+    decode = partial(load_pixels, recipe.data, recipe.root, inputs_of(recipe), **options)
     if not recipe.validation:
         train, test = decode(splits=["train", "test"])
         return Sets(Images.all_of(train), Images.all_of(test), "test images")
@@ -107,12 +122,8 @@ def load_sets(
         return Sets(Images.all_of(train), Images.all_of(apart_already), "validation images")
     tested = data.load(recipe.data, recipe.root, "test").classes
     (train,) = decode(splits=["train"])
-    apart = set_apart(
-        train.labels.numpy(),
-        recipe.validation,
-        recipe.seed,
-        whole_classes=set(tested).isdisjoint(train.classes),
-    )
+    whole = set(tested).isdisjoint(train.classes)
+    apart = set_apart(train.labels.numpy(), recipe.validation, recipe.seed, whole_classes=whole)
     if apart.any():
         learn, score = (Images(train, np.flatnonzero(rows)) for rows in (~apart, apart))
         return Sets(learn, score, "validation images")
@@ -175,8 +186,36 @@ class PairData(L.LightningDataModule):
 
     def val_dataloader(self) -> ImageLoader:
         """The images of the validation in their order."""
-        images, recipe = self.sets.score, self.recipe
-        source = images.source
-        return ImageLoader(
-            source.pixels, source.labels, rows=images.rows, batch=recipe.batch, crop=recipe.crop
-        )
+        rows, source, recipe = self.sets.score.rows, self.sets.score.source, self.recipe
+        return ImageLoader(source.pixels, source.labels, rows=rows, batch=recipe.batch, crop=recipe.crop)
+
+
+def attacked_rows(images: Images, seed: int) -> NDArray[np.int64]:
+    """Draw which of the `images` are attacked: (Q,) positions, each with another of its class."""
+    labels = images.source.labels[torch.from_numpy(images.rows)].numpy()
+    _, kind, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(counts[kind] > 1)
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 3]))
+    return np.sort(generator.choice(rows, min(_QUERIES, len(rows)), replace=False))
+
+
+def robust_recall(
+    images: Images, recipe: Recipe, model: nn.Module, z: Tensor, labels: Tensor
+) -> dict[str, float]:
+    """Return R@1 in % of some of the `images` after a few steps of ES within the `recipe`'s ε.
+
+    `z` (N, D) are the embeddings of all, and `labels` (N,) their classes.
+    """
+    rows = attacked_rows(images, recipe.seed)
+    like = next(model.parameters())
+    pictures = ImageArray(images.source.pixels, recipe.crop, images.rows[rows])[:].to(like)
+    own, z = torch.from_numpy(rows).to(z.device), z.to(like)
+    view = NetworkView(model, pictures, Queries(z[own], labels[own], own), Gallery(z, labels))
+    budget = Budget(eps=recipe.eps, alpha=max(recipe.alpha, recipe.eps / 4), steps=_STEPS)
+    threat = Threat(budget, PGD(), recipe.seed, recipe.batch)
+    hits = []
+    with frozen(model):
+        for numbers in torch.arange(len(rows)).split(recipe.batch):
+            found = run_attack(view, attack("ES"), numbers, threat, clean=False)
+            hits.append(found.after["ES:R"])
+    return {ROBUST: float(torch.cat(hits).mean())}

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from robustmetric.data.inputs import Inputs, Picture, readable
-from robustmetric.errors import UserError, brief, is_number
+from robustmetric.errors import UserError, whole
 from robustmetric.evaluation.identity import digest_of
 from robustmetric.perturb import check_images, device_of, frozen
 from robustmetric.sphere import embed
+from robustmetric.training.folder import RunFolder, Which
 from robustmetric.training.recipe import Recipe
-from robustmetric.training.runs import RunFolder, Which, name_of
 
 BATCH = 64
 """Images that go through the network at once, unless told otherwise."""
-
-
-def check_batch(batch: int) -> None:
-    """Refuse a `batch` that is no number of images.
-
-    >>> check_batch(0)
-    Traceback (most recent call last):
-    ...
-    robustmetric.UserError: batch must be a whole number of at least 1, not 0
-    """
-    if not is_number(batch, Integral) or batch < 1:
-        raise UserError(f"batch must be a whole number of at least 1, not {brief(batch)}", parameter="batch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +44,7 @@ class Run:
     @property
     def name(self) -> str:
         """The network and how it was trained, with the user's files by their names alone."""
-        return name_of(self.recipe)
+        return self.recipe.name
 
     @property
     def digest(self) -> str:
@@ -81,7 +68,7 @@ class Run:
         ...
         robustmetric.UserError: images have 3 channels, and the network takes 1: ...
         """
-        check_batch(batch)
+        whole("batch", batch, 1)
         given: Any = images
         if isinstance(given, np.ndarray):
             check_images(given)  # type: ignore[arg-type]  # it says how to make a tensor of an array

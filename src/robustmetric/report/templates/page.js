@@ -85,8 +85,8 @@
   const moves = at("map-attack");
   if (moves) {
     const update = () => {
-      for (const group of all("g.moves")) {
-        const wanted = !moves.value || group.dataset.attack === moves.value;
+      for (const group of all(".plot g[id*='-moves-']")) {
+        const wanted = !moves.value || group.id.endsWith(`-moves-${moves.value}`);
         group.setAttribute("visibility", wanted ? "visible" : "hidden");
       }
     };
