@@ -16,6 +16,7 @@ from markupsafe import Markup
 from robustmetric import __version__
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Record
+from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.record import FORMAT
 from robustmetric.files import save
 from robustmetric.locks import claimed
@@ -23,15 +24,14 @@ from robustmetric.report import plots
 from robustmetric.report.cards import CARD_STYLE, Picture, Why, card, templates
 from robustmetric.report.curves import Curves, load_curves
 from robustmetric.report.pictures import Pictures, load_pictures
-from robustmetric.report.records import alpha_of, differing, eps_of, named_records
+from robustmetric.report.records import alpha_of, data_of, differing, eps_of, named_records
 from robustmetric.report.sheet import sheet_of_records
 from robustmetric.report.summary import figures_of
-from robustmetric.report.verdict import listed, verdict
+from robustmetric.report.verdict import listed, verdict, with_interval
 from robustmetric.report.words import (
     CHECK_MEANINGS,
     COLUMN_MEANINGS,
     TEMPLATES,
-    citation,
     command,
     goal_meaning,
 )
@@ -146,8 +146,11 @@ def render(entries: Sequence[Entry], report: Callable[[str], object] = lambda _:
         "goal_meaning": goal_meaning,
         "eps_of": eps_of,
         "alpha_of": alpha_of,
+        "data_of": data_of,
+        "with_interval": with_interval,
+        "usual": ERS_ATTACKS,
         "queries": max((r.queries.count for e in entries for _, r in e.curves), default=0),
-        "cited": [(e.name, citation(e.name, e.record), command(e.record, e.run, e.data)) for e in entries],
+        "commands": [command(e.record, e.run, e.data) for e in entries],
         "csv": _link("text/csv", sheet_of_records(named).csv()),
         "json": _records(named.values()),
     }
@@ -236,7 +239,8 @@ def _plots(entries: Sequence[Entry], attacks: Sequence[str]) -> dict[str, list[M
             about = f"Embeddings of {name} in the plane of their two principal components"
             add("map", plots.embedding_map(entry.pictures.map, attacks), about)
     with suppress(UserError):
-        add("training", plots.training({name: entry.rows for name, entry in named.items()}), "Training")
+        logged = {name: entry.rows for name, entry in named.items()}
+        add("training", plots.training(logged, validated=True), "The course of training")
     return found
 
 
