@@ -99,37 +99,7 @@ def make_page(
     if out is not None and out.resolve() in [FORMAT.find(path).resolve() for path in paths]:
         raise UserError(f"{out} is a record itself: give another file", parameter="out")
     named = named_records(paths)
-    return render([_entry(*pair, path) for pair, path in zip(named.items(), paths, strict=True)], report)
-
-
-def _entry(name: str, record: Record, path: Path) -> Entry:
-    """Read what stands beside a record: pictures, curves, and the run that its folder is in."""
-    folder = FORMAT.find(path).parent
-    pictures, missing = None, []
-    try:
-        pictures = load_pictures(folder, record)
-    except FileNotFoundError:
-        missing.append(f"no pictures were made: {AGAIN}")
-    except (OSError, UserError) as error:
-        missing.append(f"no pictures are shown, for {error}: {AGAIN}")
-    curves, left_out = load_curves(folder, record)
-    about: dict[str, Any] = {}
-    run = RunFolder(folder.parent if folder.name not in ("", "..") else folder / "..")
-    if run.exists:
-        try:
-            data = run.recipe().data
-            about = {"run": str(run.path), "data": data} if run.name == record.network.name else {}
-        except (OSError, UserError):  # a recipe with code that is not trusted, which is not needed here
-            about = {"run": str(run.path)}
-    if about:
-        with suppress(OSError, UserError):
-            about["rows"] = read_rows(run.metrics)
-    return Entry(name, record, pictures, curves, [*missing, *left_out], **about)
-
-
-def render(entries: Sequence[Entry], report: Callable[[str], object] = lambda _: None) -> str:
-    """Return the page of `entries` as text; `report` is called with a line about what is missing."""
-    named = {entry.name: entry.record for entry in entries}
+    entries = [_entry(name, record, path) for (name, record), path in zip(named.items(), paths, strict=True)]
     names = listed([*named])
     fits = len(entries) == 1 or len(names) <= _LONGEST
     attacks = list(dict.fromkeys(a for e in entries if e.pictures for a in e.pictures.map.moves))
@@ -163,6 +133,31 @@ def render(entries: Sequence[Entry], report: Callable[[str], object] = lambda _:
     return text
 
 
+def _entry(name: str, record: Record, path: Path) -> Entry:
+    """Read what stands beside a record: pictures, curves, and the run that its folder is in."""
+    folder = FORMAT.find(path).parent
+    pictures, missing = None, []
+    try:
+        pictures = load_pictures(folder, record)
+    except FileNotFoundError:
+        missing.append(f"no pictures were made: {AGAIN}")
+    except (OSError, UserError) as error:
+        missing.append(f"no pictures are shown, for {error}: {AGAIN}")
+    curves, left_out = load_curves(folder, record)
+    about: dict[str, Any] = {}
+    run = RunFolder(folder.parent if folder.name not in ("", "..") else folder / "..")
+    if run.exists:
+        try:
+            data = run.recipe().data
+            about = {"run": str(run.path), "data": data} if run.name == record.network.name else {}
+        except (OSError, UserError):  # a recipe with code that is not trusted, which is not needed here
+            about = {"run": str(run.path)}
+    if about:
+        with suppress(OSError, UserError):
+            about["rows"] = read_rows(run.metrics)
+    return Entry(name, record, pictures, curves, [*missing, *left_out], **about)
+
+
 def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) -> tuple[str, int]:
     """Return the page of a `template` with as many of the `cards` as fit, and how many are left out.
 
@@ -185,7 +180,7 @@ def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) 
 
     shown: list[Markup] = []
     left_out = 0
-    room = MOST_BYTES - len(whole((), 9999).encode())
+    room = MOST_BYTES - len(whole([Markup()], 9999).encode())
     if room < 0:
         raise UserError(
             f"a page of these records would have {(MOST_BYTES - room) / 1e6:.1f} MB without a picture, and "
