@@ -6,9 +6,9 @@ import hashlib
 import importlib
 import json
 import math
-import mimetypes
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -205,7 +205,7 @@ def embed_folder(
             claims.enter_context(claimed(_beside(out), "an embedding", force=force or place.exists()))
         names, about = images_below(folder, report), _about(run, base)
         _begin(place, about, force)
-        blocks = _Blocks(run, [base / name for name in names], place, str(about))
+        blocks = _Blocks(run, base, names, place, str(about))
         blocks.make(batch, progress, report)
         has = np.concatenate([_has_vector(z) for z in blocks])
         broken = np.flatnonzero(~has).tolist()
@@ -246,9 +246,9 @@ def _begin(place: Path, about: dict[str, str], force: bool) -> None:
 class _Blocks:
     """Blocks of vectors of image files (n, D), where images without a vector have NaN; kept in a folder."""
 
-    def __init__(self, run: Run, files: Sequence[Path], place: Path, about: str) -> None:
-        self.run, self.files, self.place = run, files, place
-        self.rows = [range(k, min(k + _BLOCK, len(files))) for k in range(0, len(files), _BLOCK)]
+    def __init__(self, run: Run, base: Path, names: Sequence[str], place: Path, about: str) -> None:
+        self.run, self.base, self.names, self.place = run, base, names, place
+        self.rows = [range(k, min(k + _BLOCK, len(names))) for k in range(0, len(names), _BLOCK)]
         self.keys = [self._key(about, rows) for rows in self.rows]  # before any image is read
 
     def __iter__(self) -> Iterator[Floats]:
@@ -257,12 +257,12 @@ class _Blocks:
 
     def make(self, batch: int, progress: Progress | None, report: Callable[[str], None]) -> None:
         """Make the blocks that are missing, damaged, or of images that changed since."""
-        total = len(self.files)
+        total = len(self.names)
         missing = [number for number in range(len(self.rows)) if not self._has(number)]
         done = total - sum(len(self.rows[number]) for number in missing)
         if done:
             report(f"{done:,} of {total:,} images are embedded already: resuming")
-        files = (self.files[row] for number in missing for row in self.rows[number])
+        files = (self.base / self.names[row] for number in missing for row in self.rows[number])
         with closing(self.run.inputs.decoded(files, ahead=batch)) as decoded:
             for number in missing:
                 found: list[Tensor | None] = []
@@ -280,7 +280,7 @@ class _Blocks:
 
     def reason(self, row: int) -> str:
         """Return why the image of a row has no vector."""
-        ((_, pixels),) = self.run.inputs.decoded([self.files[row]], ahead=0)
+        ((_, pixels),) = self.run.inputs.decoded([self.base / self.names[row]], ahead=0)
         return pixels if isinstance(pixels, str) else "the network returns zeros, NaN or infinity for it"
 
     def _embedded(self, pixels: Sequence[NDArray[np.uint8] | str]) -> list[Tensor | None]:
@@ -310,13 +310,13 @@ class _Blocks:
     def _key(self, about: str, rows: range) -> bytes:
         """Return the digest of all that a block is made from, as far as it is seen without reading images."""
         key = hashlib.sha256(about.encode())
-        for file in self.files[rows.start : rows.stop]:
+        for row in rows:
             try:
-                found = file.stat()
+                found = (self.base / self.names[row]).stat()
                 state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             except OSError:
                 state = (-1, -1, -1)
-            key.update(f"\n{str(file)!r} {state}".encode())
+            key.update(f"\n{self.names[row]!r} {state}".encode())
         return key.digest()
 
     def _has(self, number: int) -> bool:
@@ -325,7 +325,8 @@ class _Blocks:
             z = self._read(number)
         except (FileNotFoundError, DamagedError):
             return False
-        broken = [self.files[self.rows[number][k]] for k in np.flatnonzero(~_has_vector(z))]
+        rows = [row for row, one in zip(self.rows[number], _has_vector(z), strict=True) if not one]
+        broken = (self.base / self.names[row] for row in rows)
         return all(isinstance(pixels, str) for _, pixels in self.run.inputs.decoded(broken, ahead=0))
 
     def _read(self, number: int) -> Floats:
@@ -334,15 +335,15 @@ class _Blocks:
 
 
 def _has_vector(z: Floats) -> NDArray[np.bool_]:
-    kept: NDArray[np.bool_] = ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
-    return kept
+    """Return which rows of a block (n, D) are vectors; none if D is 0."""
+    return np.asarray((~np.isnan(z)).sum(1) > 0, np.bool_)
 
 
 def images_below(folder: Path, report: Callable[[str], None] = print) -> list[str]:
     """Return the images below a `folder` by their names relative to it, sorted.
 
     Links are followed; hidden files are left out. A CSV file in place of the folder lists the images, as the
-    data set `csv`. Links without a file and images of formats that are not read are passed to `report`.
+    data set `csv`. Links without a file, and files that are not read, are passed to `report`.
     """
     if not folder.exists():
         raise FileNotFoundError(f"there is no folder {folder} of images; give one, or a CSV file")
@@ -351,34 +352,40 @@ def images_below(folder: Path, report: Callable[[str], None] = print) -> list[st
         if images.boxes is not None:
             raise UserError(f"{folder} has boxes, and vectors have the names of files: cut the boxes out")
         return [path.relative_to(folder.parent).as_posix() for path in images.files or ()]
-    found: dict[str, list[str]] = {"images": [], "links": [], "others": []}
+    found: list[str] = []
+    links: list[str] = []
+    unread: Counter[str] = Counter()
 
     def walk(place: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> None:
         about = place.stat()
         here = (about.st_dev, about.st_ino)
         with os.scandir(place) as entries:
             for entry in entries if here not in above else ():  # a link may lead up
-                name, hidden = prefix + entry.name, entry.name.startswith(".")
+                name = prefix + entry.name
+                if entry.name.startswith("."):
+                    continue
                 try:
                     is_folder, is_file = entry.is_dir(), entry.is_file()
                 except OSError:  # a link to itself
                     is_folder = is_file = False
-                if is_folder and not hidden:
+                if is_folder:
                     walk(place / entry.name, f"{name}/", (*above, here))
-                elif is_file and not hidden and name.lower().endswith(SUFFIXES):
-                    found["images"].append(name)
-                elif is_file and not hidden and (mimetypes.guess_type(name)[0] or "").startswith("image/"):
-                    found["others"].append(name)
-                elif entry.is_symlink() and not is_file and not hidden:
-                    found["links"].append(name)
+                elif is_file and name.lower().endswith(SUFFIXES):
+                    found.append(name)
+                elif is_file:
+                    unread[Path(name).suffix.lower() or "without an ending"] += 1
+                elif entry.is_symlink():
+                    links.append(name)
 
     walk(folder, "", ())
-    for kind, told in (("links", "links without a file"), ("others", "images of formats that are not read")):
-        if found[kind]:
-            report(f"left out: {len(found[kind]):,} {told}: {shorten(sorted(found[kind]))}")
-    if not found["images"]:
+    if links:
+        report(f"links without a file are left out: {shorten(sorted(links))}")
+    if unread:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(unread.items()))
+        report(f"not read below {folder}: {kinds}; convert images to .png")
+    if not found:
         raise UserError(f"there are no images below {folder}: no file ends in {', '.join(SUFFIXES)}")
-    return sorted(found["images"])
+    return sorted(found)
 
 
 # Files

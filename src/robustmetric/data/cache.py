@@ -35,6 +35,7 @@ from robustmetric.data.decode import Channels, Fit, Size, decoded_or_reason, one
 from robustmetric.errors import UserError
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
 
+FORMAT = 1  # raised when the same files would give other pixels
 BLOCK = 16  # images that share a digest
 LISTED = 20  # broken files that a message names
 
@@ -53,7 +54,7 @@ class Stored:
     dtype = np.dtype(np.uint8)
     ndim = 4
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made_from: str | None = None) -> None:
         self.path = path
         with path.open("rb") as file:
             npy.read_magic(file)
@@ -64,6 +65,10 @@ class Stored:
         if about["sha256"] != digest_of_entries(about) or (about["shape"], "|u1") != ([*shape], dtype.str):
             raise DamagedError(f"{path} is damaged: its description does not match its digest")
         self.made_from: str = about["made_from"]
+        if made_from not in (None, self.made_from):
+            raise DamagedError(
+                f"another program made the cache {path} of other images: run the command again"
+            )
         self.skipped = {int(row): str(reason) for row, reason in about["skipped"].items()}
         self.blocks = [bytes.fromhex(digest) for digest in about["blocks"]]
         count, height, width, channels = shape
@@ -73,7 +78,7 @@ class Stored:
         self._checked = np.zeros(len(self.blocks), bool)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.path,)
+        return Stored, (self.path, self.made_from)
 
     @property
     def nbytes(self) -> int:
@@ -215,7 +220,7 @@ class _Source:
         self.images, self.size, self.channels, self.fit = images, size, channels, fit
         self.files = [(file, images.box(row)) for row, file in enumerate(images.files or ())]
         made_of = [[str(file), *_stat(file), *(box or ())] for file, box in self.files]
-        content = [PIL.__version__, images.name, images.split, size, channels, fit, made_of]
+        content = [FORMAT, PIL.__version__, images.name, images.split, size, channels, fit, made_of]
         self.made_from = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         shown = f"{size[0]}x{size[1]}{'' if fit == 'squeeze' else fit}" if size else "original"
         stem = re.sub(r"[^\w.-]", "_", f"{images.name}-{images.split}-{shown}x{channels}")
