@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from robustmetric.errors import UserError, check_signature, describe, instance, number
+from robustmetric.errors import UserError, describe, instance, number
 from robustmetric.registry import Part, Registry, registry, with_symbols
 from robustmetric.triplets import Mined, Sampler, check_margin
 
@@ -26,12 +26,10 @@ class Destination(Part, nn.Module):
     ...         return mined.hardness / 2
     """
 
+    signatures = ("hardness(mined, *, generator)",)
+
     def __init__(self) -> None:  # a module would take any options
         super().__init__()
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_signature(f"{cls.__name__}.hardness", cls.hardness, "self, mined, *, generator")
 
     def hardness(self, mined: Mined, *, generator: torch.Generator) -> Tensor:
         """Return the hardness (T,) that `mined` triplets should reach; draw with the `generator` alone."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from robustmetric.errors import UserError, check_signature, describe, number
+from robustmetric.errors import UserError, describe, number
 from robustmetric.registry import Part, Registry, lookup, registry, with_symbols
 from robustmetric.sphere import BrokenEmbeddingsError, hardness
 
@@ -64,12 +63,9 @@ class Term(Part):
     ...         return (embeddings["a"] - embeddings["a~"]).square().sum(1).mean()
     """
 
+    signatures = ("loss(embeddings, *, margin)",)
     roles: Collection[str] = ()
     """Which of a, p, n, a~, p~ and n~ it takes."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_signature(f"{cls.__name__}.loss", cls.loss, "self, embeddings, *, margin")
 
     def loss(self, embeddings: Mapping[str, Tensor], *, margin: float) -> Tensor:
         """Return the term, a scalar, from the (T, D) `embeddings` of its roles; `margin` is γ."""

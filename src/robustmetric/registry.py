@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from robustmetric.errors import UserError, brief
+from robustmetric.errors import UserError, brief, check_signature
 from robustmetric.usercode import file_of, home_of, import_file, neighbours, run_own, split_options
 
 T = TypeVar("T")
@@ -26,7 +26,19 @@ KINDS = (
 """Every kind of part that can be registered."""
 
 
-class Part:
+class Contract:
+    """What parts derive from: the methods in `signatures` must take what they are called with."""
+
+    signatures: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for signature in cls.signatures:
+            name, _, parameters = signature.removesuffix(")").partition("(")
+            check_signature(f"{cls.__name__}.{name}", getattr(cls, name), f"self, {parameters}")
+
+
+class Part(Contract):
     """A part of a defense. As text it is what it was made from, else its `name`, else that of its class."""
 
     name: str = ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from robustmetric.errors import UserError, check_signature, describe, instance, number
+from robustmetric.errors import UserError, describe, instance, number
 from robustmetric.labels import check_classes, check_labels
 from robustmetric.registry import Part, Registry, registry
 from robustmetric.sphere import cross_distance, wide_dtype
@@ -137,11 +137,8 @@ class Sampler(Part):
     tensor([0])
     """
 
+    signatures = ("draw(batch, *, generator)",)
     itself: bool = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_signature(f"{cls.__name__}.draw", cls.draw, "self, batch, *, generator")
 
     def draw(self, batch: Batch, *, generator: torch.Generator) -> Triplets:
         """Return triplets of positions in the `batch`; all randomness comes from the `generator`."""

@@ -205,7 +205,7 @@ def embed_folder(
             claims.enter_context(claimed(_beside(out), "an embedding", force=force or place.exists()))
         names, about = images_below(folder, report), _about(run, base)
         _begin(place, about, force)
-        blocks = _Blocks(run, [base / name for name in names], place, str(about))
+        blocks = _Blocks(run, base, names, place, str(about))
         blocks.make(batch, progress, report)
         has = np.concatenate([_has_vector(z) for z in blocks])
         broken = np.flatnonzero(~has).tolist()
@@ -246,9 +246,9 @@ def _begin(place: Path, about: dict[str, str], force: bool) -> None:
 class _Blocks:
     """Blocks of vectors of image files (n, D), where images without a vector have NaN; kept in a folder."""
 
-    def __init__(self, run: Run, files: Sequence[Path], place: Path, about: str) -> None:
-        self.run, self.files, self.place = run, files, place
-        self.rows = [range(k, min(k + _BLOCK, len(files))) for k in range(0, len(files), _BLOCK)]
+    def __init__(self, run: Run, base: Path, names: Sequence[str], place: Path, about: str) -> None:
+        self.run, self.base, self.names, self.place = run, base, names, place
+        self.rows = [range(k, min(k + _BLOCK, len(names))) for k in range(0, len(names), _BLOCK)]
         self.keys = [self._key(about, rows) for rows in self.rows]  # before any image is read
 
     def __iter__(self) -> Iterator[Floats]:
@@ -257,12 +257,12 @@ class _Blocks:
 
     def make(self, batch: int, progress: Progress | None, report: Callable[[str], None]) -> None:
         """Make the blocks that are missing, damaged, or of images that changed since."""
-        total = len(self.files)
+        total = len(self.names)
         missing = [number for number in range(len(self.rows)) if not self._has(number)]
         done = total - sum(len(self.rows[number]) for number in missing)
         if done:
             report(f"{done:,} of {total:,} images are embedded already: resuming")
-        files = (self.files[row] for number in missing for row in self.rows[number])
+        files = (self.base / self.names[row] for number in missing for row in self.rows[number])
         with closing(self.run.inputs.decoded(files, ahead=batch)) as decoded:
             for number in missing:
                 found: list[Tensor | None] = []
@@ -280,7 +280,7 @@ class _Blocks:
 
     def reason(self, row: int) -> str:
         """Return why the image of a row has no vector."""
-        ((_, pixels),) = self.run.inputs.decoded([self.files[row]], ahead=0)
+        ((_, pixels),) = self.run.inputs.decoded([self.base / self.names[row]], ahead=0)
         return pixels if isinstance(pixels, str) else "the network returns zeros, NaN or infinity for it"
 
     def _embedded(self, pixels: Sequence[NDArray[np.uint8] | str]) -> list[Tensor | None]:
@@ -310,13 +310,13 @@ class _Blocks:
     def _key(self, about: str, rows: range) -> bytes:
         """Return the digest of all that a block is made from, as far as it is seen without reading images."""
         key = hashlib.sha256(about.encode())
-        for file in self.files[rows.start : rows.stop]:
+        for row in rows:
             try:
-                found = file.stat()
+                found = (self.base / self.names[row]).stat()
                 state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             except OSError:
                 state = (-1, -1, -1)
-            key.update(f"\n{str(file)!r} {state}".encode())
+            key.update(f"\n{self.names[row]!r} {state}".encode())
         return key.digest()
 
     def _has(self, number: int) -> bool:
@@ -325,7 +325,8 @@ class _Blocks:
             z = self._read(number)
         except (FileNotFoundError, DamagedError):
             return False
-        broken = [self.files[self.rows[number][k]] for k in np.flatnonzero(~_has_vector(z))]
+        rows = [row for row, one in zip(self.rows[number], _has_vector(z), strict=True) if not one]
+        broken = (self.base / self.names[row] for row in rows)
         return all(isinstance(pixels, str) for _, pixels in self.run.inputs.decoded(broken, ahead=0))
 
     def _read(self, number: int) -> Floats:
@@ -334,8 +335,8 @@ class _Blocks:
 
 
 def _has_vector(z: Floats) -> NDArray[np.bool_]:
-    kept: NDArray[np.bool_] = ~np.isnan(z).any(1) if z.size else np.zeros(len(z), np.bool_)
-    return kept
+    """Return which rows of a block (n, D) are vectors; none if D is 0."""
+    return np.asarray((~np.isnan(z)).sum(1) > 0, np.bool_)
 
 
 def images_below(folder: Path, report: Callable[[str], None] = print) -> list[str]:

@@ -18,11 +18,11 @@ ONE = ("--queries", "6", "--steps", "2", "--checks", "none", "--attacks", "CA+")
 def scores_in(text: str) -> dict[str, dict[str, str]]:
     """Read the tables of scores: for each network, the cells by their heads."""
     found: dict[str, dict[str, str]] = {}
-    head: list[str] = []
+    first, head = "", list[str]()
     for line in text.splitlines():
         if line.startswith("┃"):
-            head = cells(line)[1:]
-        elif line.startswith("│"):
+            first, *head = cells(line)
+        elif line.startswith("│") and not first:
             name, *values = cells(line)
             found.setdefault(name, {}).update(zip(head, values, strict=True))
     return found

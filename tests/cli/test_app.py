@@ -1,93 +1,49 @@
-"""The command line as a user sees it."""
+"""The command line as a user sees it: its help, errors and signals."""
 
+from __future__ import annotations
+
+import errno
 import importlib
+import io
 import os
-import pkgutil
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, get_args
 
+import numpy as np
 import pytest
+import torch
 import typer.main
-from typer.testing import CliRunner
 
-import robustmetric as rm
-from robustmetric import cli
+from robustmetric.cli import options
 from robustmetric.cli.app import COMMANDS, app
 from robustmetric.cli.demo import DEFENSES
+from robustmetric.cli.terminal import Terminal
+from robustmetric.data import DATA
 from robustmetric.errors import UserError
 from robustmetric.evaluation import load_record
+from robustmetric.models import MODELS
+from robustmetric.models.c2f2 import C2F2
 from robustmetric.training import CollapsedError, Stopped
 from robustmetric.workers import WorkerError
-from tests.helpers.command import cells, command, refused
+from tests.cli.tables import ONE
+from tests.helpers.command import cells, command, refused, works
 from tests.helpers.pages import parsed
+from tests.helpers.processes import at_call, stop_by
 
-PAPER = "R@1 ↑,R@2 ↑,mAP ↑,NMI ↑,CA+ ↑,CA− ↓,QA+ ↑,QA− ↓,TMA ↓,ES:D ↓,ES:R ↑,LTM ↑,GTM ↑,GTT ↑,ERS ↑"
+TRAIN = ("train", "--data", "digits", "--epochs", 1, "--steps", 1)
+NETWORK = ("evaluate", "--model", "c2f2", "--data", "digits", *ONE)
+MENDED = "the batch [of 8] is too small: take 16"
 
-MADE = ("metrics.csv", "pictures.json", "report.html")
-
-
-@pytest.mark.slow
-def test_demo_trains_attacks_and_compares(tmp_path: Path) -> None:
-    def demo() -> tuple[str, dict[str, object]]:
-        options = ["--out", str(tmp_path), "--epochs", "2", "--queries", "12", "--seed", "1"]
-        done = CliRunner().invoke(cli.app, ["demo", *options])
-        assert done.exit_code == 0, (done.output, done.exception)
-        trained = {str(f): f.read_bytes() for name in MADE for f in tmp_path.rglob(name)}
-        return done.output, trained | {str(f): f.stat().st_mtime_ns for f in tmp_path.rglob("record.json")}
-
-    first, files = demo()
-    assert len(files) == 7
-    assert "797 digits that were not trained on, 12 of them attacked; ε = 0.2, pixels are in [0, 1]" in first
-    head, worst = [cells(line) for line in first.splitlines() if line.startswith("┃")]
-    assert head == ["", *PAPER.split(",")]
-    assert worst == ["goal", *(f"c2f2 {name}" for name in DEFENSES)]
-    found = [cells(line) for line in first.splitlines() if line.startswith("│")]
-    rows = {name: row for name in DEFENSES for row in found if row[0].endswith(name)}
-    (left,) = [row for row in found if row[0] == "misrank ↑"]
-    values = {name: dict(zip(head[1:], row[1:], strict=True)) for name, row in rows.items()}
-    assert len(values) == 2
-    records = {}
-    for name, folder in zip(DEFENSES, ("N-A-S", "HM-S-LGA-ICS"), strict=True):
-        (file,) = (tmp_path / folder).rglob("record.json")
-        record = records[name] = load_record(file)
-        assert record.network.name.endswith(name)
-        assert (record.settings.eps, record.settings.steps, record.queries.count) == (0.2, 32, 12)
-        assert float(values[name]["R@1 ↑"]) == round(record["R@1"], 1)
-        # Ten classes: chance is 10 %.
-        assert record["R@1"] > 60
-        assert record["GTM"] < record["R@1"]
-        assert float(values[name]["ERS ↑"].split()[0]) == round(record["ERS"], 1)
-        assert f"{name}: ERS {record['ERS']:.1f} (" in first
-        assert left[1 + len(records) - 1].startswith(f"{record['misrank']:.1f} (")
-        assert record["misrank"] <= min(record[column] for column in ("ES:R", "LTM", "GTM"))
-    assert records["HM[S,LGA]&ICS"]["ERS"] > records["N/A[S]"]["ERS"]
-
-    page = parsed((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert f"pictures, plots and checks are on one page: open {tmp_path / 'report.html'}" in first
-    assert [one.one("h2").text for one in page.all("section", "head")] == [
-        f"c2f2 {name}" for name in DEFENSES
-    ]
-    shown = [one.all("dd")[0].text for head in page.all("section", "head") for one in head.all("div")]
-    assert shown == [f"{records[n][score]:.1f}" for n in DEFENSES for score in ("R@1", "ERS", "misrank")]
-    assert len(page.all("article", "shot")) == 2 * 9 * 6
-    assert all(page.has(name) for name in ("worst", "map", "training"))
-    # A validation set of few digits is ranked as well by many weights: then the last ones are evaluated.
-    weights = [record.network.weights for record in records.values()]
-    assert all(
-        page.by_id("tested").text.count(chosen) == weights.count(chosen) for chosen in weights if chosen
-    )
-
-    second, again = demo()
-    assert again == files, "something was made anew"
-    compared = "797 digits"
-    assert second.partition(compared)[2] == first.partition(compared)[2]
-
+# The help
 
 HEAVY = ("torch", "lightning", "sklearn", "pandas", "numpy", "pydantic")
-RUN = f"""
+PROGRAM = f"""
 import sys
 from robustmetric.cli import run
 try:
@@ -97,62 +53,81 @@ finally:
 """
 
 
-def start(*command: str) -> str:
-    """Give what a command prints in a process of its own, 160 columns wide."""
+@pytest.mark.parametrize("argument", ["-h", "--version"])
+def test_the_first_help_imports_nothing_heavy(argument: str) -> None:
     done = subprocess.run(  # noqa: S603
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-        env={**os.environ, "COLUMNS": "160"},
+        [sys.executable, "-c", PROGRAM, argument], capture_output=True, text=True, check=True, timeout=600
     )
-    return done.stdout
+    assert done.stdout.endswith("imported:\n"), done.stdout.splitlines()[-1]
+    shown = [*re.findall(r"^│ ([a-z]+) ", done.stdout, re.MULTILINE)]
+    assert shown == list(COMMANDS) if argument == "-h" else f"torch {version('torch')}" in done.stdout
 
 
-def test_the_help_lists_each_command_with_its_own_first_line() -> None:
-    shown = start("-c", RUN, "--help")
-    assert shown.endswith("imported:\n"), shown.splitlines()[-1]
-    listed = re.findall(r"^│ ([a-z]+) +(\S.*?) +│$", shown.partition("Commands")[2], re.MULTILINE)
-    for module in pkgutil.iter_modules(cli.__path__):
-        importlib.import_module(f"robustmetric.cli.{module.name}")
-    commands = typer.main.get_group(app).commands
-    assert listed == [(name, (command.help or "").partition("\n\n")[0]) for name, command in commands.items()]
-    modules = {name: command.callback.__module__ for name, command in commands.items() if command.callback}
-    assert modules == {name: f"robustmetric.cli.{place.module}" for name, place in COMMANDS.items()}
+@pytest.fixture(scope="module")
+def commands() -> dict[str, Any]:
+    for module, _ in COMMANDS.values():
+        importlib.import_module(f"robustmetric.cli.{module}")
+    return dict(typer.main.get_group(app).commands)  # type: ignore[attr-defined]
 
 
-def test_without_a_command_the_help_is_shown() -> None:
-    bare, asked = (CliRunner().invoke(cli.app, arguments).output for arguments in ([], ["--help"]))
-    assert bare.strip() == asked.strip() != ""
+def test_the_table_names_the_module_of_each_command(commands: dict[str, Any]) -> None:
+    assert len(COMMANDS) == 13
+    for name, (module, _) in COMMANDS.items():
+        assert commands[name].callback.__module__ == f"robustmetric.cli.{module}"
 
 
-def test_the_version_is_told_without_torch() -> None:
-    shown = start("-c", RUN, "--version")
-    assert shown == f"robustmetric {rm.__version__}\ntorch {version('torch')}\nimported:\n"
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_fits_on_two_screens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = works(name, "-h").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 100
+    assert "<bool>" not in "".join(lines)
 
 
-def test_the_package_is_a_program() -> None:
-    shown = start("-m", "robustmetric", "--help")
-    assert "Usage: python -m robustmetric [OPTIONS] COMMAND" in shown
-    assert set(re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)) == COMMANDS.keys()
-    assert "Usage: python -m robustmetric train [OPTIONS]" in start("-m", "robustmetric", "train", "--help")
+@pytest.mark.parametrize("name", ["evaluate", "certify", "verify", "attack", "app"])
+def test_an_option_of_a_name_is_declared_once(name: str, commands: dict[str, Any]) -> None:
+    declared = {key.replace("_", "-"): get_args(kind)[1].help for key, kind in options.SETTINGS.items()}
+    declared["alpha"] = declared["alpha"] if name != "certify" else declared["failure-probability"]
+    for option in commands[name].params[1:]:
+        assert option.rich_help_panel in options.PANELS
+        if (flag := option.opts[0].removeprefix("--")) in declared and name != "attack":
+            assert option.help == declared[flag]
+
+
+def test_names_in_the_help_are_those_that_there_are() -> None:
+    for declared, names in ((options.Data, DATA), (options.Model, MODELS)):
+        told = get_args(declared)[1].help
+        assert re.findall(r"[\w-]+(?=, | or )", told.replace("timm:NAME or", ""))[: len(names)] == sorted(
+            names
+        )
 
 
 def test_an_unknown_command_gets_the_nearest() -> None:
-    done = CliRunner().invoke(cli.app, ["trian"])
-    assert done.exit_code == 2
-    assert "No such command 'trian'. Did you mean 'train'?" in done.output
+    said = command("trian")
+    assert said.code == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in said.err
+
+
+# Tables
+
+
+def test_a_piped_table_is_split_at_100_columns() -> None:
+    text = io.StringIO()
+    terminal = Terminal(file=text)
+    assert terminal.width <= 100
+    head, row = [f"figure {k} ↑" for k in range(14)], [f"{k}.0" for k in range(14)]
+    terminal.table(["", *head], [["a network", *row]])
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    heads, rows = ([c for line in lines if line.startswith(edge) for c in cells(line)[1:]] for edge in "┃│")
+    assert (heads, rows) == (head, row)
 
 
 # Errors
 
 
-C2F2 = ("--model", "c2f2", "--data", "digits")
-MENDED = "the batch [of 8] is too small: take 16"
-
-
-def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command `recipes NAME` raise this error."""
 
     def fail(_: str) -> str:
@@ -162,124 +137,133 @@ def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", [UserError, FileNotFoundError, CollapsedError, WorkerError])
-def test_what_a_person_can_mend_is_said_in_a_line(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fails_with(kind(MENDED), monkeypatch)
+def test_what_the_user_can_fix_is_one_line(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(kind(MENDED), monkeypatch)
     said = command("recipes", "images")
     assert (said.code, said.err) == (1, f"error: {MENDED}\n")
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyError, TypeError, RuntimeError, ZeroDivisionError])
-def test_any_other_error_is_not_said_to_be_the_user_s(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fails_with(kind("of [bold] 3"), monkeypatch)
+@pytest.mark.parametrize("kind", [ValueError, KeyError, RuntimeError])
+def test_any_other_error_is_a_fault_of_ours(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(kind("of [bold] 3"), monkeypatch)
     said = command("recipes", "images")
     assert said.code == 1
     assert said.err.startswith("unexpected error in test_app.py, line ")
-    assert f"{kind.__name__}: " in said.err
     assert "of [bold] 3" in said.err
-    assert "no mistake of yours" in said.err
     assert "--debug" in said.err
     assert "Traceback" not in said.err
-
-
-@pytest.mark.parametrize("kind", [UserError, FileNotFoundError, ValueError])
-@pytest.mark.parametrize(
-    "arguments",
-    [("--debug", "recipes", "images"), ("recipes", "--debug", "images"), ("recipes", "images", "--debug")],
-)
-def test_with_debug_every_error_keeps_its_traceback(
-    kind: type[Exception], arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = kind(MENDED)
-    fails_with(error, monkeypatch)
-    with pytest.raises(kind) as raised:
-        command(*arguments)
-    assert raised.value is error
-
-
-def test_debug_shows_a_traceback_in_a_process_of_its_own() -> None:
-    shown = [
-        subprocess.run(  # noqa: S603
-            [sys.executable, "-m", "robustmetric", "recipes", "image", *more],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for more in ([], ["--debug"])
-    ]
-    assert [done.returncode for done in shown] == [1, 1]
-    assert ["Traceback" in done.stderr for done in shown] == [False, True]
-    assert all("unknown recipe 'image' (did you mean 'images'?)" in done.stderr for done in shown)
+    with pytest.raises(kind):
+        command("recipes", "images", "--debug")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "flag"),
+    ("arguments", "about"),
     [
-        (["train", "--out", "FILE"], "--out"),
-        (["evaluate", *C2F2, "--alpha", "0", "--out", "OUT"], "--alpha"),
-        (["evaluate", *C2F2, "--attacks", "ES,ES", "--out", "OUT"], "--attacks"),
-        (["evaluate", *C2F2, "--size", "0", "--out", "OUT"], "--size"),
-        (["attack", *C2F2, "--attack", "ES", "--out", "FILE"], "--out"),
-        (["attack", *C2F2, "--attack", "ES", "--seed", "-1", "--out", "O"], "--seed"),
+        ((*TRAIN, "--lr", "nan"), "(--lr)"),
+        ((*TRAIN, "--set", "resize=2"), "(--set resize)"),
+        ((*NETWORK, "--dim", 10**12), "from 1 to 65536, not 1000000000000 (--dim)"),
+        ((*NETWORK, "--size", 10**6), "from 1 to 4096, not 1000000 (--size)"),
+        ((*NETWORK, "--size", 0), "(--size)"),
+        ((*NETWORK, "--eps", "8"), "not 8.0"),
+        ((*NETWORK, "--steps", 0), "(--steps)"),
+        ((*NETWORK, "--devices", 0), "not 0 (--devices)"),
+        ((*NETWORK, "--seed", 2**70), "(--seed)"),
+        ((*NETWORK, "--address", "auto"), "--on ray"),
     ],
-)  # fmt: skip
-def test_the_flag_of_a_parameter_stands_behind_the_message(
-    arguments: list[str], flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("FILE").write_text("no folder")
-    out = ["--out", "OUT"] if "--out" not in arguments else []
-    said = refused(*arguments, *out)
-    assert said.endswith(f" ({flag})\n")
-    assert "--" not in said.removesuffix(f"({flag})\n"), "the library speaks of a flag"
+)
+def test_the_flag_of_a_bad_value_is_named(arguments: tuple[object, ...], about: str, tmp_path: Path) -> None:
+    assert about in refused(*arguments, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_parameter_that_is_no_flag_of_the_command_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    for parameter in ("name", "out", "nonsense"):  # an argument without a flag, one of others, of none
-        fails_with(UserError(MENDED, parameter=parameter), monkeypatch)
-        assert command("recipes", "images").err == f"error: {MENDED}\n"
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--device", "tpu"), ("--split", "train"), ("--eps", "1/0"), ("--protocol", "strickt"), ("--fit", "x")],
+)
+def test_a_value_that_is_no_choice_or_number_is_a_wrong_usage(flag: str, value: str, tmp_path: Path) -> None:
+    said = command(*NETWORK, flag, value, "--out", tmp_path / "out")
+    assert said.code == 2
+    assert flag in said.err
+    assert value in said.err
 
 
-@pytest.mark.parametrize("error", ["ValueError", "OSError", "KeyError"])
-def test_the_user_s_own_code_is_shown_where_it_failed(error: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [TRAIN, NETWORK])
+def test_a_network_beyond_all_memory(arguments: tuple[object, ...], tmp_path: Path) -> None:
+    said = refused(*arguments, "--model", f"c2f2(dim={10**12})", "--out", tmp_path / "out")
+    assert "there is not enough memory (4,096,000.0 GB were asked for at once): lower --batch" in said
+
+
+@pytest.mark.parametrize("shape", [10**18, 10**30])
+def test_memory_that_runs_out_anywhere(shape: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((MemoryError, RuntimeError, TypeError)) as raised:
+        _ = np.empty(shape) if shape < 10**20 else torch.empty(shape)
+    failing(raised.value, monkeypatch)
+    assert "not enough memory" in refused("recipes", "images")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EISDIR, errno.EMFILE])
+def test_an_error_of_the_system_names_the_file(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(OSError(number, os.strerror(number), "images/[a].png"), monkeypatch)
+    said = refused("recipes", "images")
+    assert f"images/[a].png: {os.strerror(number)}; " in said
+    assert "Errno" not in said
+
+
+def test_errors_in_code_of_the_user_are_shown_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
         "    def forward(self, images):\n"
-        "        if len(images) > 1:\n"
-        f"            raise {error}('not more than one [image]')\n"
-        "        return images.flatten(1)\n"
+        "        raise KeyError('no [image]')\n"
     )
-    arguments = [
-        "evaluate",
-        "--model",
-        f"{tmp_path / 'net.py'}:Net",
-        "--data",
-        "digits",
-        "--out",
-        tmp_path / "out",
-    ]
-    said = command(*arguments)
+    out = ("--data", "digits", "--out", tmp_path / "out")
+    said = command("evaluate", "--model", f"{tmp_path / 'net.py'}:Net", *out)
     assert said.code == 1
-    assert "not more than one [image]" in said.err
-    assert said.err.count("Traceback") == said.err.count("line 5, in forward") == 1
-    assert "no mistake of yours" not in said.err
+    assert "no [image]" in said.err
+    assert said.err.count("Traceback") == said.err.count("line 4, in forward") == 1
 
 
-@pytest.mark.slow
-def test_loggers_by_name(tmp_path: Path) -> None:
-    options = ["--epochs", "1", "--steps", "1", "--logger", "tensorboard", "--logger", "csv"]
-    done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run"), *options])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert list((tmp_path / "run").rglob("events.out.tfevents*"))
-    (figures,) = (tmp_path / "run" / "csv").rglob("metrics.csv")
-    assert "hardness/reached" in figures.read_text()
-    missing = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "other"), "--logger", "wandb"])
-    assert isinstance(missing.exception, ValueError)
-    assert "the logger wandb needs a package that is not installed" in str(missing.exception)
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_an_output_of_any_encoding_is_written_to(encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    show = [sys.executable, "-m", "robustmetric", "evaluate", "-h"]
+    done = subprocess.run(show, env=environment, capture_output=True, check=False, timeout=600)  # noqa: S603
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u03b5" in done.stdout  # ε
+
+
+# Signals
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Hear Ctrl-C, as in a terminal: a shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM, None])
+def test_the_first_signal_ends_a_command_with_its_code(
+    number: signal.Signals,
+    code: int,
+    again: signal.Signals | None,
+    heard: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(_: str) -> str:
+        try:
+            stop_by(number)()
+        finally:
+            if again is not None:  # during the clean-up
+                signal.raise_signal(again)
+        return ""
+
+    monkeypatch.setattr("robustmetric.cli.train.recipe_text", stopped)
+    said = command("recipes", "images")
+    assert (said.code, said.out) == (code, "")
+    assert said.err == "stopped; what is finished is kept: run the same command again to resume\n"
 
 
 @pytest.mark.parametrize(("why", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("another worker", 130)])
@@ -290,12 +274,49 @@ def test_a_stopped_training_ends_with_the_code_of_its_signal(
         raise Stopped(why)
 
     monkeypatch.setattr("robustmetric.training.run.train", stopped)
-    done = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "run")])
-    assert done.exit_code == code
-    assert f"stopped by {why}; go on with: robustmetric train --out" in done.output
+    assert command("train", "--out", tmp_path / "run").code == code
 
 
-def test_recipes_are_listed() -> None:
-    listed = CliRunner().invoke(cli.app, ["recipes"]).output
-    for name in ("28x28", "224x224-text", "224x224-code-strong", "digits"):
-        assert name in listed
+@pytest.mark.slow
+def test_a_pipe_that_closes_ends_quietly() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "robustmetric", "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        assert started.stderr.read() == b""
+
+
+# The demo
+
+MADE = ("metrics.csv", "pictures.json", "report.html")
+
+
+@pytest.mark.slow
+def test_the_demo_trains_attacks_compares_and_resumes(tmp_path: Path, heard: None) -> None:
+    options = ("demo", "--out", tmp_path, "--epochs", 2, "--queries", 12, "--seed", 1)
+    for call in (3, 40):  # while it trains, while it evaluates
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(C2F2, "forward", at_call(call, stop_by(signal.SIGTERM), C2F2.forward))
+            assert command(*options).code == 143
+    printed = works(*options)
+    files = {str(f): f.read_bytes() for name in MADE for f in tmp_path.rglob(name)}
+    assert len(files) == 5
+    shown = printed.partition("797 digits")[2]
+    assert len(shown.splitlines()) <= 25
+    rows = {row[0]: row for row in map(cells, shown.splitlines()) if len(row) > 1}
+    records = {}
+    for name, folder in zip(DEFENSES, ("N-A-S", "HM-S-LGA-ICS"), strict=True):
+        record = records[name] = load_record(next((tmp_path / folder).rglob("record.json")))
+        assert (record.settings.eps, record.settings.steps, record.queries.count) == (0.2, 32, 12)
+        assert rows[f"c2f2 {name}"][1] == f"{record['R@1']:.1f}"
+        assert rows[f"c2f2 {name}"][2].startswith(f"{record['ERS']:.1f}")
+        assert rows[f"c2f2 {name}"][3].startswith(f"{record['misrank']:.1f}")
+        assert record["R@1"] > 60  # chance is 10 %
+        assert record["misrank"] <= min(record[column] for column in ("ES:R", "LTM", "GTM"))
+    assert records["HM[S,LGA]&ICS"]["ERS"] > records["N/A[S]"]["ERS"]
+    page = parsed((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert [one.one("h2").text for one in page.all("section", "head")] == [f"c2f2 {n}" for n in DEFENSES]
+    works(*options)
+    assert {str(f): f.read_bytes() for name in MADE for f in tmp_path.rglob(name)} == files

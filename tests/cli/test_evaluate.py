@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robustmetric import attack, load_record, model, save_weights
+from robustmetric import attack, load_record, save_weights
 from robustmetric.data.inputs import Inputs, load_pixels
 from robustmetric.evaluation import Plan
 from robustmetric.evaluation.record import load_arrays
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.training import load_recipe
-from tests.cli.tables import DIGITS, ONE, OTHER, PAPER, SMALL, contents, expected, scores_in
-from tests.helpers.command import command, refused, works
+from tests.cli.tables import DIGITS, ONE, OTHER, SMALL, contents, expected, scores_in
+from tests.helpers.command import refused, works
 from tests.helpers.runs import make_pictures, make_run
 
 
@@ -28,10 +28,9 @@ def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tup
     record = load_record(folder)
     table = scores_in(printed)
     assert table == expected(record)
-    assert list(table["c2f2 N/A[S]"]) == PAPER.split(",")
     assert len(record.checks) == len(Plan.make(checks="quick").check_names)
     for check in record.checks:
-        assert re.search(rf"^ {check.name} +{check.status} ", printed, re.MULTILINE), check.name
+        assert re.search(rf"^│ {check.name} +│ {check.status} ", printed, re.MULTILINE), check.name
     assert record.ers is not None
     assert record.ers.low is not None
     assert record.ers.high is not None
@@ -91,8 +90,7 @@ def test_a_network_of_a_file_with_its_weights(mine: Path, tmp_path: Path) -> Non
     file = tmp_path / "w.safetensors"
     save_weights({"fc.weight": linear.weight, "fc.bias": linear.bias}, file)
     out = tmp_path / "out"
-    printed = works("evaluate", "--model", f"{mine}:network", *DIGITS, "--weights", file, "--out", out, *ONE)
-    assert "no weights were given" not in printed
+    works("evaluate", "--model", f"{mine}:network", *DIGITS, "--weights", file, "--out", out, *ONE)
     record = load_record(out)
     assert (record.network.name, record.network.parameters) == ("mine.py:network w.safetensors", 192 * 8 + 8)
     assert (record.data.name, record.data.shape) == ("digits", [3, 8, 8])
@@ -112,31 +110,6 @@ def test_a_network_of_a_file_with_its_weights(mine: Path, tmp_path: Path) -> Non
     assert record["R@1"] == pytest.approx(100 * hits / len(z), abs=0.3)
 
 
-def test_a_network_by_name_with_and_without_weights(weights: Path, tmp_path: Path) -> None:
-    printed = works(
-        "evaluate", "--model", "c2f2", *DIGITS, "--weights", weights, "--out", tmp_path / "with", *ONE
-    )
-    assert "no weights were given" not in printed
-    record = load_record(tmp_path / "with")
-    assert record.network.name == "c2f2 c2f2.safetensors"
-    printed = works("evaluate", "--model", "c2f2", "--data", "digits", "--out", tmp_path / "without", *ONE)
-    assert "no weights were given: the network is as it is made" in printed
-    other = load_record(tmp_path / "without")
-    assert other.network.name == "c2f2"
-    assert other.network.sha256 != record.network.sha256
-    assert other.data.sha256 == record.data.sha256
-
-
-def test_other_weights_of_a_run(run: Path, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    save_weights(model("c2f2", size=8, dim=16), tmp_path / "other.safetensors")
-    works("evaluate", run, "--weights", tmp_path / "other.safetensors", "--out", tmp_path / "out", *ONE)
-    works("evaluate", run, "--out", tmp_path / "own", *ONE)
-    other, own = load_record(tmp_path / "out"), load_record(tmp_path / "own")
-    assert other.network.sha256 != own.network.sha256
-    assert other["R@1"] < own["R@1"]
-
-
 def test_a_network_by_name_takes_a_length_of_its_embeddings(run: Path, tmp_path: Path) -> None:
     weights = ["--weights", run / "best.safetensors", "--dim", 16]
     works("evaluate", "--model", "c2f2", *DIGITS, *weights, "--out", tmp_path / "by-name", *ONE)
@@ -154,12 +127,9 @@ def test_a_network_by_name_takes_a_length_of_its_embeddings(run: Path, tmp_path:
     [
         (["--protocol", "reference"], {"protocol": "reference"}),
         (["--eps", "8/255", "--alpha", "1/255"], {"eps": 8 / 255, "alpha": 1 / 255, "steps": 2}),
-        (["--steps", "3"], {"eps": 0.2, "steps": 3}),
-        (["--eps", "0.05"], {"eps": 0.05, "alpha": 3 / 255}),
-        ([], {"eps": 0.2, "protocol": "strict", "search": "pgd"}),
-        (["--search", "pgd(restarts=2)"], {"search": "pgd(restarts=2)"}),
-        (["--search", "nes(samples=2)"], {"search": "nes(samples=2)"}),
+        ([], {"eps": 0.2, "alpha": 3 / 255, "protocol": "strict", "search": "pgd"}),
         (["--search", "spsa(samples=2,sigma=0.1)"], {"search": "spsa(samples=2, sigma=0.1)"}),
+        (["--norm", "l2", "--eps", "1.5", "--search", "apgd"], {"norm": "l2", "eps": 1.5, "search": "apgd"}),
         (["--queries", "4", "--seed", "7"], {"queries": 4, "seed": 7}),
         (["--batch", "2", "--checks", "quick"], {"batch": 2, "checks": "quick"}),
         (
@@ -192,31 +162,6 @@ def test_options_reach_the_record(
     assert len(row) == 4 + len(record.scores)
 
 
-def test_the_batch_changes_no_score(run: Path, tmp_path: Path) -> None:
-    found: list[dict[str, Tensor]] = []
-    for batch in (4, 128):
-        options = ["--batch", batch, "--attacks", "QA+,ES,TMA"]
-        works("evaluate", run, "--out", tmp_path / f"{batch}", *ONE, *options)
-        found.append(load_arrays(tmp_path / f"{batch}"))
-    # Ranks in %: one of 797 images may change places by rounding.
-    allowed = {"QA+/after/QA+": 0.2, "ES/after/ES:D": 1e-3, "TMA/after/TMA": 1e-3, "QA+/target": 0}
-    for name, most in {**allowed, "retrieval/R@1": 0}.items():
-        first, second = (arrays[name].double() for arrays in found)
-        assert torch.allclose(first, second, rtol=0, atol=most), name
-
-
-def test_other_seeds_draw_other_targets(run: Path, tmp_path: Path) -> None:
-    found: list[Path] = []
-    for seed in (0, 0, 1):
-        out = tmp_path / f"{len(found)}"
-        works("evaluate", run, "--out", out, *ONE, "--queries", 40, "--steps", 1, "--seed", seed)
-        found.append(out)
-    assert contents(found[0]) == contents(found[1])
-    first, other = (load_arrays(found[k]) for k in (0, 2))
-    assert not torch.equal(first["number"], other["number"])
-    assert (first["CA+/target"] != other["CA+/target"]).float().mean() > 0.9
-
-
 def test_transfer_comes_from_the_surrogate(run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", "best", first=1, **OTHER)
     direct, there = tmp_path / "direct", tmp_path / "there"
@@ -231,49 +176,11 @@ def test_transfer_comes_from_the_surrogate(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_surrogate_is_the_network_of_its_own_run(mine: Path, tmp_path: Path) -> None:
-    # A network of the same images, three channels, with a recipe of its own.
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "recipe.yaml").write_text("data: digits\nmodel: resnet18\ndim: 8\n")
-    save_weights(model("resnet18", dim=8), tmp_path / "other" / "best.safetensors")
-    options = ["--search", "transfer", "--surrogate", tmp_path / "other", *ONE, "--attacks", "ES"]
-    works("evaluate", "--model", f"{mine}:network", *DIGITS, "--out", tmp_path / "out", *options)
-    assert load_record(tmp_path / "out").network.surrogate is not None
-
-
-@pytest.mark.parametrize(("grey", "told"), [
-    (True, "conv1.weight is (32, 1, 5, 5), the model has (32, 3, 5, 5)"),
-    (False, "images have shape (1, 1, 8, 8); this network takes (B, 3, H, W)"),
-])  # fmt: skip
-def test_a_surrogate_for_images_with_other_channels(
-    grey: bool, told: str, run: Path, mine: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "colour"
-    other.mkdir()
-    (other / "recipe.yaml").write_text("data: digits\nmodel: resnet18\ndim: 8\n")
-    save_weights(model("resnet18", dim=8), other / "best.safetensors")
-    attacked = ["--model", f"{mine}:network", *DIGITS] if grey else [run]
-    transfer = ["--search", "transfer", "--surrogate", run if grey else other]
-    said = refused("evaluate", *attacked, *transfer, "--out", tmp_path / "out", *ONE)
-    assert said.startswith("error: the surrogate does not fit the images: ")
-    assert told in said
-
-
-@pytest.mark.slow
 def test_all_images_or_those_of_the_test(run: Path, tmp_path: Path) -> None:
     printed = works("evaluate", run, "--split", "all", "--out", tmp_path / "all", *ONE)
     assert "6 of 1797 images of 10 classes attacked; digits (all) 8×8; " in printed
     works("evaluate", run, "--split", "all", "--devices", 2, "--out", tmp_path / "shared", *ONE)
     assert contents(tmp_path / "shared") == contents(tmp_path / "all")
-
-
-def test_options_of_an_attack_are_part_of_the_evaluation(run: Path, tmp_path: Path) -> None:
-    works("evaluate", run, "--out", tmp_path / "out", *ONE, "--attacks", "SP-QA+(keep=3)")
-    before = contents(tmp_path / "out")
-    said = command("evaluate", run, "--out", tmp_path / "out", *ONE, "--attacks", "SP-QA+(keep=9)")
-    assert said.code == 1, "the record of keep=3 was given for keep=9"
-    assert "holds another evaluation" in said.err
-    assert contents(tmp_path / "out") == before
 
 
 def test_other_images_are_brought_to_the_size_that_was_trained_on(run: Path, tmp_path: Path) -> None:

@@ -76,7 +76,6 @@ def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tm
     (out / "record.json").write_bytes(content)
     said = refused("evaluate", run, *SMALL, "--out", out)
     assert f"remove {out / 'record.json'} and run the same command again" in said
-    assert f"{out / 'record.json'} " in refused("report", out, whole[0])
     (out / "plan.json").write_bytes(content)
     assert f"remove {out} and run the same command again" in refused("evaluate", run, *SMALL, "--out", out)
 
@@ -145,7 +144,6 @@ def test_an_evaluation_on_a_full_disk(run: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", at_call(5, full, os.fsync))
     said = refused("evaluate", run, *ONE, "--out", tmp_path / "out")
     assert re.search(r"parts/\S+ cannot be written \(No space left on device\)", said)
-    assert "the same command resumes" in said
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"plan.json", "parts"}
     monkeypatch.undo()
     works("evaluate", run, *ONE, "--out", tmp_path / "out")
@@ -158,7 +156,7 @@ ENDLESS = ("--queries", 4, "--steps", 10**9)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("search", ["pgd", "pgd(restarts=2)", "nes(samples=2)", "spsa(samples=2)"])
+@pytest.mark.parametrize("search", ["pgd", "spsa(samples=2)"])
 @pytest.mark.parametrize("name", ["evaluate", "attack"])
 def test_a_long_perturbation_is_stopped_by_one_signal(
     name: str,
@@ -174,9 +172,7 @@ def test_a_long_perturbation_is_stopped_by_one_signal(
     what = ("--attacks", "ES", "--checks", "none") if name == "evaluate" else ("--attack", "ES")
     said = command(name, run, *what, *ENDLESS, "--search", search, "--out", tmp_path / "out")
     assert said.code == code
-    assert "stopped; " in said.out
-    assert "the same command" in said.out
-    assert not said.err
+    assert said.err.startswith("stopped; ")
     assert (tmp_path / "out" / "plan.json").exists() == (name == "evaluate")
 
 
@@ -199,26 +195,8 @@ def test_a_second_signal(
     what = ("--attacks", "ES", "--checks", "none") if name == "evaluate" else ("--attack", "ES")
     said = command(name, run, *what, *ENDLESS, "--out", tmp_path / "out")
     assert said.code == 130
-    assert "stopped; " in said.out
-    assert "Traceback" not in said.out + said.err
-
-
-@pytest.mark.parametrize("name", ["report", "evaluate", "train"])
-def test_an_early_signal(
-    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: None
-) -> None:
-    place = {
-        "report": "robustmetric.report.records.load_record",
-        "evaluate": "robustmetric.cli.request.Request.of",
-        "train": "robustmetric.cli.train.read_changes",
-    }[name]
-    monkeypatch.setattr(place, stop_by(signal.SIGINT))
-    said = command(
-        name, *([] if name == "train" else [run]), *(["--out", tmp_path / "x"] if name != "report" else [])
-    )
-    assert said.code == 130
     assert said.err.startswith("stopped; ")
-    assert "run the same command again" in said.err
+    assert "Traceback" not in said.out + said.err
 
 
 ENTRY = """
@@ -241,10 +219,9 @@ def test_a_process_with_a_long_perturbation_ends_by_sigterm(run: Path, tmp_path:
     )
     assert until(lambda: (tmp_path / "out" / "parts" / "retrieval.safetensors").exists())
     process.terminate()
-    out, err = process.communicate(timeout=600)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 143
-    assert "the same command resumes" in out
-    assert not err
+    assert err.startswith("stopped; ")
     assert not (tmp_path / "out" / LOCK).exists()
 
 

@@ -187,4 +187,4 @@ def make_csv() -> Maker:
 @pytest.fixture(scope="session")
 def make_any(request: pytest.FixtureRequest) -> Maker:
     """Write a data set by its name: make_any("cub", root, …)."""
-    return lambda name, *rest: request.getfixturevalue(f"make_{name}")(*rest)  # type: ignore[no-any-return]
+    return lambda name, *rest: request.getfixturevalue(f"make_{name}")(*rest)

@@ -477,10 +477,13 @@ def test_a_cache_is_indexed_like_an_array(stored: Stored) -> None:
     assert np.asarray(stored, dtype=np.float32).dtype == np.float32
 
 
-def test_a_cache_is_sent_by_its_path(stored: Stored) -> None:
+def test_a_cache_is_sent_by_its_path(stored: Stored, files: list[Path], folder: Path) -> None:
     sent = pickle.dumps(stored)
     assert len(sent) < 1000
     assert np.array_equal(pickle.loads(sent), stored)  # noqa: S301 (our own bytes)
+    cached(image_set(files), folder, size=SIZE)
+    with pytest.raises(DamagedError, match="of other images"):
+        pickle.loads(sent)  # noqa: S301
 
 
 def test_a_cache_gives_the_same_batches_as_an_array(stored: Stored) -> None:

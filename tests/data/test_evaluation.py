@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from robustmetric import cli, load_record
@@ -77,26 +75,6 @@ def test_an_evaluation_from_beginning_to_end(
     shape = f"{middle.shape} torch.float32".encode()
     whole = hashlib.sha256(test.labels.to(torch.int64).numpy().tobytes() + shape + middle.tobytes())
     assert record.data.sha256 == whole.hexdigest()
-
-
-def test_an_attack_on_colour_images_leaves_them_as_they_are(
-    make_folder: Make, call: Callable[..., Any], tmp_path: Path
-) -> None:
-    root = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 3, "dog": 3})
-    before = files_of(root)
-    out = tmp_path / "out"
-    done = call("attack", "--model", "c2f2", "--data", "folder", "--root", root, *TINY,
-                "--attack", "GTM", "--queries", 3, "--steps", 2, "--out", out)  # fmt: skip
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert files_of(root) == before
-    arrays = load_file(out / "images.safetensors")
-    for k, number in enumerate(arrays["number"].tolist()):
-        for when in ("before", "after"):
-            with Image.open(out / f"{number:06d}-{when}.png") as image:
-                assert (image.mode, image.size) == ("RGB", (8, 8))
-                read = np.asarray(image).transpose(2, 0, 1).astype(np.float64)
-            assert np.abs(read - 255 * arrays[when][k].numpy()).max() <= 0.5 + 1e-4
-    assert float((arrays["after"] - arrays["before"]).abs().max()) <= 8 / 255 + 1e-6
 
 
 def test_broken_test_images_are_named_or_left_out(

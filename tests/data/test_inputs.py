@@ -73,8 +73,8 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"resize": 0}, "resize must be a whole number from 1 to 16384, not 0"),
-        ({"crop": -1}, "crop must be a whole number from 1 to 16384, not -1"),
+        ({"resize": 0}, "resize must be from 1 to 16384, or None, not 0"),
+        ({"crop": -1}, "crop must be from 1 to 16384, or None, not -1"),
         ({"channels": 4}, "channels is 4; it must be 1, 3 or None"),
     ],
 )

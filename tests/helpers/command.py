@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -25,10 +26,15 @@ class Said:
 def command(*arguments: object) -> Said:
     """Run the entry point in this process; only an exit ends it, anything else is raised: a traceback."""
     out, err = io.StringIO(), io.StringIO()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["robustmetric", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.run()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                cli.run()
+        finally:
+            for number, handler in before.items():  # a command that was stopped ignores further signals
+                signal.signal(number, handler)
     return Said(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 

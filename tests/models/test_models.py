@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -26,24 +25,6 @@ def test_an_unknown_name_gets_the_nearest_the_known_ones_and_timm() -> None:
     message = str(caught.value)
     assert "did you mean 'resnet18'?" in message
     assert "known: c2f2, resnet18, resnet50, or timm:NAME" in message
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "option", "allowed"),
-    [
-        ("c2f2", {"freeze_bn": True}, "'freeze_bn'", "channels, size, dim"),
-        ("resnet18", {"freze_bn": True}, "'freze_bn'", "dim, freeze_bn, mean, std"),
-        ("resnet50", {"dim": 8, "pretrained": True}, "'pretrained'", "dim, freeze_bn, mean, std"),
-        ("c2f2", {"name": "x"}, "'name'", "channels, size, dim"),
-    ],
-)
-def test_an_unknown_option_is_named_with_those_allowed(
-    name: str, options: dict[str, Any], option: str, allowed: str
-) -> None:
-    with pytest.raises(ValueError, match=f"model '{name}'") as caught:
-        model(name, **options)
-    assert option in str(caught.value)
-    assert f"its options: {allowed}" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -114,22 +114,6 @@ def test_what_can_be_told_is_told_before(model: str, kind: type[Exception], told
         NetworkSource(model).check()
 
 
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
-        ("def net(size, depth): ...", r"missing a required argument: 'depth'; its options: .*depth"),
-        ("def net():\n  raise OSError('gone')", r"net failed with OSError: gone(?s:.)*nets2\.py\", line 2"),
-        ("import nothing_of_this_name", r"nets2\.py failed with ModuleNotFoundError(?s:.)*line 1"),
-        ("def net(:", r"nets2\.py failed with SyntaxError(?s:.)*line 1"),
-    ],
-)
-def test_files_that_fail_show_where_once(code: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "nets2.py").write_text(code)
-    with pytest.raises(UserError, match=told) as caught:
-        NetworkSource(f"{tmp_path / 'nets2.py'}:net").make(3, 8)
-    assert str(caught.value).count("Traceback") <= 1
-
-
 # Weights
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from robustmetric.attacks.columns import Column
 from robustmetric.attacks.draws import Draws
-from robustmetric.errors import UserError, check_signature, describe, shorten
+from robustmetric.errors import UserError, describe, shorten
 from robustmetric.gallery import ByRow, Gallery, Queries, nearest
 from robustmetric.labels import WHOLE
-from robustmetric.registry import Registry, lookup, registry
+from robustmetric.registry import Contract, Registry, lookup, registry
 
 Protocol = Literal["strict", "reference"]
 """By the definitions, or as published figures were made, where the two differ."""
@@ -39,7 +39,7 @@ class Target(ByRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(ABC):
+class Attack(Contract, ABC):
     """An attack on a ranking, without state: what a query aims at, what is minimised, what is reported.
 
     A new attack is a class with a `name`, its `columns` and the methods `objective` and `measure`, and with
@@ -67,10 +67,14 @@ class Attack(ABC):
     """
 
     protocol: Protocol = "strict"
-
-    def __post_init__(self) -> None:
-        lookup("protocol", self.protocol, dict.fromkeys(get_args(Protocol)))
-
+    signatures = (
+        "select(queries, gallery, *, draws)",
+        "aim(index, queries, gallery)",
+        "objective(z, target, queries, gallery)",
+        "appraise(z, target, queries, gallery)",
+        "measure(z, target, queries, gallery)",
+        "start(images, *, draws)",
+    )
     name: ClassVar[str]
     """The name in tables, records and on the command line."""
     columns: ClassVar[tuple[Column, ...]]
@@ -81,6 +85,9 @@ class Attack(ABC):
     """Columns that are read one step before the last."""
     same_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of other attacks that say the same of a query, by the definitions."""
+
+    def __post_init__(self) -> None:
+        lookup("protocol", self.protocol, dict.fromkeys(get_args(Protocol)))
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return what each of B `queries` aims at: (B, W) positions in the `gallery`; by default none, W = 0.
@@ -168,9 +175,7 @@ class Attack(ABC):
     # What the methods above return is checked here: one value per query, which costs next to nothing.
 
     def check(self) -> None:
-        """Reject an attack with methods, a name or columns that cannot be used."""
-        for method, parameters in _PARAMETERS.items():
-            check_signature(f"{type(self).__name__}.{method}", getattr(self, method), parameters)
+        """Reject an attack with a name or columns that cannot be used."""
         name, columns = getattr(self, "name", None), getattr(self, "columns", None)
         listed = columns if isinstance(columns, tuple) else ()
         names = [column.name for column in listed if isinstance(column, Column)]
@@ -239,19 +244,10 @@ class Attack(ABC):
     def _require(self, member: str, fits: bool, got: object, wanted: str) -> None:
         """Reject what a method returned, or an attribute, unless it `fits`; text in `got` describes it."""
         if not fits:
-            verb = "returned" if member in _PARAMETERS else "is"
+            verb = "returned" if callable(getattr(type(self), member, None)) else "is"
             said = got if isinstance(got, str) else describe(got)
             raise UserError(f"{type(self).__name__}.{member} {verb} {said}; it must {wanted}")
 
-
-_PARAMETERS = {
-    "select": "queries, gallery, *, draws",
-    "aim": "index, queries, gallery",
-    "objective": "z, target, queries, gallery",
-    "appraise": "z, target, queries, gallery",
-    "measure": "z, target, queries, gallery",
-    "start": "images, *, draws",
-}
 
 ATTACKS: Registry[Attack] = registry("attack", Attack)
 

@@ -38,6 +38,8 @@ class Goal(Attack):
     by_query: ClassVar[tuple[str, ...]]
     """Its objectives for the side query, the usual one first."""
     sides: ClassVar[tuple[str, ...]] = ("query", "candidate")
+    numbered: ClassVar[bool] = False
+    """Whether `by` may be the number of a class as well."""
     says_same: ClassVar[tuple[str, ...]] = ()
     """Columns of other attacks that say the same, if no option is changed."""
     strict = True
@@ -49,11 +51,12 @@ class Goal(Attack):
         super().__post_init__()
         lookup("side", self.side, dict.fromkeys(self.sides))
         if self.by is not None and self.by not in self.objectives:
-            self._check_by()
-
-    def _check_by(self) -> None:
-        known = ", ".join(map(repr, self.objectives))
-        raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}")
+            if self.numbered and self.side == "query":
+                known = " or ".join(map(repr, self.objectives))
+                whole("by", self.by, 1, why=f"the number of a wrong class, 1 for the nearest, if not {known}")
+            else:
+                known = ", ".join(map(repr, self.objectives))
+                raise UserError(f"{self.family} has no objective by={self.by!r}; it has: {known}")
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -130,6 +133,7 @@ class Misrank(Goal):
     family = "misrank"
     better = "higher"
     by_query = ("smooth", "margin")
+    numbered = True
     says_same = ("ES:R", "LTM", "GTM")
 
     tau: float = 0.05
@@ -138,17 +142,10 @@ class Misrank(Goal):
         super().__post_init__()
         number("tau", self.tau, 0, 2, open_low=True, why="it is a distance on the unit sphere")
 
-    def _check_by(self) -> None:
-        if self.side == "candidate":
-            super()._check_by()
-        why = "the number of a wrong class, 1 for the nearest, if not 'smooth' or 'margin'"
-        whole("by", self.by, 1, why=why)
-
     def attempts(self, targets: int) -> tuple[Attack, ...]:
         """Return both margins, and attacks on each of the `targets` nearest wrong classes."""
-        if self.side == "candidate":
-            return super().attempts(targets)
-        return (*super().attempts(targets), *(replace(self, by=n) for n in range(1, targets + 1)))
+        classes = range(1, targets + 1) if self.side == "query" else ()
+        return (*super().attempts(targets), *(replace(self, by=n) for n in classes))
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
         """Return the nearest image of the class that is aimed at, (B, 1), or none, (B, 0).
@@ -320,10 +317,8 @@ class _Placed(Goal):
         if self.how == "margin":
             rival = gallery.z[self._last_place(z, index, queries, gallery)]
             return sign * (dist - pair_distance(away_from(z, rival), rival)), self._there(goal, rival, z)
-        if self.how == "distance":
-            value = sign * dist
-        else:
-            value = rank_hinge(z, target.index, [sign], gallery, queries)
+        by_distance = self.how == "distance"
+        value = sign * dist if by_distance else rank_hinge(z, target.index, [sign], gallery, queries)
         there = torch.zeros(len(z), dtype=torch.bool, device=z.device)
         rows = self._hopeful(z, index, queries, gallery)
         if len(rows):

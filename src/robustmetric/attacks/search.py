@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from robustmetric.attacks.base import is_floats
 from robustmetric.attacks.draws import Draws
-from robustmetric.errors import UserError, check_signature, describe, instance, number, whole
+from robustmetric.errors import UserError, describe, instance, number, whole
 from robustmetric.perturb import Budget, Norm, Objective, directions, pgd
-from robustmetric.registry import Registry, changed_options, registry, with_options
+from robustmetric.registry import Contract, Registry, changed_options, registry, with_options
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(ABC):
+class Search(Contract, ABC):
     """Looks for the perturbation that minimises an objective; any attack works with any search.
 
     A new search is a class that says whether it follows gradients and has the method `minimise`. One that
@@ -49,6 +49,7 @@ class Search(ABC):
     'still'
     """
 
+    signatures = ("minimise(problem)",)
     norms: ClassVar[tuple[Norm, ...]] = ("linf",)
     follows_gradient: ClassVar[bool]
     """Whether it follows gradients of the network under attack: white-box, and not by trial."""
@@ -99,9 +100,8 @@ class Search(ABC):
         return moved.detach()
 
     def check(self) -> None:
-        """Reject a search with a method or a name that cannot be used."""
+        """Reject a search without a name, or that does not say whether it follows gradients."""
         who = type(self).__name__
-        check_signature(f"{who}.minimise", self.minimise, "problem")
         if not isinstance(self.name, str) or not self.name:
             raise UserError(f"{who}.name is {describe(self.name)}; it must be a text")
         instance(f"{who}.follows_gradient", getattr(self, "follows_gradient", None), bool)

@@ -37,7 +37,6 @@ COMMANDS = {
     "export": ("export", "Write a run's network as one file that is tried, or as a folder for the Hub."),
     "reproduce": ("reproduce", "Make the paper's tables and figures next to the published ones."),
     "app": ("app_page", "Try an attack by hand on a page in the browser."),
-    "data": ("train", "Look at data sets."),
 }
 """The module and the first line of each command: the help imports no module, which would take seconds."""
 

@@ -7,7 +7,7 @@ import io
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import save as as_safetensors
@@ -80,8 +80,8 @@ def attack(
             _write_images(draft, results)
             save(draft / RANKS, _csv(rows))
             about = {"title": goal.name, "told": _title(evaluation)}
-            page = make_html("attack.html", about, (card(one, order=k) for k, one in enumerate(pictures)))
-            save(draft / PAGE, page.text)
+            cards = (card(one, order=k) for k, one in enumerate(pictures))
+            save(draft / PAGE, make_html("attack.html", about, cards)[0])
             draft.rename(out)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -95,14 +95,16 @@ def attack(
 def _attacked(evaluation: Evaluation, watch: Progress) -> list[tuple[torch.Tensor, AttackResult]]:
     """Attack all queries, block by block."""
     (goal,), threat = evaluation.plan.attacks, evaluation.threat
-    blocks, results = evaluation.numbers.split(threat.batch), []
-    steps = threat.search.num_evaluations(threat.budget)
-    for done, numbers in enumerate(blocks):
-        tick = Ticks(steps, lambda part, done=done: watch(goal.name, done + part, len(blocks)))
-        surrogate = evaluation.surrogate
-        result = run_attack(evaluation.view, goal, numbers, threat, surrogate=surrogate, tick=tick)
-        results.append((numbers, result))
-        watch(goal.name, done + 1, len(blocks))
+    blocks, steps = evaluation.numbers.split(threat.batch), threat.search.num_evaluations(threat.budget)
+    results: list[tuple[torch.Tensor, AttackResult]] = []
+
+    def tell(part: float) -> None:
+        watch(goal.name, len(results) + part, len(blocks))
+
+    for numbers in blocks:
+        how: dict[str, Any] = {"surrogate": evaluation.surrogate, "tick": Ticks(steps, tell)}
+        results.append((numbers, run_attack(evaluation.view, goal, numbers, threat, **how)))
+        tell(0)
     return results
 
 
@@ -125,9 +127,9 @@ def _write_images(out: Path, results: Sequence[tuple[torch.Tensor, AttackResult]
     save(out / ARRAYS, as_safetensors({name: array.contiguous() for name, array in arrays.items()}))
     for when in ("before", "after"):
         for number, image in zip(arrays["number"].tolist(), arrays[when], strict=True):
-            save(
-                out / f"{number:06d}-{when}.png", lambda file, image=image: rendered(image).save(file, "PNG")
-            )
+            buffer = io.BytesIO()
+            rendered(image).save(buffer, "PNG")
+            save(out / f"{number:06d}-{when}.png", buffer.getvalue())
 
 
 def _ranks(

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from robustmetric.cli.app import app, exit_code, stoppable
-from robustmetric.cli.terminal import wide
+from robustmetric.cli import options
+from robustmetric.cli.app import RESUME, app, exit_code
+from robustmetric.cli.terminal import Terminal
 
-KEPT = "what is finished is kept: the same command resumes"
 DEFENSES = ("N/A[S]", "HM[S,LGA]&ICS")
 SUITE = "worst-case(goals='misrank')"
 
 
 @app.command()
 def demo(
-    out: Path = typer.Option(Path("runs/demo"), help="Folder for the two runs; finished ones are reused."),
-    epochs: int = typer.Option(8, help="How often each image is an anchor."),
-    queries: int = typer.Option(256, help="How many test images to attack."),
-    seed: int = typer.Option(0, help="Starts every random draw."),
+    epochs: Annotated[int, options.option(options.NETWORK, "Number of epochs.")] = 8,
+    queries: Annotated[int, options.option(options.ATTACK, "Number of images that are attacked.")] = 256,
+    seed: Annotated[int, options.option(options.ATTACK, "Random seed.")] = 0,
+    out: Annotated[Path, options.out("Folder of the two runs.")] = Path("runs/demo"),
 ) -> None:
-    """Train a plain and a defended network on scikit-learn's digits, attack both, compare."""
+    """Train a plain and a defended network on scikit-learn's digits, and attack both.
+
+    The same command resumes what was stopped.
+    """
     from robustmetric.cli.progress import Progress
-    from robustmetric.cli.show import show_checks, show_scores, show_suite
     from robustmetric.data import load
     from robustmetric.evaluation import Data, Evaluation, Plan, Subject, load_arrays
     from robustmetric.report.page import write_report
@@ -35,42 +38,40 @@ def demo(
     from robustmetric.training.stops import Stopped
     from robustmetric.training.trained import load_run
 
-    console = wide()
-    records, folders = [], []
+    console, rows, folders = Terminal(), [], []
     for name in DEFENSES:
         recipe = load_recipe("digits", {"defense": name, "epochs": epochs, "seed": seed})
         folder = out / re.sub(r"\W+", "-", name).strip("-")
-        console.print(f"train {name}, in {folder}")
-        try:
-            with stoppable(console, KEPT), Progress(console) as shown:
-                bar = [ShowProgress(shown.update, lambda _: None, "")] if console.is_terminal else []
-                train(recipe, folder, resume=True, callbacks=bar, progress=False, report=console.print)
-        except Stopped as stopped:
-            console.print(f"stopped by {stopped}; {KEPT}")
-            raise typer.Exit(exit_code(str(stopped))) from None
-        run = load_run(folder)
-        test = run.inputs.pixels(load("digits", split="test"))
-        subject = Subject(
-            run.network,
-            Data(run.inputs.images(test), test.labels, classes=test.classes, name="digits"),
-            train_classes=test.classes,
-            name=f"{recipe.model} {name}",
-            weights=run.chosen,
-        )
-        plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
-        folders.append(folder / f"evaluation-{queries}")
-        with stoppable(console, KEPT), Progress(console) as watch:
-            evaluation = Evaluation(subject, plan, folders[-1], watch)
-            record = evaluation.run()
-            make_pictures(Evaluation(subject, plan), record, load_arrays(folders[-1]), folders[-1], watch)
-        show_checks(console, record)
-        records.append(record)
-    console.print()
-    console.print(
+        console.say(f"train {name}, in {folder}")
+        with Progress(console) as progress:
+            shown = ShowProgress(progress.update, lambda _: None, "")
+            try:
+                train(recipe, folder, resume=True, callbacks=[shown], progress=False, report=progress.say)
+            except Stopped as stopped:
+                console.say(RESUME)
+                raise typer.Exit(exit_code(str(stopped))) from None
+            run = load_run(folder)
+            test = run.inputs.pixels(load("digits", split="test"))
+            subject = Subject(
+                run.network,
+                Data(run.inputs.images(test), test.labels, classes=test.classes, name="digits"),
+                train_classes=test.classes,
+                name=f"{recipe.model} {name}",
+                weights=run.chosen,
+            )
+            plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
+            folders.append(folder / f"evaluation-{queries}")
+            record = Evaluation(subject, plan, folders[-1], progress, progress.say).run()
+            make_pictures(Evaluation(subject, plan), record, load_arrays(folders[-1]), folders[-1], progress)
+        cells = [subject.title, record.show("R@1")]
+        worst = None if record.suite is None else record.suite.goals["misrank"]
+        for value in (record.ers, worst):
+            cells.append("-" if value is None else f"{value.value:.1f} ({value.low:.1f} to {value.high:.1f})")
+        rows.append(cells)
+    page = write_report(folders, out / "report.html", force=True)
+    console.say(
         f"{len(test)} digits that were not trained on, {queries} of them attacked; ε = {recipe.eps:g}, "
         "pixels are in [0, 1]"
     )
-    show_scores(console, records)
-    show_suite(console, records)
-    page = write_report(folders, out / "report.html", force=True)
-    console.print(f"pictures, plots and checks are on one page: open {page}")
+    console.table(["", "R@1 ↑", "ERS ↑ (95 %)", "worst-case R@1 ↑ (95 %)"], rows)
+    console.say(f"all scores, checks, plots and pictures are on one page: open {page}")

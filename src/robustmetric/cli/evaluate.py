@@ -46,7 +46,7 @@ def evaluate(
     ] = False,
     force: options.Force = False,
 ) -> None:
-    """Score how well a network ranks, and how well it keeps its ranking under attack.
+    """Score how well a network ranks, also under attack.
 
     The same command resumes what was stopped.
     """

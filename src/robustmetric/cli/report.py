@@ -135,4 +135,10 @@ class Sources(NamedTuple):
             batches = counted(cell["identity"]["batches"], "batch", "batches")
             title = f"{cell['cell']}: hardness in {batches}, {began(cell.get('weights'))}"
             figures[f"hardness-{number}"] = partial(plots.hardness_histograms, cell["hardness"], title)
-        return {name: lambda figure=figure: plots.drawn(figure(), kind) for name, figure in figures.items()}
+        return {name: partial(_drawn, figure, kind) for name, figure in figures.items()}
+
+
+def _drawn(figure: Callable[[], Any], kind: str) -> bytes:
+    from robustmetric.report.plots import drawn
+
+    return drawn(figure(), kind)

@@ -27,6 +27,7 @@ from robustmetric.experiments.sets import check_same
 from robustmetric.files import save
 from robustmetric.registry import lookup
 from robustmetric.report import plots
+from robustmetric.report.sheet import SUFFIXES
 from robustmetric.report.tables import sheet, title_of
 from robustmetric.text import command_line
 from robustmetric.training.stops import Stopped
@@ -125,10 +126,9 @@ def _write(
     made, files = sheet(table, findings, told), []
     weights = scale.identity(table.tasks[0])["recipe"]["weights"] if table.kind == "samplers" else None
     stem = f"{table.name}-{'-'.join(map(slug, table.data))}" + (f"-weights-{weights[:8]}" if weights else "")
-    texts = {"md": ("md", made.markdown), "csv": ("csv", made.csv), "latex": ("tex", made.latex)}
-    for suffix, text in (texts[name] for name in formats if name in texts):
-        files.append(out / f"{stem}.{suffix}")
-        save(files[-1], text())
+    for kind in (name for name in formats if name in SUFFIXES):
+        files.append(out / f"{stem}{SUFFIXES[kind]}")
+        save(files[-1], made.text(kind))
     drawn = {stem: plots.curves(table, findings, told)} if table.kind == "curves" else {}
     for finding in findings if table.kind == "samplers" else ():
         if (first := finding.outcomes[0]) is not None and first.hardness is not None:

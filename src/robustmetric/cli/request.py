@@ -20,7 +20,7 @@ from robustmetric.data import load
 from robustmetric.data.base import Split
 from robustmetric.data.cache import Pixels
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
-from robustmetric.errors import UserError
+from robustmetric.errors import UserError, whole
 from robustmetric.evaluation import Evaluation, Plan, Subject
 from robustmetric.evaluation.data import Data, data_by_marks, data_of_two
 from robustmetric.evaluation.plan import usual_eps
@@ -56,9 +56,9 @@ class Tested:
     device: options.Device = "auto"
 
     def __post_init__(self) -> None:
-        for name, most in (("size", 4096), ("resize", 4096), ("crop", 4096), ("dim", 65_536)):
-            if (getattr(self, name) or 0) > most:
-                raise UserError(f"{name} must be at most {most:,}, not {getattr(self, name)}", parameter=name)
+        for name, most in {"size": 4096, "resize": 4096, "crop": 4096, "dim": 65_536}.items():
+            if (value := getattr(self, name)) is not None:
+                whole(name, value, 1, most)
 
     def folder(self, out: Path | None, name: str) -> Path:
         """Return the folder `out` of the output, by default the one of this `name` in the run's."""

@@ -71,7 +71,7 @@ class Terminal(Console):
             count = max(1, sum(sum(widths[k] for k in left[: n + 1]) <= room for n in range(len(left))))
             made = Table()
             for name in head[:keys]:
-                made.add_column(name, overflow="fold", vertical="bottom")
+                made.add_column(name, overflow="fold")
             for k in left[:count]:
                 made.add_column(head[k], justify="right", no_wrap=True)
             for row in rows:

@@ -41,7 +41,7 @@ def verify(
     skip_attack: options.SkipAttack = False,
     out: Annotated[Path | None, options.out("Folder of the result; RUN/verification by default.")] = None,
 ) -> None:
-    """Decide whether pairs of images are of one class, by a threshold, also under attack.
+    """Decide whether pairs of images are of one class, also under attack.
 
     The same command resumes what was stopped.
     """

@@ -53,7 +53,7 @@ class Stored:
     dtype = np.dtype(np.uint8)
     ndim = 4
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made_from: str | None = None) -> None:
         self.path = path
         with path.open("rb") as file:
             npy.read_magic(file)
@@ -64,6 +64,10 @@ class Stored:
         if about["sha256"] != digest_of_entries(about) or (about["shape"], "|u1") != ([*shape], dtype.str):
             raise DamagedError(f"{path} is damaged: its description does not match its digest")
         self.made_from: str = about["made_from"]
+        if made_from not in (None, self.made_from):
+            raise DamagedError(
+                f"another program made the cache {path} of other images: run the command again"
+            )
         self.skipped = {int(row): str(reason) for row, reason in about["skipped"].items()}
         self.blocks = [bytes.fromhex(digest) for digest in about["blocks"]]
         count, height, width, channels = shape
@@ -73,7 +77,7 @@ class Stored:
         self._checked = np.zeros(len(self.blocks), bool)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.path,)
+        return Stored, (self.path, self.made_from)
 
     @property
     def nbytes(self) -> int:

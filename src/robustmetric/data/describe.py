@@ -104,12 +104,14 @@ def show(description: Description) -> Table:
         table.add_row("cameras", f"{len(images.cameras.unique()):,}")
     if images.boxes is not None:
         table.add_row("with a box", f"{int(images.boxes.any(axis=1).sum()):,}")
+    if images.unread:
+        table.add_row("files of other kinds", _counted(dict(images.unread)))
     table.add_row(
         "images per class", f"{min(counts):,} to {max(counts):,}, median {float(np.median(counts)):,g}"
     )
     sizes = {f"{width}×{height}": count for (height, width), count in d.sizes.items()}
-    table.add_row(f"width×height{first}", _counted(sizes))
-    table.add_row(f"modes{first}", _counted(d.modes))
+    for name, found in ((f"width×height{first}", sizes), (f"modes{first}", d.modes)):
+        table.add_row(name, _counted(found) if len(found) != 1 else next(iter(found)))
     if d.unreadable:
         lines = [str(file) for file in d.unreadable[:LISTED]]
         more = [f"and {len(d.unreadable) - LISTED:,} more"] if len(d.unreadable) > LISTED else []
@@ -171,8 +173,6 @@ def _headers(images: ImageSet, rows: list[int] | range) -> dict[int, tuple[Size,
 
 
 def _counted(counts: dict[str, int]) -> str:
-    if len(counts) == 1:
-        return next(iter(counts))
     parts = [f"{what} ({count:,})" for what, count in list(counts.items())[:LISTED]]
     rest = [f"{len(counts) - LISTED:,} others"] if len(counts) > LISTED else []
     return ", ".join(parts + rest)

@@ -24,7 +24,7 @@ from robustmetric.data.decode import LONGEST, Channels, Fit, Size, decoded_or_re
 from robustmetric.data.describe import typical_size
 from robustmetric.data.load import load
 from robustmetric.data.pairs import ImageArray
-from robustmetric.errors import UserError, describe, shorten, whole
+from robustmetric.errors import UserError, describe, shorten
 from robustmetric.models.source import NetworkSource
 
 Picture = str | os.PathLike[str] | Image.Image
@@ -60,8 +60,8 @@ class Inputs:
     def __post_init__(self) -> None:
         for name in ("resize", "crop"):
             value = getattr(self, name)
-            if value is not None:
-                whole(name, value, 1, LONGEST, why="or None")
+            if value is not None and not 1 <= value <= LONGEST:
+                raise UserError(f"{name} must be from 1 to {LONGEST}, or None, not {value}", parameter="size")
         if self.channels not in (None, 1, 3):
             raise UserError(f"channels is {self.channels}; it must be 1, 3 or None")
         if self.fit not in get_args(Fit):

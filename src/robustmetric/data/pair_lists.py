@@ -53,6 +53,8 @@ def read_pairs(file: Path, root: Path | None = None) -> PairList:
     two numbers is taken for LFW's pairs.txt: `name 1 2` are two images of a person, `name 1 other 2` images
     of two, and image 1 of `name` is the file `name/name_0001.jpg`.
     """
+    if not file.is_file():
+        raise UserError(f"there is no list of pairs {file}; give a file of two images and 0 or 1 a line")
     base = file.parent if root is None else root
     text = read_text(file)
     first = text.partition("\n")[0]

@@ -6,18 +6,18 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robustmetric.defenses.notation import read_defense, write_name
 from robustmetric.destination import Destination
-from robustmetric.errors import UserError, check_signature, describe, instance, whole
+from robustmetric.errors import UserError, describe, instance, whole
 from robustmetric.labels import check_classes, check_labels
 from robustmetric.losses import Term, check_loss
 from robustmetric.perturb import Budget, check_images
-from robustmetric.registry import Registry, registry
+from robustmetric.registry import Contract, Registry, registry
 from robustmetric.sphere import cross_distance, embed
 from robustmetric.triplets import Batch, Mined, Sampler, Triplets, check_margin, find_anchors
 
@@ -81,7 +81,7 @@ class Network:
         return self(images)
 
 
-class Defense(nn.Module):
+class Defense(Contract, nn.Module):
     """A way to train: from a network, images and labels to a loss.
 
     A subclass implements `step`; it is found by a name once it is registered with
@@ -101,15 +101,12 @@ class Defense(nn.Module):
     'plain[S]'
     """
 
+    signatures = ("step(network, images, labels)",)
     family: ClassVar[str] = ""
     """Its name before the bracket; that of the class unless given."""
     takes: ClassVar[tuple[str, ...]] = ("source",)
     """Its parts in its name: source, destination, terms."""
     __call__: Callable[..., Step]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_signature(f"{cls.__name__}.step", cls.step, "self, network, images, labels")
 
     def __init__(
         self,

@@ -158,7 +158,7 @@ class Album:
                     change=change,
                     targets=[self.ranked(position) for position in targets[: self.k]],
                     asker=self.ranked(targets[0]) if ranked else None,
-                    values=[(column.heading, *map(column.show, pair)) for column, pair in values.items()],
+                    values=[(c.heading, c.show(one), c.show(other)) for c, (one, other) in values.items()],
                     before=self._listed(first, query, known=label >= 0),
                     after=self._listed(last, moved, known=label >= 0),
                     place=(first.place, last.place),

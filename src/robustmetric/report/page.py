@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,26 +151,20 @@ def render(entries: Sequence[Entry], report: Callable[[str], object] = lambda _:
         "csv": _link("text/csv", sheet_of_records(named).csv()),
         "json": _records(named.values()),
     }
-    page = make_html("page.html", about, _cards(entries))
-    lines = [f"{entry.name}: {line}" for entry in entries for line in entry.missing]
-    for line in (
-        *lines,
-        *([f"{page.left_out} cards are left out, to keep the page small"] * bool(page.left_out)),
-    ):
-        report(line)
-    return page.text
+    text, left_out = make_html("page.html", about, _cards(entries))
+    for entry in entries:
+        for line in entry.missing:
+            report(f"{entry.name}: {line}")
+    if left_out:
+        report(f"{left_out} cards are left out, to keep the page small")
+    return text
 
 
-@dataclass(frozen=True)
-class Html:
-    """The `text` of a page, and how many cards are `left_out` of it for want of room."""
+def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) -> tuple[str, int]:
+    """Return the page of a `template` with as many of the `cards` as fit, and how many are left out.
 
-    text: str
-    left_out: int
-
-
-def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) -> Html:
-    """Return the page of a `template`, with as many of the `cards` as fit; it loads and runs nothing else."""
+    The page loads nothing, and runs no script but its own.
+    """
     style = CARD_STYLE + (TEMPLATES / "page.css").read_text(encoding="utf-8")
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     page = templates().get_template(template)
@@ -187,7 +180,8 @@ def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) 
             version=__version__,
         )
 
-    shown, left_out = [], 0
+    shown: list[Markup] = []
+    left_out = 0
     room = MOST_BYTES - len(whole((), 9999).encode())
     if room < 0:
         raise UserError(
@@ -200,7 +194,7 @@ def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) 
             left_out += 1
         else:
             shown.append(one)
-    return Html(whole(shown, left_out), left_out)
+    return whole(shown, left_out), left_out
 
 
 def _digest(text: str) -> str:
@@ -229,19 +223,20 @@ def _plots(entries: Sequence[Entry], attacks: Sequence[str]) -> dict[str, list[M
     named = {entry.name: entry for entry in entries}
     found: dict[str, list[Markup]] = {"scores": [], "curves": [], "map": [], "training": []}
 
-    def add(section: str, draw: Callable[[], Figure], about: str) -> None:
-        with suppress(UserError):  # there is nothing to plot
-            found[section].append(plots.inline(draw(), about, f"{section}-{len(found[section])}"))
+    def add(section: str, figure: Figure, about: str) -> None:
+        found[section].append(plots.inline(figure, about, f"{section}-{len(found[section])}"))
 
-    records = {name: entry.record for name, entry in named.items()}
-    add("scores", lambda: plots.records(records), "ERS against R@1, and the terms of the ERS")
+    with suppress(UserError):  # there is nothing to plot
+        records = {name: entry.record for name, entry in named.items()}
+        add("scores", plots.records(records), "ERS against R@1, and the terms of the ERS")
     for against, figure in plots.budgets({name: entry.curves for name, entry in named.items()}).items():
-        add("curves", lambda figure=figure: figure, f"Scores against {against}")
+        add("curves", figure, f"Scores against {against}")
     for name, entry in named.items():
         if entry.pictures is not None and entry.pictures.map.points:
             about = f"Embeddings of {name} in the plane of their two principal components"
-            add("map", partial(plots.embedding_map, entry.pictures.map, attacks), about)
-    add("training", lambda: plots.training({name: entry.rows for name, entry in named.items()}), "Training")
+            add("map", plots.embedding_map(entry.pictures.map, attacks), about)
+    with suppress(UserError):
+        add("training", plots.training({name: entry.rows for name, entry in named.items()}), "Training")
     return found
 
 

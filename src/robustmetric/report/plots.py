@@ -210,8 +210,8 @@ def _panels(part: SubFigure, lines: Mapping[str, Sequence[Finding]]) -> None:
     costs = sorted({finding.row.cost for found in lines.values() for finding in found})
     cost.set_xscale("log", base=2)
     cost.set_xticks(costs, [str(c) for c in costs])
-    for axes, x, y in ((cost, "cost η+1", "ERS"), (recall, "cost η+1", "R@1"), (both, "R@1", "")):
-        axes.set(xlabel=x, ylabel=y)
+    for axes, across, up in ((cost, "cost η+1", "ERS"), (recall, "cost η+1", "R@1"), (both, "R@1", "")):
+        axes.set(xlabel=across, ylabel=up)
         axes.minorticks_off()
     both.tick_params(labelleft=False)
     handles = [_handle(defense, look(number), letters=22) for number, defense in enumerate(lines)]
@@ -285,7 +285,7 @@ def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -
             )
         last = [*panels.values()][-1]
         last.set_xlabel("training step")
-        last.xaxis.get_major_locator().set_params(integer=True)
+        last.locator_params(axis="x", integer=True)
     return figure
 
 
@@ -328,7 +328,10 @@ def records(named: Mapping[str, Record], title: str = "") -> Figure:
         top, axes, handles = panels[0], panels[-1], []
         for number, (name, record) in enumerate(named.items()):
             shape, valid = look(number), record.ers is None or record.ers.valid
-            hollow = {"markerfacecolor": shape.colour if valid else "white", "linestyle": "none"}
+            hollow: dict[str, Any] = {
+                "markerfacecolor": shape.colour if valid else "white",
+                "linestyle": "none",
+            }
             handles.append(_handle(name if valid else f"{name} (ERS not valid)", shape, **hollow))
             if (scores := whole.get(name)) is not None:
                 _draw(top, [scores["R@1"]], [scores["ERS"]], shape, name, **hollow)
@@ -403,7 +406,8 @@ def embedding_map(shown: Map, attacks: Sequence[str]) -> Figure:
         axes = figure.subplots()
         for number, shape in enumerate(looks.values()):
             here = [(x, y) for x, y, label in shown.points if label == number]
-            _draw(axes, *zip(*here, strict=True), shape, "", linestyle="none", markersize=2.4, alpha=0.8)
+            across, up = zip(*here, strict=True)
+            _draw(axes, across, up, shape, "", linestyle="none", markersize=2.4, alpha=0.8)
         for number, attack in enumerate(attacks):
             if moves := shown.moves.get(attack):
                 x, y, to_x, to_y = np.array(moves).T
@@ -419,9 +423,9 @@ def embedding_map(shown: Map, attacks: Sequence[str]) -> Figure:
 def _draw(axes: Axes, x: Values, y: Values, shape: Look, label: str, **how: Any) -> None:
     """Draw a series of points, with how far they may be off where they are estimates."""
     (across, width), (up, height) = _spread(x), _spread(y)
-    bars: dict[str, Any] = {"ecolor": (shape.colour, 0.6), "elinewidth": 0.8, "capthick": 0.8}
+    bars = {"ecolor": (shape.colour, 0.6), "elinewidth": 0.8, "capthick": 0.8}
     look = {"color": shape.colour, "marker": shape.marker, "label": plain(label)}
-    axes.errorbar(across, up, height, width, **bars, **look, **how)
+    axes.errorbar(across, up, height, width, **{**bars, **look, **how})
 
 
 def _spread(values: Values) -> tuple[Any, NDArray[np.float64] | None]:

@@ -150,7 +150,8 @@ class Sheet:
 def sheet_of_records(named: Mapping[str, Record]) -> Sheet:
     """Return the table of `named` records: all their scores, what they differ in, and checks that warn."""
     notes = [f"Careful: they differ in {what}: {told}." for what, told in differing(named).items()]
-    rows, columns = [], {}
+    rows: list[Row] = []
+    columns: dict[str, Column] = {}
     for name, record in named.items():
         figures = figures_of(record)
         columns |= {score: column for score, (column, _) in figures.items()}

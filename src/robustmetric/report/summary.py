@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from robustmetric.attacks import Column
 from robustmetric.evaluation import COLUMNS, Record
 from robustmetric.evaluation.intervals import Score
-from robustmetric.evaluation.record import Ers, GoalScore
+from robustmetric.evaluation.record import Ers
 from robustmetric.experiments.outcome import Outcome
 
 SCORES: dict[str, Column] = {
@@ -119,9 +119,7 @@ def scores_of(outcome: Outcome) -> dict[str, Estimate]:
 
 def record_scores(record: Record) -> dict[str, Estimate]:
     """Return what a `record` has in the paper's columns, with intervals."""
-    found: dict[str, Score | Ers] = {**record.retrieval, **record.scores}
-    if record.ers is not None:
-        found["ERS"] = record.ers
+    found = {name: score for name, (_, score) in figures_of(record).items() if name in SCORES}
     return {
         name: Estimate(value, _known(found[name].low), _known(found[name].high))
         for name in SCORES
@@ -129,14 +127,12 @@ def record_scores(record: Record) -> dict[str, Estimate]:
     }
 
 
-def figures_of(record: Record) -> dict[str, tuple[Column, Score | Ers | GoalScore]]:
+def figures_of(record: Record) -> dict[str, tuple[Column, Score | Ers]]:
     """Return all figures of a `record` with their columns: scores in the paper's order, then worst cases."""
     known: dict[str, Score | Ers] = {**record.retrieval, **record.scores}
     if record.ers is not None:
         known["ERS"] = record.ers
-    found: dict[str, tuple[Column, Score | Ers | GoalScore]] = {
-        name: (record.column(name), known[name]) for name in record.columns()
-    }
+    found = {name: (record.column(name), known[name]) for name in record.columns()}
     for name, goal in ({} if record.suite is None else record.suite.goals).items():
         column = record.goal_column(name)
         found[f"worst {name}"] = replace(column, name=f"worst {column.name}"), goal

@@ -30,8 +30,9 @@ from robustmetric.usercode import file_of
 class Checkpoints(L.Callback):
     """Saves checkpoints at intervals and before a stop, and the weights of the last and the best validation.
 
-    Between two checkpoints are at most `every` steps and `minutes`, which ModelCheckpoint does not combine;
-    an epoch's last one is saved after its validation. The best weights have the highest score `by`, in %.
+    They go to the run's `folder`. Between two checkpoints are at most `every` steps and `minutes` by the
+    `clock`, which ModelCheckpoint does not combine; an epoch's last one is saved after its validation. The
+    best weights have the highest score `by`, in %. `signals` say when to stop.
     """
 
     def __init__(

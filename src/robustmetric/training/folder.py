@@ -121,7 +121,7 @@ class RunFolder:
     # Training
 
     def check(self, recipe: Recipe, resume: bool) -> None:
-        """Reject a folder that holds another run, or anything else."""
+        """Reject a folder that holds anything but, to `resume`, a run of this `recipe`."""
         if not self.exists:
             others = self.path.iterdir() if self.path.is_dir() else [self.path] if self.path.exists() else []
             if any(not is_draft(path) and path.name != LOCK for path in others):
@@ -233,7 +233,7 @@ class RunFolder:
         self.write({**self.read(), "choice": dict(choice)})
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Write `run.json`."""
+        """Write the `content` of `run.json`."""
         with saving(self.about):
             write_atomically(self.about, lambda file: file.write(json.dumps(content, indent=1).encode()))
 

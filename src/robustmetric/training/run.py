@@ -36,7 +36,7 @@ _LOST = ("gloo", "nccl", "connection closed by peer", "connection reset by peer"
 
 @dataclass(frozen=True)
 class Machines:
-    """What to train on: `devices` workers on each of `nodes` machines, of the kind auto, cpu, cuda or mps.
+    """What to train on: `devices` workers on each of `nodes` machines; `device` is auto, cpu, cuda or mps.
 
     >>> Machines(devices=2, nodes=4).workers
     8
@@ -56,7 +56,7 @@ class Machines:
         return self.devices * self.nodes
 
     def trainer(self, recipe: Recipe, **options: Any) -> L.Trainer:
-        """Make Lightning's trainer, which knows from then on which of the workers this is."""
+        """Make Lightning's trainer for a `recipe`, with more `options` of it."""
         try:
             trainer = L.Trainer(
                 accelerator=self.device,
