@@ -369,7 +369,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "[bold]out\x1b[2J"
     said = works("export", run, "--to", "hub", "--out", out, "--license", "mit")
     assert "\x1b" not in said
-    assert "with 0 records" in said
+    assert "records: none" in said
     assert rm.from_pretrained(out).digest == rm.load_run(run).digest
     assert refused("export", run, "--to", "hub", "-o", out).endswith("(--force)\n")
     assert refused("export", run, "-o", tmp_path / "net.pt", "--half").endswith("leave it out (--half)\n")
