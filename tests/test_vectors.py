@@ -375,12 +375,12 @@ def test_images_are_found_below_all_folders(tmp_path: Path) -> None:
     images = ["a-1.jpg", "a.bmp", "a/1.jpeg", "b.png/1.png", "b/10.PNG", "b/2.png", "b/c/1.webp", "z.gif"]
     strange = [f"fo\nlder/{name}" for name in STRANGE]
     put(tmp_path, *images, *strange, "notes.txt", ".hidden.png", ".hidden/1.png", "png")
-    put(tmp_path, "photo.svg", "b/icon.ico")
+    put(tmp_path, "b/photo.svg")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.png")
     told: list[str] = []
     assert images_below(tmp_path, told.append) == sorted([*images, *strange])
-    assert told == ["left out: 2 images of formats that are not read: b/icon.ico, photo.svg"]
+    assert told == [f"not read below {tmp_path}: 1 .svg, 1 .txt, 1 without an ending; convert images to .png"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no images below"):
         images_below(tmp_path / "empty")
@@ -402,7 +402,7 @@ def test_links_are_followed_but_not_in_a_circle(run: Run, tmp_path: Path) -> Non
         (photos / name).symlink_to(target)
     told: list[str] = []
     assert images_below(photos, told.append) == ["3.png", "a/1.png", "b/2.png", "c/2.png"]
-    assert told == ["left out: 3 links without a file: gone.png, itself, self.png"]
+    assert told == ["links without a file are left out: gone.png, itself, self.png"]
 
 
 # Files

@@ -6,9 +6,9 @@ import hashlib
 import importlib
 import json
 import math
-import mimetypes
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -343,7 +343,7 @@ def images_below(folder: Path, report: Callable[[str], None] = print) -> list[st
     """Return the images below a `folder` by their names relative to it, sorted.
 
     Links are followed; hidden files are left out. A CSV file in place of the folder lists the images, as the
-    data set `csv`. Links without a file and images of formats that are not read are passed to `report`.
+    data set `csv`. Links without a file, and files that are not read, are passed to `report`.
     """
     if not folder.exists():
         raise FileNotFoundError(f"there is no folder {folder} of images; give one, or a CSV file")
@@ -352,34 +352,40 @@ def images_below(folder: Path, report: Callable[[str], None] = print) -> list[st
         if images.boxes is not None:
             raise UserError(f"{folder} has boxes, and vectors have the names of files: cut the boxes out")
         return [path.relative_to(folder.parent).as_posix() for path in images.files or ()]
-    found: dict[str, list[str]] = {"images": [], "links": [], "others": []}
+    found: list[str] = []
+    links: list[str] = []
+    unread: Counter[str] = Counter()
 
     def walk(place: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> None:
         about = place.stat()
         here = (about.st_dev, about.st_ino)
         with os.scandir(place) as entries:
             for entry in entries if here not in above else ():  # a link may lead up
-                name, hidden = prefix + entry.name, entry.name.startswith(".")
+                name = prefix + entry.name
+                if entry.name.startswith("."):
+                    continue
                 try:
                     is_folder, is_file = entry.is_dir(), entry.is_file()
                 except OSError:  # a link to itself
                     is_folder = is_file = False
-                if is_folder and not hidden:
+                if is_folder:
                     walk(place / entry.name, f"{name}/", (*above, here))
-                elif is_file and not hidden and name.lower().endswith(SUFFIXES):
-                    found["images"].append(name)
-                elif is_file and not hidden and (mimetypes.guess_type(name)[0] or "").startswith("image/"):
-                    found["others"].append(name)
-                elif entry.is_symlink() and not is_file and not hidden:
-                    found["links"].append(name)
+                elif is_file and name.lower().endswith(SUFFIXES):
+                    found.append(name)
+                elif is_file:
+                    unread[Path(name).suffix.lower() or "without an ending"] += 1
+                elif entry.is_symlink():
+                    links.append(name)
 
     walk(folder, "", ())
-    for kind, told in (("links", "links without a file"), ("others", "images of formats that are not read")):
-        if found[kind]:
-            report(f"left out: {len(found[kind]):,} {told}: {shorten(sorted(found[kind]))}")
-    if not found["images"]:
+    if links:
+        report(f"links without a file are left out: {shorten(sorted(links))}")
+    if unread:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(unread.items()))
+        report(f"not read below {folder}: {kinds}; convert images to .png")
+    if not found:
         raise UserError(f"there are no images below {folder}: no file ends in {', '.join(SUFFIXES)}")
-    return sorted(found["images"])
+    return sorted(found)
 
 
 # Files

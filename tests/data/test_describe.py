@@ -29,7 +29,7 @@ from robustmetric.data.describe import (
 Maker = Callable[..., Path]
 
 CELL = 40
-GREY, RED = (236, 236, 236), (200, 40, 40)
+WHITE, RED = (255, 255, 255), (200, 40, 40)
 
 
 def plain(path: Path, size: tuple[int, int], colour: tuple[int, int, int]) -> Path:
@@ -181,10 +181,10 @@ def test_the_aspect_is_kept(tmp_path: Path) -> None:
     sheet = contact_sheet(image_set(files, [0, 0], "all"), columns=2, cell=CELL)
     wide, thin = (np.asarray(cell_at(sheet, 0, column)) for column in range(2))
     assert (wide[15:25] == (1, 2, 3)).all()
-    assert (wide[:15] == GREY).all()
-    assert (wide[25:] == GREY).all()
-    assert (thin[:, 19] == (1, 2, 3)).all()
-    assert (np.delete(thin, 19, axis=1) == GREY).all()
+    assert (wide[:15] == WHITE).all()
+    assert (wide[25:] == WHITE).all()
+    assert (thin[:, 20] == (1, 2, 3)).all()
+    assert (np.delete(thin, 20, axis=1) == WHITE).all()
 
 
 def test_the_sheet_shows_boxes(tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_the_sheet_shows_boxes(tmp_path: Path) -> None:
     images = image_set([tmp_path / "a.png"] * 3, [0, 0, 0], "all")
     boxes = np.array([[10, 5, 20, 10], [0, 0, 0, 0], [10, 5, 31, 10]])
     sheet = contact_sheet(replace(images, boxes=boxes), columns=3, cell=CELL)
-    assert colours(cell_at(sheet, 0, 0)) == {(9, 99, 199), GREY}
+    assert colours(cell_at(sheet, 0, 0)) == {(9, 99, 199), WHITE}
     assert (0, 0, 0) in colours(cell_at(sheet, 0, 1))
-    assert colours(cell_at(sheet, 0, 2)) == {GREY, RED}  # it does not fit
+    assert colours(cell_at(sheet, 0, 2)) == {WHITE, RED}  # it does not fit
 
 
 def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> No
     sheet = contact_sheet(load("folder", root), columns=4, cell=CELL)
     for column in range(3):
         cell = np.asarray(cell_at(sheet, 0, column))
-        assert colours(cell_at(sheet, 0, column)) == {GREY, RED}
+        assert colours(cell_at(sheet, 0, column)) == {WHITE, RED}
         assert (cell[range(CELL), range(CELL)] == RED).all()
         assert (cell[range(CELL), range(CELL - 1, -1, -1)] == RED).all()
     assert len(colours(cell_at(sheet, 0, 3))) > 100  # the noise of the whole one

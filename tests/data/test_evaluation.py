@@ -75,26 +75,3 @@ def test_an_evaluation_from_beginning_to_end(
     shape = f"{middle.shape} torch.float32".encode()
     whole = hashlib.sha256(test.labels.to(torch.int64).numpy().tobytes() + shape + middle.tobytes())
     assert record.data.sha256 == whole.hexdigest()
-
-
-def test_broken_test_images_are_named_or_left_out(
-    make_folder: Make, call: Callable[..., Any], tmp_path: Path
-) -> None:
-    root = make_folder(tmp_path / "data", {"ant": 3, "bee": 3, "cat": 4, "dog": 3})
-    (root / "ant" / "1.png").write_bytes(b"")  # one that was trained on does not matter
-    arguments = ["evaluate", "--model", "c2f2", "--data", "folder", "--root", root, *TINY, *FEW,
-                 "--attacks", "ES", "--out"]  # fmt: skip
-    done = call(*arguments, tmp_path / "fine")
-    assert done.exit_code == 0, (done.output, done.exception)
-    broken = root / "cat" / "2.png"
-    broken.write_bytes(b"no image")
-    refused = call(*arguments, tmp_path / "out")
-    assert refused.exit_code == 1
-    assert isinstance(refused.exception, ValueError)
-    assert str(broken) in str(refused.exception)
-    assert not (tmp_path / "out").exists()
-    done = call(*arguments, tmp_path / "out", "--skip-broken")
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "left out, not readable" in done.output
-    assert broken.name in done.output.replace("\n", "")
-    assert load_record(tmp_path / "out").data.images == 6

@@ -372,7 +372,7 @@ WRONG = [
     Wrong("HM", "HM", "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     Wrong("&ICS", 0, "a defense is written FAMILY[…], such as HM[S,LGA]&ICS"),
     # terms where their roles do not exist
-    Wrong("N/A[R]&ICS", "ICS", "HM, ACT and EST take terms after &; N/A does not, for it perturbs nothing"),
+    Wrong("N/A[R]&ICS", "ICS", "HM, ACT, EST and what is derived from them take terms after &; N/A does not"),
     Wrong("ACT[S]& ICS&ICS", "ICS", "ACT has no a~, which ICS takes; its terms take a, p, n, p~, n~"),
 ]
 

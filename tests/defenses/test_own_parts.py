@@ -288,7 +288,7 @@ def refusal(name: str) -> tuple[str, int]:
         (
             "plain[S]&ICS",
             "ICS",
-            ["HM, ACT and EST take terms after &; plain does not, for it is derived from none"],
+            ["take terms after &; plain does not"],
         ),
         ("HM(k=1)[S,LGA]", "HM", ["'k'"]),
     ],

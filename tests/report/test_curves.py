@@ -89,11 +89,6 @@ def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
     assert len(folders) == len(plans) - 1, "where the axes cross there is one evaluation"
 
 
-def test_where_there_is_no_room_there_is_one_point() -> None:
-    assert [each.eps for each in along(curve_plans(Plan.make(eps=1.0), 9), "eps")] == [0.25, 0.5, 1.0]
-    assert [each.eps for each in along(curve_plans(Plan.make(eps=0.0), 9), "eps")] == [0.0]
-
-
 @pytest.mark.parametrize(
     ("queries", "images", "wanted"), [(None, 40, 40), (None, 1000, 64), (9, 40, 9), (500, 1000, 64)]
 )
@@ -309,14 +304,3 @@ def test_points_of_another_evaluation_are_left_out(
     found, told = read(out, record)
     assert len(found) == POINTS - 1
     assert told == [f"{place} is of another evaluation; remove {place} and evaluate with --curves again"]
-
-
-def test_points_that_are_not_there(copy: tuple[Path, Record]) -> None:
-    out, record = copy
-    (out / FOLDER / "steps-8" / "record.json").unlink()
-    (out / FOLDER / "notes.txt").write_text("mine")
-    found, told = read(out, record)
-    assert len(found) == POINTS - 1
-    assert not told
-    (out / FOLDER).rename(out / "elsewhere")
-    assert read(out, record) == ([], [])

@@ -164,16 +164,6 @@ def test_an_attack_does_again_what_it_did(
     assert moved == dict.fromkeys(order, 3 * EACH)
 
 
-def test_no_more_are_perturbed_together_than_the_plan_says(tiny: Tiny, tmp_path: Path) -> None:
-    record = tiny(out=tmp_path, batch=4, **FEW).run()
-    evaluation, sizes = tiny(batch=4, **FEW), []
-    evaluation.subject.model.register_forward_hook(lambda module, inputs, z: sizes.append(len(z)))
-    told: list[tuple[str, float, int]] = []
-    make_pictures(evaluation, record, load_arrays(tmp_path), tmp_path, lambda *call: told.append(call))
-    assert max(sizes) == 4
-    assert told == [("pictures", done, 2) for done in (0, 1, 2)]
-
-
 def test_a_query_without_an_answer_is_not_shown(
     pictured: Callable[..., Made], labels: Tensor, tmp_path: Path
 ) -> None:
@@ -235,12 +225,6 @@ def test_pictures_of_another_record_are_replaced(pictured: Callable[..., Made], 
         load_pictures(tmp_path, a_record())
     other = made.record.model_copy(update={"sha256": "1" * 64})
     assert make_pictures(made.evaluation, other, made.arrays, tmp_path).record == "1" * 64
-
-
-def test_whole_pictures_are_not_made_again(pictured: Callable[..., Made], tmp_path: Path) -> None:
-    made = pictured(tmp_path)
-    made.evaluation.subject.model.register_forward_pre_hook(lambda *_: pytest.fail("the network was asked"))
-    assert make_pictures(made.evaluation, made.record, made.arrays, tmp_path) == made.found
 
 
 @pytest.mark.parametrize("call", [1, 5, 9])

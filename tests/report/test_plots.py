@@ -118,16 +118,6 @@ def test_error_bars_are_the_interval_or_the_deviation() -> None:
     assert bars_of(cost)[0][0] == pytest.approx([3, mean - deviation, 3, mean + deviation])
 
 
-def test_nothing_made_yet_shows_what_was_published() -> None:
-    about = experiment("figure8", ["cub", "digits"])
-    figure = plots.curves(about, [Finding(row, (None,)) for row in about.rows], "none")
-    cub, digits = figure.subfigs
-    assert all(name.endswith("published") for name in lines_of(cub.axes[0]))
-    assert len(lines_of(cub.axes[0])) == 4
-    assert not lines_of(digits.axes[0])
-    drawn(figure)
-
-
 def test_histograms_are_shares_of_each_samplers_triplets() -> None:
     rng = np.random.default_rng(0)
     counts = {letter: rng.multinomial(1000, np.ones(20) / 20) for letter in "RMSDH"}
@@ -165,7 +155,9 @@ ROWS = [
 
 
 def test_a_training_shows_what_was_logged() -> None:
-    figure = plots.training({"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs")
+    figure = plots.training(
+        {"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs", validated=True
+    )
     hardness, perturbed, loss, recall = figure.axes
     assert [axes.get_ylabel() for axes in figure.axes] == ["hardness", "perturbed, %", "loss", "R@1"]
     assert lines_of(recall) == {"mine": [(15, 98)]}
@@ -179,17 +171,6 @@ def test_a_training_shows_what_was_logged() -> None:
     told = [text.get_text() for text in figure.legends[0].get_texts() if text.get_text()]
     assert told == ["mine", "other", "source", "destination", "reached"]
     drawn(figure)
-
-
-def test_long_trainings_are_shown_by_means_of_neighbours() -> None:
-    rows = [{"step": str(step), "loss": str(step % 7)} for step in range(1, 401)]
-    (axes,) = plots.training({"long": rows}).axes
-    expected = []
-    for first in range(0, 400, 3):  # 150 points at most
-        part = rows[first : first + 3]
-        steps, values = ([float(row[name]) for row in part] for name in ("step", "loss"))
-        expected.append((sum(steps) / len(part), sum(values) / len(part)))
-    np.testing.assert_allclose(lines_of(axes)["long"], expected)
 
 
 @pytest.mark.parametrize("rows", [[], [{"step": "1", "lr": "0.1"}], [{"loss": "0.1"}]])
@@ -236,16 +217,6 @@ def test_terms_of_the_strict_protocol_stay_within_their_range() -> None:
     (_, terms) = plots.records({"one": record}).axes
     assert lines_of(terms)["one"][0] == (100.0, 0.0)
     assert bars_of(terms)[0][9][::2] == pytest.approx([0.0, 1.5])
-
-
-def test_records_without_a_score_of_the_ers_are_refused() -> None:
-    with pytest.raises(UserError, match="no record has a score of the ERS"):
-        plots.records({"clean": a_record(attacks=False)})
-
-
-def test_a_record_without_attacks_stands_beside_one_with() -> None:
-    figure = plots.records({"clean": a_record(attacks=False), "whole": a_record()})
-    assert list(lines_of(figure.axes[0])) == ["whole"]
 
 
 @pytest.mark.slow

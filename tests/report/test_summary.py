@@ -65,18 +65,6 @@ def test_seeds_that_collapsed_or_are_missing(
         assert found.estimates["R@1"].value == pytest.approx(r1)
 
 
-def test_reasons_are_told_once() -> None:
-    assert summarise([made(collapsed="a"), made(collapsed="b"), made(collapsed="a")], scores_of).why == (
-        "a",
-        "b",
-    )
-
-
-def test_a_record_without_attacks_has_no_ers() -> None:
-    found = summarise([Outcome(Path("cell"), a_record(attacks=False))], scores_of)
-    assert list(found.estimates) == ["R@1", "R@2", "mAP", "NMI"]
-
-
 def test_samplers_have_estimates_of_a_statistic() -> None:
     cells: list[Outcome | None] = [
         Outcome(

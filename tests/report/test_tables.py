@@ -126,24 +126,6 @@ def test_collapse_is_shown_as_such_with_figures_if_there_are_some() -> None:
     assert sum(row.kind == "difference" for row in made.rows) == 1
 
 
-def test_nothing_is_compared_where_nothing_was_published() -> None:
-    table = experiment("table7", ["digits"])
-    made = sheet(table, findings(table, lambda row, k: Outcome(Path(), a_record())), "2 epochs (of 8)")
-    assert made.title.endswith("(2 epochs (of 8))")
-    assert [row.kind for row in made.rows] == ["ours", "ours"]
-    assert made.headers[:4] == ["data", "defense", "η", "R@1 ↑"]
-    assert {row["kind"] for row in figures_of(made)} == {"ours"}
-
-
-def test_what_the_references_page_had_is_told() -> None:
-    table = experiment("table6", ["mnist"])
-    made = sheet(table, findings(table, lambda row, k: Outcome(Path(), a_record())), "few")
-    assert any("reference's page" in note for note in made.notes)
-    (known,) = [row for row, row_ in zip(made.texts, made.rows, strict=True) if row_.kind == "published"][:1]
-    assert known[4:9] == ["99.0", "99.4", "98.7", "84.7", "-"]
-    assert known[-1] == "13.3"
-
-
 def test_a_published_row_that_joins_two_trainings_is_marked() -> None:
     table = experiment("table6", ["fashion-mnist"])
     made = sheet(table, findings(table, lambda row, k: None), "few")

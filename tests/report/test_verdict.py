@@ -52,12 +52,6 @@ def test_one_network(changes: dict[str, Any], told: str) -> None:
     assert second == "All 3 checks passed."
 
 
-def test_one_network_without_the_ers() -> None:
-    first, _ = of(a_record(name="mine", attacks=False))
-    assert first == "mine finds an image of the right class first for 37.2 % of its queries."
-    assert of(altered(a_record(name="mine"), ers=None))[0].endswith("by up to 8/255.")
-
-
 def test_one_network_whose_queries_have_no_answer() -> None:
     nothing = {"value": None, "low": None, "high": None}
     scores = dict.fromkeys(("ES:R", "LTM", "GTM"), nothing)
@@ -91,14 +85,6 @@ def test_intervals_decide_whether_two_are_apart(ends: tuple[float | None, float 
         else f"The intervals of better and worse overlap {MAY}: "
     )
     assert first.startswith(f"{told}ERS 35.0")
-
-
-def test_three_networks() -> None:
-    records = [a_record({"ERS": value}, name=name) for name, value in (("a", 20.0), ("b", 60.0), ("c", 40.0))]
-    assert of(*records)[0].startswith(
-        f"Of 3 networks b keeps its ranking best, before c {MAY}: ERS 60.0 (59.0 to 61.0) at R@1 37.2 "
-        "against ERS 40.0 (39.0 to 41.0)"
-    )
 
 
 def test_a_collapsed_network_is_not_called_the_best() -> None:
@@ -185,10 +171,6 @@ def test_checks_decide_about_the_second_sentence(checks: Sequence[tuple[str, str
     assert of(checked(*checks))[1] == told
 
 
-def test_no_checks_at_all() -> None:
-    assert of(altered(a_record(), checks=[]))[1].startswith("No checks were run, ")
-
-
 def test_checks_of_some_networks() -> None:
     warns = checked(("collapse", "pass"), ("last", "warn"), name="a")
     good, unchecked = checked(name="b"), checked(("collapse", "pass"), name="c")
@@ -203,16 +185,3 @@ def test_checks_of_some_networks() -> None:
         "The ERS of f is not valid: collapsed; do not trust these scores: the check “gradient” (of e) failed."
     )
     assert of(good, unchecked)[1] == "The scores of c were not checked."
-
-
-def test_there_are_two_sentences() -> None:
-    cases = [
-        (checked(),), (checked(name="a"), checked(name="b", changes={"ERS": 60.0})),
-        (a_record(name="a"), a_record({"ERS": 20.0}, name="b", width=30.0)),
-        (a_record(why="collapsed"),), (a_record(attacks=False),),
-    ]  # fmt: skip
-    for records in cases:
-        for sentence in of(*records):
-            assert sentence.endswith(".")
-            assert sentence[0].isupper() or sentence.startswith(tuple(r.network.name for r in records))
-            assert ". " not in sentence

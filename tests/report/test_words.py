@@ -17,9 +17,8 @@ from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings
 from robustmetric.evaluation.suite import GOALS
 from robustmetric.report.words import CHECK_MEANINGS, COLUMN_MEANINGS, aim, command, goal_meaning
 from robustmetric.text import command_line
-from tests.conftest import GOLDEN
 from tests.helpers.command import refused
-from tests.helpers.records import a_record, altered, golden
+from tests.helpers.records import a_record, altered
 
 
 def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[options.Tested, Settings]:
@@ -65,15 +64,6 @@ def test_the_command_asks_for_the_same_plan(
     assert found == plan
     assert tested.run == Path("runs/my run")
     assert (tested.data, tested.split, tested.surrogate) == (None, "test", None)
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in (GOLDEN / "records").iterdir()))
-def test_the_command_of_a_golden_record(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = golden(name)
-    tested, plan = asked(command(record), tmp_path / "out", monkeypatch)
-    assert plan == record.settings
-    assert (tested.run, tested.data) == (Path("RUN"), "DATA"), "the record does not know them"
-    assert tested.surrogate == (None if record.network.surrogate is None else Path("SURROGATE"))
 
 
 def test_the_command_names_what_is_of_the_user_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -15,10 +14,13 @@ from robustmetric.cli.app import app
 from robustmetric.cli.sheets import show_sheet
 from robustmetric.cli.terminal import Terminal
 from robustmetric.errors import UserError
+from robustmetric.evaluation import Record
 from robustmetric.evaluation.record import RECORD
+from robustmetric.experiments.cells import began, counted
 from robustmetric.experiments.outcome import RESULT, read_result, run_of
 from robustmetric.files import save
 from robustmetric.locks import claimed
+from robustmetric.report import plots
 from robustmetric.report.page import make_page
 from robustmetric.report.records import named_records, told_apart
 from robustmetric.report.sheet import SUFFIXES, sheet_of_records
@@ -26,7 +28,6 @@ from robustmetric.training.folder import RunFolder, read_rows
 from robustmetric.training.recipe import bare, read_file
 
 Format = Literal["html", "md", "csv", "latex", "svg", "pdf", "png"]
-Make = Callable[[], bytes | str]
 WANTED = f"give a record ({RECORD}, or a folder that holds one), a run, or a cell of reproduce ({RESULT})"
 
 
@@ -56,17 +57,16 @@ def report(
         raise UserError(f"there is no record in {', '.join(map(str, paths))}: {WANTED}")
     if out is None:
         return
-    parts: Mapping[str, Make] = {"": lambda: make_page(found.records, console.say, out=out)}
-    if kind in SUFFIXES:
-        parts = {"": lambda: table.text(kind)}
-    elif kind != "html":
-        parts = found.plots(named, kind)
+    if kind == "html":
+        parts: Mapping[str, bytes | str] = {"": make_page(found.records, console.say, out=out)}
+    else:
+        parts = {"": table.text(kind)} if kind in SUFFIXES else found.plots(named, kind)
     files = {out if len(parts) == 1 else out.with_stem(f"{out.stem}-{part}"): parts[part] for part in parts}
     with ExitStack() as claims:
         for file in files:
             claims.enter_context(claimed(file, "a report", force=force))
-        for file, make in files.items():
-            save(file, make())
+        for file, content in files.items():
+            save(file, content)
             console.say(f"written: {file}")
 
 
@@ -116,29 +116,17 @@ class Sources(NamedTuple):
         elif run.path not in self.runs:
             raise UserError(f"the run {run.path} has logged nothing yet, and has no record: {WANTED}")
 
-    def plots(self, named: Mapping[str, Any], kind: str) -> dict[str, Make]:
-        """Return what draws each plot in the format of a `kind`, by its name."""
-        from robustmetric.experiments.cells import began, counted
-        from robustmetric.report import plots
-
-        figures: dict[str, Callable[[], Any]] = {}
+    def plots(self, named: Mapping[str, Record], kind: str) -> dict[str, bytes]:
+        """Draw each plot in the format of a `kind`, by its name."""
+        figures: dict[str, Any] = {}
         if self.runs:
-            defenses = [
-                str(bare(read_file(RunFolder(path).recipe_file)).get("defense", path.name))
-                for path in self.runs
-            ]
-            rows = dict(zip(told_apart(defenses, [*self.runs]), self.runs.values(), strict=True))
-            figures["training"] = partial(plots.training, rows)
+            recipes = [bare(read_file(RunFolder(path).recipe_file)) for path in self.runs]
+            names = told_apart([str(recipe.get("defense", "")) for recipe in recipes], [*self.runs])
+            figures["training"] = plots.training(dict(zip(names, self.runs.values(), strict=True)))
         if named:
-            figures["records"] = partial(plots.records, named)
+            figures["records"] = plots.records(named)
         for number, cell in enumerate(self.samplers.values(), 1):
             batches = counted(cell["identity"]["batches"], "batch", "batches")
             title = f"{cell['cell']}: hardness in {batches}, {began(cell.get('weights'))}"
-            figures[f"hardness-{number}"] = partial(plots.hardness_histograms, cell["hardness"], title)
-        return {name: partial(_drawn, figure, kind) for name, figure in figures.items()}
-
-
-def _drawn(figure: Callable[[], Any], kind: str) -> bytes:
-    from robustmetric.report.plots import drawn
-
-    return drawn(figure(), kind)
+            figures[f"hardness-{number}"] = plots.hardness_histograms(cell["hardness"], title)
+        return {name: plots.drawn(figure, kind) for name, figure in figures.items()}

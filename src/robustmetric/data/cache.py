@@ -35,6 +35,7 @@ from robustmetric.data.decode import Channels, Fit, Size, decoded_or_reason, one
 from robustmetric.errors import UserError
 from robustmetric.files import DamagedError, digest_of_entries, write_atomically, writing
 
+FORMAT = 1  # raised when the same files would give other pixels
 BLOCK = 16  # images that share a digest
 LISTED = 20  # broken files that a message names
 
@@ -219,7 +220,7 @@ class _Source:
         self.images, self.size, self.channels, self.fit = images, size, channels, fit
         self.files = [(file, images.box(row)) for row, file in enumerate(images.files or ())]
         made_of = [[str(file), *_stat(file), *(box or ())] for file, box in self.files]
-        content = [PIL.__version__, images.name, images.split, size, channels, fit, made_of]
+        content = [FORMAT, PIL.__version__, images.name, images.split, size, channels, fit, made_of]
         self.made_from = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         shown = f"{size[0]}x{size[1]}{'' if fit == 'squeeze' else fit}" if size else "original"
         stem = re.sub(r"[^\w.-]", "_", f"{images.name}-{images.split}-{shown}x{channels}")

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from rich.table import Table
 from rich.text import Text
 
 from robustmetric.data.base import ImageSet
-from robustmetric.data.decode import LONGEST, Size, decoded_or_reason, header, whole_images
+from robustmetric.data.decode import LONGEST, Size, decoded_or_reason, header, resized, whole_images
 from robustmetric.errors import UserError, shorten, whole
 from robustmetric.text import printable, shortened
 
@@ -25,7 +26,7 @@ LISTED = 5  # sizes or files that a table names
 GAP = 6
 TITLE = 34
 NAME = 22
-_PAPER, _CELL, _INK, _CROSS = "white", (236, 236, 236), (32, 32, 32), (200, 40, 40)
+_PAPER, _INK, _CROSS = "white", (32, 32, 32), (200, 40, 40)
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def contact_sheet(
 ) -> Image.Image:
     """Draw a sheet of pictures: `rows` classes drawn by `seed`, each with its name and `columns` images.
 
-    Images keep their aspect within a square of `cell` pixels; one that cannot be decoded is a crossed square.
+    Images are padded to squares of `cell` pixels; one that cannot be decoded is a crossed square.
     """
     for name, value in (("columns", columns), ("rows", rows), ("cell", cell)):
         whole(name, value, 1, LONGEST)
@@ -144,13 +145,11 @@ def contact_sheet(
             drawn = np.sort(generator.permutation(np.flatnonzero(labels == label))[:columns])
             for column, index in enumerate(drawn.tolist()):
                 left = GAP + column * (cell + GAP)
-                right, bottom = left + cell - 1, top + cell - 1
-                pen.rectangle((left, top, right, bottom), fill=_CELL)
-                picture = _picture(images, index, cell)
-                if picture is not None:
-                    place = left + (cell - picture.width) // 2, top + (cell - picture.height) // 2
-                    sheet.paste(picture, place)
+                picture = _picture(images, index, (cell, cell))
+                if not isinstance(picture, str):
+                    sheet.paste(Image.fromarray(picture), (left, top))
                 else:
+                    right, bottom = left + cell - 1, top + cell - 1
                     pen.rectangle((left, top, right, bottom), outline=_CROSS)
                     pen.line((left, top, right, bottom), fill=_CROSS)
                     pen.line((left, bottom, right, top), fill=_CROSS)
@@ -178,20 +177,12 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(parts + rest)
 
 
-def _picture(images: ImageSet, index: int, cell: int) -> Image.Image | None:
-    """Decode one image as RGB, its longer side `cell`; None if that fails."""
-    if images.pixels is not None:
-        pixels = images.pixels[index]
-        picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
-    else:
-        found = decoded_or_reason((images.files or ())[index], images.box(index), None, 3)
-        if isinstance(found, str):
-            return None
-        picture = Image.fromarray(found)
-    scale = cell / max(picture.size)
-    size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    # Enlarged pixels stay what they are; anything else would show what is not in the data.
-    return picture.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BILINEAR)
+def _picture(images: ImageSet, index: int, size: Size) -> NDArray[np.uint8] | str:
+    """Return one image (H, W, 3), padded to a size, or the reason why it cannot be read."""
+    if images.pixels is None:
+        return decoded_or_reason((images.files or ())[index], images.box(index), size, 3, "pad")
+    pixels = images.pixels[index]
+    return resized(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), size, 3, "pad")
 
 
 def _write(pen: ImageDraw.ImageDraw, text: str, bottom: int, size: int, room: int) -> None:

@@ -53,8 +53,7 @@ def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) 
     head, kind = _family(family, bare=items is None)
     takes = getattr(kind, "takes", ("source",))  # a function that makes a defense has none
     if after and "terms" not in takes:
-        why = "perturbs nothing" if head == "N/A" else "is derived from none of them"
-        after[0].fail(f"HM, ACT and EST take terms after &; {head} does not, for it {why}")
+        after[0].fail(f"HM, ACT, EST and what is derived from them take terms after &; {head} does not")
     reader, parts = _Reader(margin, reference=reference), dict[str, Any]()
     if items is not None:
         two = "destination" in takes and head != "min-max"
@@ -71,10 +70,8 @@ def read_defense(name: str, *, margin: float, reference: bool, **settings: Any) 
     with nullcontext() if head in FAMILIES else family.blamed():
         made = DEFENSES.make(head, **parts, margin=margin, **settings)
     if not hasattr(made, "written"):
-        family.fail(
-            f"{type(made).__name__}.__init__ must call super().__init__(source, budget=budget, "
-            "margin=margin, seed=seed)"
-        )
+        call = "super().__init__(source, budget=budget, margin=margin, seed=seed)"
+        family.fail(f"{type(made).__name__}.__init__ must call {call}")
     made.written = written
     if reference and hasattr(made, "reference"):
         made.reference = True

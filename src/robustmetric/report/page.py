@@ -16,6 +16,7 @@ from markupsafe import Markup
 from robustmetric import __version__
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Record
+from robustmetric.evaluation.ers import ERS_ATTACKS
 from robustmetric.evaluation.record import FORMAT
 from robustmetric.files import save
 from robustmetric.locks import claimed
@@ -23,15 +24,14 @@ from robustmetric.report import plots
 from robustmetric.report.cards import CARD_STYLE, Picture, Why, card, templates
 from robustmetric.report.curves import Curves, load_curves
 from robustmetric.report.pictures import Pictures, load_pictures
-from robustmetric.report.records import alpha_of, differing, eps_of, named_records
+from robustmetric.report.records import alpha_of, data_of, differing, eps_of, named_records
 from robustmetric.report.sheet import sheet_of_records
 from robustmetric.report.summary import figures_of
-from robustmetric.report.verdict import listed, verdict
+from robustmetric.report.verdict import listed, verdict, with_interval
 from robustmetric.report.words import (
     CHECK_MEANINGS,
     COLUMN_MEANINGS,
     TEMPLATES,
-    citation,
     command,
     goal_meaning,
 )
@@ -99,7 +99,38 @@ def make_page(
     if out is not None and out.resolve() in [FORMAT.find(path).resolve() for path in paths]:
         raise UserError(f"{out} is a record itself: give another file", parameter="out")
     named = named_records(paths)
-    return render([_entry(*pair, path) for pair, path in zip(named.items(), paths, strict=True)], report)
+    entries = [_entry(name, record, path) for (name, record), path in zip(named.items(), paths, strict=True)]
+    names = listed([*named])
+    fits = len(entries) == 1 or len(names) <= _LONGEST
+    attacks = list(dict.fromkeys(a for e in entries if e.pictures for a in e.pictures.map.moves))
+    about = {
+        "title": f"Robustness of {names if fits else f'{len(entries)} networks'}",
+        "entries": entries,
+        "figures": [figures_of(record) for record in named.values()],
+        "verdict": verdict(named),
+        "differing": differing(named),
+        "plots": _plots(entries, attacks),
+        "moved": attacks,
+        "meanings": COLUMN_MEANINGS,
+        "checks": CHECK_MEANINGS,
+        "goal_meaning": goal_meaning,
+        "eps_of": eps_of,
+        "alpha_of": alpha_of,
+        "data_of": data_of,
+        "with_interval": with_interval,
+        "usual": ERS_ATTACKS,
+        "queries": max((r.queries.count for e in entries for _, r in e.curves), default=0),
+        "commands": [command(e.record, e.run, e.data) for e in entries],
+        "csv": _link("text/csv", sheet_of_records(named).csv()),
+        "json": _records(named.values()),
+    }
+    text, left_out = make_html("page.html", about, _cards(entries))
+    for entry in entries:
+        for line in entry.missing:
+            report(f"{entry.name}: {line}")
+    if left_out:
+        report(f"{left_out} cards are left out, to keep the page small")
+    return text
 
 
 def _entry(name: str, record: Record, path: Path) -> Entry:
@@ -127,39 +158,6 @@ def _entry(name: str, record: Record, path: Path) -> Entry:
     return Entry(name, record, pictures, curves, [*missing, *left_out], **about)
 
 
-def render(entries: Sequence[Entry], report: Callable[[str], object] = lambda _: None) -> str:
-    """Return the page of `entries` as text; `report` is called with a line about what is missing."""
-    named = {entry.name: entry.record for entry in entries}
-    names = listed([*named])
-    fits = len(entries) == 1 or len(names) <= _LONGEST
-    attacks = list(dict.fromkeys(a for e in entries if e.pictures for a in e.pictures.map.moves))
-    about = {
-        "title": f"Robustness of {names if fits else f'{len(entries)} networks'}",
-        "entries": entries,
-        "figures": [figures_of(record) for record in named.values()],
-        "verdict": verdict(named),
-        "differing": differing(named),
-        "plots": _plots(entries, attacks),
-        "moved": attacks,
-        "meanings": COLUMN_MEANINGS,
-        "checks": CHECK_MEANINGS,
-        "goal_meaning": goal_meaning,
-        "eps_of": eps_of,
-        "alpha_of": alpha_of,
-        "queries": max((r.queries.count for e in entries for _, r in e.curves), default=0),
-        "cited": [(e.name, citation(e.name, e.record), command(e.record, e.run, e.data)) for e in entries],
-        "csv": _link("text/csv", sheet_of_records(named).csv()),
-        "json": _records(named.values()),
-    }
-    text, left_out = make_html("page.html", about, _cards(entries))
-    for entry in entries:
-        for line in entry.missing:
-            report(f"{entry.name}: {line}")
-    if left_out:
-        report(f"{left_out} cards are left out, to keep the page small")
-    return text
-
-
 def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) -> tuple[str, int]:
     """Return the page of a `template` with as many of the `cards` as fit, and how many are left out.
 
@@ -182,7 +180,7 @@ def make_html(template: str, about: Mapping[str, Any], cards: Iterable[Markup]) 
 
     shown: list[Markup] = []
     left_out = 0
-    room = MOST_BYTES - len(whole((), 9999).encode())
+    room = MOST_BYTES - len(whole([Markup()], 9999).encode())
     if room < 0:
         raise UserError(
             f"a page of these records would have {(MOST_BYTES - room) / 1e6:.1f} MB without a picture, and "
@@ -236,7 +234,8 @@ def _plots(entries: Sequence[Entry], attacks: Sequence[str]) -> dict[str, list[M
             about = f"Embeddings of {name} in the plane of their two principal components"
             add("map", plots.embedding_map(entry.pictures.map, attacks), about)
     with suppress(UserError):
-        add("training", plots.training({name: entry.rows for name, entry in named.items()}), "Training")
+        logged = {name: entry.rows for name, entry in named.items()}
+        add("training", plots.training(logged, validated=True), "The course of training")
     return found
 
 

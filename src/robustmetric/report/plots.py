@@ -246,15 +246,18 @@ def hardness_histograms(hardness: Mapping[str, Any], title: str) -> Figure:
     return figure
 
 
-def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -> Figure:
-    """Return the course of trainings: hardness, share of perturbed triplets, loss and R@1 of validations.
+def training(
+    runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "", *, validated: bool = False
+) -> Figure:
+    """Return the course of trainings: hardness, share of perturbed triplets and loss.
 
     `runs` are the rows of each one's metrics.csv by its name. A column that a run does not have is left out;
-    of long runs, means of neighbouring rows are shown.
+    of long runs, means of neighbouring rows are shown. `validated` adds the R@1 of validations.
     """
     found = {
         (panel, column, name): values
         for panel, columns in _COURSES.items()
+        if validated or panel != "R@1"
         for column in columns
         for name, rows in runs.items()
         if len(values := course(rows, column))
@@ -462,8 +465,4 @@ def _legend(figure: Figure, handles: Sequence[Line2D], others: Sequence[Line2D] 
     """Put the legend below all panels, `others` last; in two columns if all names are short."""
     every = [*handles, *others]
     short = max(len(str(handle.get_label())) for handle in every) <= _SHORT
-    if short and others:  # a column of their own
-        nothing = _handle("", Look("none", ""), linestyle="none")
-        rows = max(len(handles), len(others))
-        every = [*handles, *[nothing] * (rows - len(handles)), *others, *[nothing] * (rows - len(others))]
     figure.legend(handles=every, loc="outside lower left", ncols=2 if short else 1)

@@ -1,4 +1,4 @@
-"""What a report says in words: what scores and checks mean, how to cite a record, and to repeat it."""
+"""What a report says in words: what scores, attacks and checks mean, and how to repeat an evaluation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import yaml
 
 from robustmetric.data import DATA
 from robustmetric.evaluation import Record, Settings
-from robustmetric.evaluation.ers import ERS_ATTACKS
-from robustmetric.report.records import alpha_of, data_of, eps_of
-from robustmetric.report.verdict import with_interval
 from robustmetric.text import command_line
 from robustmetric.usercode import file_of, split_options, without_folder
 
@@ -77,19 +74,3 @@ def _written(value: object, *, levels: bool) -> str:
     whole = f"{round(255 * value, 6):f}".rstrip("0").rstrip(".")
     # The option is read as a quotient, and as no power of ten.
     return f"{whole}/255" if levels and float(whole) / 255 == value else f"{Decimal(repr(value)):f}"
-
-
-def citation(name: str, record: Record) -> str:
-    """Return a sentence to cite the result of a `record` by, which calls its network `name`."""
-    how, asked = record.settings, record.queries
-    ers = f", ERS {with_interval(record)}" if record.ers is not None else ""
-    ers += " (not valid)" if record.ers is not None and not record.ers.valid else ""
-    software = ", ".join(f"{package} {version}" for package, version in record.versions.items())
-    attacks = "" if how.attacks == ERS_ATTACKS else f"attacks {', '.join(how.attacks)}, "
-    suite = "" if how.suite == "none" else f", {how.suite}"
-    return (
-        f"{name} on {data_of(record)}: R@1 {record.show('R@1')}{ers}; {asked.count} of {asked.of} images "
-        f"attacked, seed {how.seed}, {how.protocol} protocol, {attacks}ε = {eps_of(record)}, "
-        f"α = {alpha_of(record)}, {how.steps} steps, {how.search}{suite}; {software}; network SHA-256 "
-        f"{record.network.sha256}, data SHA-256 {record.data.sha256}."
-    )
