@@ -281,7 +281,7 @@ def test_a_stop_ends_workers_that_have_just_been_started(
     os.killpg(parent.pid, number)
     out, err = parent.communicate(timeout=600)
     assert parent.returncode == code, (out, err)
-    assert "stopped; what is finished is kept" in out + err
+    assert "stopped; what is finished is kept" in err
     assert until(lambda: not any(map(alive, workers_of(folder)))), "workers outlive their parent"
     works(*arguments)
     assert contents(folder / "out") == wanted
