@@ -226,7 +226,6 @@ def test_curves_are_for_a_page(network: Path) -> None:
     [
         ("robustmetric.report.pictures.run_attack", 2, signal.SIGTERM),
         ("robustmetric.report.pictures.write_json", 1, signal.SIGINT),
-        ("robustmetric.report.curves.Evaluation", 4, signal.SIGINT),
         ("robustmetric.report.curves.Evaluation", 12, signal.SIGTERM),
         ("robustmetric.cli.evaluate.make_page", 1, signal.SIGINT),
     ],
