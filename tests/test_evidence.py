@@ -6,7 +6,6 @@ import html
 import json
 import re
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from benchmarks.evidence.plan import (
     Network,
     Samplers,
     tasks,
-    written,
 )  # fmt: skip
 from robustmetric.evaluation import Settings
 from robustmetric.training import run as training
@@ -274,19 +272,3 @@ def test_a_measurement_of_the_samplers_is_made_again_in_the_same_form(tmp_path: 
     before = json.loads(samplers.result.read_text())
     kept = {key: entry for key, entry in before.items() if key not in ("seconds", "sha256")}
     assert _form(again, "") == _form(kept, "")
-
-
-def test_a_command_is_written_as_one_types_it() -> None:
-    assert written(CLAIM[-1].train()) == (
-        "robustmetric train --data fashion-mnist --root DIR --defense 'HM[S,LGA]&ICS' --steps 8 "
-        "--alpha 12.03125/255 --epochs 1 --after-collapse continue --seed 2 --out RUN"
-    )
-    assert written(CLAIM[0].evaluate("strict")).endswith(
-        """--suite "worst-case(goals='misrank,shift')" --out SCORES"""
-    )
-    assert written(FASHION[2].train()).endswith("--defense 'ACT[R]' --out RUN")
-    assert [network.name for network in measured()] == [n.name for n in NETWORKS if _made(n)]
-
-
-def _made(network: Network) -> Sequence[Kind]:
-    return [kind for kind in KINDS if network.record(kind).is_file()]

@@ -146,10 +146,13 @@ def test_all_that_is_printed_comes_through_the_terminal() -> None:
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             plain = any(k.arg == "markup" and getattr(k.value, "value", 1) is False for k in node.keywords)
-            on_console = node.args or any(k.arg == "console" for k in node.keywords)
             if (
                 called in ("Console", "get_console", "get_default_columns", "from_markup", "track")
-                or (called == "Progress" and not on_console)
+                or (
+                    called == "Progress"
+                    and not node.args
+                    and not any(k.arg == "console" for k in node.keywords)
+                )
                 or (called == "TextColumn" and not plain)
             ):
                 wrong.append(f"{file.relative_to(PACKAGE)}:{node.lineno} {called}")

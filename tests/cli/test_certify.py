@@ -109,7 +109,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
         (("--sigma", "1", "--radii", "1,0.5"), "such as 0.25,0.5,1, not '1,0.5'", "--radii"),
         (("--sigma", "1", "--samples", "14"), "nothing can be certified with fewer than 15", "--samples"),
         (("--sigma", "1", "--queries", "0"), "queries is 0", "--queries"),
-        (("--sigma", "1", "--search", "nes"), "search 'nes' keeps to the budget of each pixel", "--search"),
+        (("--sigma", "1", "--search", "nes"), "search 'nes' has no budget of the norm l2", "--search"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(

@@ -76,6 +76,7 @@ def test_a_damaged_record(content: bytes, run: Path, whole: tuple[Path, str], tm
     (out / "record.json").write_bytes(content)
     said = refused("evaluate", run, *SMALL, "--out", out)
     assert f"remove {out / 'record.json'} and run the same command again" in said
+    assert f"{out / 'record.json'} " in refused("report", out, whole[0])
     (out / "plan.json").write_bytes(content)
     assert f"remove {out} and run the same command again" in refused("evaluate", run, *SMALL, "--out", out)
 

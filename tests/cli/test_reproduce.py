@@ -171,13 +171,15 @@ def test_what_is_there_is_shown_without_its_images(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Ray has its own
+@pytest.mark.parametrize("on", ["local", "ray"])
 def test_processes_that_share_the_cores_make_the_same(
-    place: Path, whole: tuple[Path, str, Path | None]
+    place: Path, whole: tuple[Path, str, Path | None], on: str
 ) -> None:
     out, _, _ = whole
-    works("reproduce", "table7", *tiny(place, "shared"), "--jobs", 2)
-    assert len(cells_in(place / "shared")) == 2
-    for cell in cells_in(place / "shared"):
+    works("reproduce", "table7", *tiny(place, on), "--jobs", 2, "--on", on)
+    assert len(cells_in(place / on)) == 2
+    for cell in cells_in(place / on):
         assert result_of(cell) == result_of(out / cell.name)
 
 
@@ -192,7 +194,7 @@ def test_a_stop_reaches_all_processes(place: Path) -> None:
         running.send_signal(signal.SIGINT)
         said, _ = running.communicate(timeout=600)
     assert running.returncode == 128 + signal.SIGINT, said
-    assert "the same command resumes" in said
+    assert "run the same command again" in said
     assert "Traceback" not in said
     assert len(list(out.glob("*/run/last.ckpt"))) == 2
     assert len(cells_in(out)) == 2
@@ -216,29 +218,6 @@ def test_a_training_of_several_workers_ends_with_what_started_it(place: Path, nu
     assert cells_in(out) == [cell]
     assert (cell / "run" / "last.ckpt").exists()
     assert not (cell / "run" / ".lock").exists()
-
-
-@pytest.mark.slow
-@needs_proc
-def test_cells_as_tasks_of_ray_with_a_worker_killed(place: Path) -> None:
-    longer = ["--set", "save_every=20"]
-    works("reproduce", "table7", *tiny(place, "plain", *longer, epochs=60))
-    with start(
-        "reproduce", "table7", *tiny(place, "ray", *longer, epochs=60), "--on", "ray", "--jobs", "2"
-    ) as running:
-        run = "*/run/metrics.csv"
-        assert until(lambda: any(last_step(file) >= 40 for file in (place / "ray").glob(run)))
-        file = next(file for file in (place / "ray").glob(run) if last_step(file) >= 40)
-        before = last_step(file)
-        os.kill(process_in(file.parent / ".lock"), signal.SIGKILL)
-        said, _ = running.communicate(timeout=600)
-    assert running.returncode == 0, said
-    assert 40 <= before < 480, "it was killed in the midst of its 480 steps"
-    starts = json.loads((file.parent / "run.json").read_text(encoding="utf-8"))["starts"]
-    assert len(starts) == 2
-    assert [result_of(cell) for cell in cells_in(place / "ray")] == [
-        result_of(cell) for cell in cells_in(place / "plain")
-    ]
 
 
 @pytest.mark.slow
@@ -345,5 +324,5 @@ def test_a_cell_that_fails_does_not_keep_the_others(place: Path, monkeypatch: py
     said = command("reproduce", "table7", *tiny(place, "failing"))
     assert said.code == 1
     assert "not made: digits HM[S,LGA(u=2.2)] η=8 seed 0: the disk is full" in said.out
-    assert "1 of 2 cells were not made; what is finished is kept" in said.err
+    assert "1 of 2 cells were not made; run the same command again" in said.err
     assert len(list((place / "failing").glob(f"*/{RECORD}"))) == 1

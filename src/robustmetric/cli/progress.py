@@ -87,14 +87,3 @@ class Progress:
 
     def _task(self, stage: str) -> bars.Task:
         return self.bars.tasks[list(self.tasks).index(stage)]
-
-
-def duration(seconds: float) -> str:
-    """Write a time in the unit that suits it.
-
-    >>> duration(0.2), duration(80), duration(100), duration(5000), duration(8000)
-    ('1 s', '80 s', '2 min', '83 min', '2 h')
-    """
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{round(seconds / 3600)} h"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from robustmetric.cli import options
-from robustmetric.cli.app import app, exit_code, read_changes
+from robustmetric.cli.app import RESUME, app, exit_code, read_changes
 from robustmetric.cli.options import ATTACK, IMAGES, MACHINE, NETWORK, OUTPUT, option
 from robustmetric.cli.progress import Progress
 from robustmetric.cli.sheets import show_sheet
@@ -32,7 +32,6 @@ from robustmetric.report.tables import sheet, title_of
 from robustmetric.text import command_line
 from robustmetric.training.stops import Stopped
 
-KEPT = "what is finished is kept: the same command resumes"
 Name = Enum("Name", {name: name for name in (*experiment_names(), "all")})  # type: ignore[misc]
 Format = Enum("Format", {name: name for name in ("md", "csv", "latex", "svg", "pdf", "png")})  # type: ignore[misc]
 FORMATS = list(Format)
@@ -104,7 +103,7 @@ def reproduce(
                 progress.say(f"{done} of {len(missing)}: {job.task.label}: {told}")
                 progress.update("cells", done, len(missing))
     except Stopped as stopped:
-        console.say(f"stopped by {stopped}; {KEPT}")
+        console.say(RESUME)
         raise typer.Exit(exit_code(str(stopped))) from None
     for table in [] if cell else shown:
         told = scale.told(table.data, trains=table.kind != "samplers")
@@ -116,7 +115,7 @@ def reproduce(
     for line in failed:
         console.say(line)
     if failed:
-        raise UserError(f"{len(failed)} of {len(found)} cells were not made; {KEPT}")
+        raise UserError(f"{len(failed)} of {len(found)} cells were not made; run the same command again")
 
 
 def _write(

@@ -110,10 +110,10 @@ def train(
     from robustmetric.training.run import train as run_training
 
     run = RunFolder(out)
-    console = Terminal()
+    console = Terminal(quiet=not is_first())
 
     def say(text: str) -> None:
-        if is_first():
+        if is_first():  # of many machines, which is known later
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     step = reached(run.checkpoint).step if resume and logger else 0

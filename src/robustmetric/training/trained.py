@@ -108,8 +108,7 @@ def load_run(folder: Path | str, weights: Path | Which | None = None, *, trust: 
     """Load the network of a run with its preprocessing, on the CPU; the images of the run are not needed.
 
     `folder` is that of a run. `weights` are "last", "best" or a file; by default those that
-    `RunFolder.weights` returns. A network of a file in the run is refused unless it is known to be the
-    user's own, or `trust` says so.
+    `RunFolder.weights` returns. Code that the run brings along is refused unless you `trust` it.
 
     >>> import tempfile, robustmetric as rm
     >>> from robustmetric.training import load_recipe, train
