@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -301,25 +300,13 @@ def test_a_candidate_that_aims_at_nothing(run: Path, tmp_path: Path) -> None:
     assert "first of its class before" in head
 
 
-@contextmanager
-def listening() -> Iterator[None]:
-    """Hear signals as at the start of a program, and put back afterwards what the command left."""
-    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_attack_that_is_stopped(
     number: signal.Signals, code: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(C2F2, "forward", at_call(12, stop_by(number), C2F2.forward))
     options = ["--queries", 4, "--batch", 2, "--steps", 3, "--out", tmp_path / "out"]
-    with listening():
-        said = command("attack", run, "--attack", "ES", *options)
+    said = command("attack", run, "--attack", "ES", *options)
     assert said.code == code
     assert "stopped; " in said.err
     assert not (tmp_path / "out").exists()
@@ -330,8 +317,7 @@ def test_an_attack_that_is_stopped_while_it_writes(
 ) -> None:
     monkeypatch.setattr(Image.Image, "save", at_call(5, stop_by(signal.SIGTERM), Image.Image.save))
     out = tmp_path / "out"
-    with listening():
-        said = command("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
+    said = command("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
     assert said.code == 143
     assert not out.exists()
     monkeypatch.undo()

@@ -205,11 +205,14 @@ def test_a_page_that_cannot_be_is_refused_before_any_work(
     assert not (network / "evaluation").exists()
 
 
-def test_force_overwrites_the_page(network: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
+def test_a_page_may_be_in_the_folder_of_the_record(network: Path, tmp_path: Path) -> None:
+    page = tmp_path / "out" / "page.html"
+    page.parent.mkdir()
+    works("evaluate", network, *ONE, "--out", page.parent, "--report", page)
     page.write_text("mine")
-    works("evaluate", network, *ONE, "--report", page, "--force")
+    works("evaluate", network, *ONE, "--out", page.parent, "--report", page, "--force")
     assert read(page).has("scores")
+    assert not list(page.parent.glob(".*"))
 
 
 def test_curves_are_for_a_page(network: Path) -> None:
@@ -226,7 +229,6 @@ def test_curves_are_for_a_page(network: Path) -> None:
     [
         ("robustmetric.report.pictures.run_attack", 2, signal.SIGTERM),
         ("robustmetric.report.pictures.write_json", 1, signal.SIGINT),
-        ("robustmetric.report.curves.Evaluation", 4, signal.SIGINT),
         ("robustmetric.report.curves.Evaluation", 12, signal.SIGTERM),
         ("robustmetric.cli.evaluate.make_page", 1, signal.SIGINT),
     ],

@@ -342,7 +342,7 @@ def check_folder(folder: Path, identity: dict[str, Any]) -> bool:
         raise refused(f"{folder / PARTS} is a link, and pieces are kept in a folder")
     if not file.exists():
         inside = folder.iterdir() if folder.exists() else ()
-        others = any(not is_draft(path) and path.name != LOCK for path in inside)
+        others = any(not is_draft(path) and not path.name.endswith(LOCK) for path in inside)
         if others and not file.exists():  # now: another worker may have begun
             raise refused(f"{folder} is not empty and holds no {what}")
         return False

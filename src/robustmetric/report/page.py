@@ -67,17 +67,10 @@ class Entry:
     rows: Sequence[Mapping[str, str]] = ()
 
 
-def write_report(
-    paths: Sequence[Path | str],
-    out: Path | str,
-    *,
-    force: bool = False,
-    report: Callable[[str], object] = lambda _: None,
-) -> Path:
+def write_report(paths: Sequence[Path | str], out: Path | str, *, force: bool = False) -> Path:
     """Write the report of the records at `paths` as one page of HTML to `out`, and return that.
 
-    A path is a record file, or a folder that holds one. A file that is there is not overwritten, unless by
-    `force`. `report` is called with a line about each thing that the page has to do without.
+    A path is a record file, or a folder that holds one. A file that exists is not overwritten unless `force`.
 
     >>> write_report([], "report.html")
     Traceback (most recent call last):
@@ -86,14 +79,17 @@ def write_report(
     """
     out = Path(out)
     with claimed(out, "a report", force=force):
-        save(out, make_page([Path(path) for path in paths], report, out=out))
+        save(out, make_page([Path(path) for path in paths], out=out))
     return out
 
 
 def make_page(
     paths: Sequence[Path], report: Callable[[str], object] = lambda _: None, *, out: Path | None = None
 ) -> str:
-    """Return the report of the records at `paths` as one page of HTML, which is to be written to `out`."""
+    """Return the report of the records at `paths` as one page of HTML, which is to be written to `out`.
+
+    `report` is called with a line about each thing that the page has to do without.
+    """
     if not paths:
         raise UserError("there is nothing to report: give at least one record")
     if out is not None and out.resolve() in [FORMAT.find(path).resolve() for path in paths]:

@@ -9,19 +9,20 @@ from robustmetric.errors import UserError
 from robustmetric.evaluation import Certificate, Record, Settings, Verification, load_record
 
 
-def load_records(paths: Sequence[Path]) -> list[Record]:
-    """Read the records at `paths`; those of different protocols are refused."""
+def named_records(paths: Sequence[Path]) -> dict[str, Record]:
+    """Read the records at `paths`, each with a name of its own; those of different protocols are refused."""
     records = []
     for path in paths:
         try:
             records.append(load_record(path))
         except UserError as error:
             raise UserError(f"{error}; evaluate again, or leave {path} out") from None
-    protocols = {str(path): record.settings.protocol for path, record in zip(paths, records, strict=True)}
-    if len(set(protocols.values())) > 1:
-        told = ", ".join(f"{name} is {protocol}" for name, protocol in protocols.items())
+    if len({record.settings.protocol for record in records}) > 1:
+        found = zip(paths, records, strict=True)
+        told = ", ".join(f"{path} is {record.settings.protocol}" for path, record in found)
         raise UserError(f"records of different protocols are never compared: {told}")
-    return records
+    names = told_apart([record.network.name.strip() or "network" for record in records], paths)
+    return dict(zip(names, records, strict=True))
 
 
 def told_apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
@@ -44,13 +45,6 @@ def told_apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
             other, number = f"{told} #{number}", number + 1
         found.append(other)
     return found
-
-
-def named_records(paths: Sequence[Path]) -> dict[str, Record]:
-    """Read the records at `paths`, each with a name of its own."""
-    records = load_records(paths)
-    names = told_apart([record.network.name.strip() or "network" for record in records], paths)
-    return dict(zip(names, records, strict=True))
 
 
 def data_of(record: Record | Certificate | Verification) -> str:
