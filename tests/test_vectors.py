@@ -296,21 +296,6 @@ def test_killed_at_any_moment_the_same_call_resumes(
         assert file.read_bytes() == (tmp_path / file.name.replace("whole", "v")).read_bytes()
 
 
-def test_a_full_disk_is_told(
-    run: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    out = tmp_path / "v.safetensors"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", at_call(6, full, os.fsync))
-        with pytest.raises(UserError, match=r"No space left on device\): make room"):
-            embed_folder(run, pictures, out, batch=4)
-    assert left(tmp_path) == ["v.safetensors.unfinished"]
-    assert embed_folder(run, pictures, out, batch=4, report=quiet).count == 30
-
-
 # Images without a vector
 
 
@@ -518,6 +503,8 @@ def test_copies_are_ranked_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS", 4)
     same(z, z[:9], 30)
     same(unit(1, 6).expand(90, -1).clone(), unit(3, 6, seed=1), 4)
+    angle = torch.linspace(0, 3, 150)  # each block is nearer than all before it
+    same(torch.stack([angle.cos(), angle.sin()], 1).flip(0), torch.tensor([[1.0, 0.0]]), 6)
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -527,14 +514,6 @@ def test_what_float32_cannot_tell_apart_is_told_apart(dim: int) -> None:
     z = unit(1, dim) + 1e-7 * torch.randn(300, dim, generator=torch.Generator().manual_seed(0))
     z = z / z.double().norm(dim=1, keepdim=True).float()
     same(z, F.normalize(unit(1, dim) + 0.3 * unit(6, dim, seed=1)), 20)
-
-
-@pytest.mark.usefixtures("_blocks")
-def test_each_block_is_nearer_than_all_before_it_or_farther() -> None:
-    angle = torch.linspace(0, 3, 150)
-    z = torch.stack([angle.cos(), angle.sin()], 1)
-    for some in (z, z.flip(0)):
-        same(some, torch.tensor([[1.0, 0.0]]), 6)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 17, 512])

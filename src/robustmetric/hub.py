@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from robustmetric import __version__
-from robustmetric.attacks import Column
 from robustmetric.data import DATA
 from robustmetric.errors import UserError, brief
 from robustmetric.evaluation import Record, load_record
@@ -26,8 +25,9 @@ from robustmetric.files import AGAIN, DamagedError, save
 from robustmetric.locks import locked
 from robustmetric.models import save_weights
 from robustmetric.models.weights import read_tensors
-from robustmetric.report.records import alpha_of, eps_of
+from robustmetric.report.records import conditions
 from robustmetric.report.sheet import marked_down
+from robustmetric.report.summary import figures_of
 from robustmetric.report.verdict import verdict
 from robustmetric.text import one_line
 from robustmetric.training import Recipe, Run, RunFolder, dump_recipe, load_run
@@ -297,7 +297,7 @@ def _card(run: Run, recipe: Recipe, records: Mapping[str, Record], **told: Any) 
         recipe=Markup(dump_recipe(recipe)),  # noqa: S704  # in a block of code
         records=records,
         conditions=_conditions,
-        figures=_figures,
+        figures=figures_of,
         verdict=verdict,
         version=__version__,
         **told,
@@ -305,21 +305,12 @@ def _card(run: Run, recipe: Recipe, records: Mapping[str, Record], **told: Any) 
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
 
 
-def _figures(record: Record) -> Iterator[tuple[str, Any, Column]]:
-    """Yield the name, the score and the column of all that was measured."""
-    for name in record.columns():
-        score = record.ers if name == "ERS" else {**record.retrieval, **record.scores}[name]
-        yield name, score, record.column(name)
-    for goal, worst in record.suite.goals.items() if record.suite is not None else ():
-        yield f"worst case of {goal}", worst, record.goal_column(goal)
-
-
 def _results(folder: str, record: Record) -> Iterator[EvalResult]:
     """Yield the valid scores as the Hub lists them, with one digit more than tables show."""
     from huggingface_hub import EvalResult
 
     data = record.data
-    for name, score, column in _figures(record):
+    for name, (column, score) in figures_of(record).items():
         if score.value is None or math.isnan(score.value) or not getattr(score, "valid", True):
             continue
         value, low, high = (
@@ -342,11 +333,7 @@ def _results(folder: str, record: Record) -> Iterator[EvalResult]:
 
 
 def _conditions(record: Record) -> str:
-    how, asked = record.settings, record.queries
-    suite = "" if how.suite == "none" else f", {how.suite}"
-    failed = ", ".join(check.name for check in record.checks if check.status == "fail")
-    return one_line(
-        f"{how.protocol} protocol, ε = {eps_of(record)}, α = {alpha_of(record)}, {how.steps} steps, "
-        f"{how.search}{suite}, {asked.count:,} of {asked.of:,} images attacked, seed {how.seed}"
-        + (f"; failed checks: {failed}" if failed else "")
-    )
+    told = {"protocol": record.settings.protocol, **conditions(record)}
+    failed = [check.name for check in record.checks if check.status == "fail"]
+    told |= {"failed checks": ", ".join(failed)} if failed else {}
+    return one_line("; ".join(f"{name} {value}" for name, value in told.items() if name != "data"))

@@ -70,10 +70,11 @@ def commands() -> dict[str, Any]:
     return dict(typer.main.get_group(app).commands)  # type: ignore[attr-defined]
 
 
-def test_the_table_names_the_module_of_each_command(commands: dict[str, Any]) -> None:
+def test_the_table_has_the_module_and_the_first_line_of_each_command(commands: dict[str, Any]) -> None:
     assert len(COMMANDS) == 13
-    for name, (module, _) in COMMANDS.items():
+    for name, (module, line) in COMMANDS.items():
         assert commands[name].callback.__module__ == f"robustmetric.cli.{module}"
+        assert commands[name].help.partition("\n\n")[0] == line
 
 
 @pytest.mark.parametrize("name", COMMANDS)

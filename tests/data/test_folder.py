@@ -113,7 +113,15 @@ def test_files_come_in_natural_order(make_folder: Maker, tmp_path: Path) -> None
 
 def test_other_hidden_and_deeper_files_are_left_aside_and_counted(make_folder: Maker, tmp_path: Path) -> None:
     root = make_folder(tmp_path, {"cat": 2, "dog": 2, ".hidden": 2, "cat/deeper": 2, "cat/odd.png": 1})
-    for name in ("readme.txt", "cat/notes.txt", "cat/.0.png", "cat/photo.heic", "cat/2.HEIC", "cat/png"):
+    for name in (
+        "readme.txt",
+        "dog/notes.md",
+        "cat/notes.txt",
+        "cat/.0.png",
+        "cat/photo.heic",
+        "cat/2.HEIC",
+        "cat/png",
+    ):
         (root / name).touch()
     train = load("folder", root)
     assert train.classes == ("cat",)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
+import re
 import signal
 import sys
 import traceback
@@ -18,29 +20,39 @@ import typer.core
 import typer.main
 
 from robustmetric import __version__
-from robustmetric.cli.errors import out_of_memory, told_of_files
 from robustmetric.cli.terminal import Terminal, styled
 from robustmetric.errors import UserError, brief
+from robustmetric.files import remedy
 from robustmetric.usercode import own_failure
 
 COMMANDS = {
     "demo": ("demo", "Train a plain and a defended network on scikit-learn's digits, and attack both."),
-    "recipes": ("train", "List the recipes of the package with every entry."),
+    "recipes": ("train", "List the recipes of the package, or show one."),
     "train": ("train", "Train a network; Ctrl-C stops it, --resume resumes it."),
     "evaluate": ("evaluate", "Score how well a network ranks, also under attack."),
     "certify": ("certify", "Certify R@1 of a network that is smoothed by noise, and attack it."),
     "verify": ("verify", "Decide whether pairs of images are of one class, also under attack."),
-    "attack": ("attack", "Run one attack, and write a page of what it did, the images and their ranks."),
+    "attack": (
+        "attack",
+        "Run one attack; write a page of what it did, the images before and after, and their ranks.",
+    ),
     "report": ("report", "Compare records in a table, and write a page of HTML, a table or plots."),
-    "embed": ("embed", "Write the vectors of all images below a folder to a file."),
+    "embed": ("embed", "Write the vectors of all images below a folder to a file; the same command resumes."),
     "search": ("search", "Find the images whose vectors are nearest to those of some images."),
-    "export": ("export", "Write a run's network as one file that is tried, or as a folder for the Hub."),
-    "reproduce": ("reproduce", "Make the paper's tables and figures next to the published ones."),
+    "export": (
+        "export",
+        "Write a run's network as one file that is tried, or as a folder with a model card for the Hub.",
+    ),
+    "reproduce": (
+        "reproduce",
+        "Make the paper's tables and figures, and show them next to the published ones.",
+    ),
     "app": ("app_page", "Try an attack by hand on a page in the browser."),
 }
 """The module and the first line of each command: the help imports no module, which would take seconds."""
 
-RESUME = "stopped; what is finished is kept: run the same command again to resume"
+KEPT = "what is finished is kept: run the same command again"
+RESUME = f"stopped; {KEPT} to resume"
 
 
 class Commands(typer.core.TyperGroup):
@@ -123,10 +135,10 @@ def run() -> None:
 
 def _told(error: Exception, arguments: list[str]) -> Any:
     """Say what went wrong: something to fix, a fault of the user's code, or one of ours."""
-    if (asked := out_of_memory(error)) is not None:
+    if (asked := _out_of_memory(error)) is not None:
         flags = [flag for name in ("batch", "size", "dim", "devices") if (flag := _flag(name, arguments))]
         told = f"there is not enough memory{asked}: lower {' or '.join(flags)}, or take a smaller network"
-    elif (failed := own_failure(error) or told_of_files(error)) is not None:
+    elif (failed := own_failure(error) or _told_of_files(error)) is not None:
         told = failed
     elif isinstance(error, UserError):
         flag, told = _flag(error.parameter, arguments), str(error)
@@ -142,6 +154,40 @@ def _told(error: Exception, arguments: list[str]) -> Any:
             "the same command with --debug and report the traceback.",
         )
     return styled(("error:", "bold red"), f" {told}")
+
+
+_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|out of memory|storage size calculation overflowed"
+    r"|numel: integer multiplication overflow|overflow when unpacking long",
+    re.IGNORECASE,
+)
+
+
+def _out_of_memory(error: BaseException) -> str | None:
+    """Return how much memory was asked for if an `error` is for want of it; None of any other error."""
+    cause: BaseException | None = error
+    seen = set[int]()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        known = isinstance(cause, RuntimeError | TypeError | OverflowError) and _MEMORY.search(str(cause))
+        if isinstance(cause, MemoryError) or known:
+            asked = re.search(r"tried to allocate (\d+) bytes", str(cause))
+            return f" ({int(asked[1]) / 1e9:,.1f} GB were asked for at once)" if asked else ""
+        cause = cause.__cause__
+    return None
+
+
+def _told_of_files(error: BaseException) -> str | None:
+    """Return what to say of an `error` of the system: the file, what is wrong with it and what to do."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file is no text in {error.encoding.upper()} ({error.reason}): save it as UTF-8"
+    if not isinstance(error, OSError):
+        return None
+    if error.errno is None or error.strerror is None:
+        return str(error)  # it is one of ours, and says all
+    files = [os.fsdecode(file) for file in (error.filename, error.filename2) if isinstance(file, str | bytes)]
+    place = f"{' and '.join(files)}: " if files else ""
+    return f"{place}{error.strerror}; {remedy(error) or 'give another path'}; {KEPT}"
 
 
 def _flag(parameter: str | None, arguments: list[str]) -> str | None:
@@ -182,18 +228,6 @@ def _stoppable() -> Iterator[None]:
         if not heard:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-# Until all commands take their options from options.py:
-OWN = "or FILE.py:NAME of your own"
-TRUST = "Run the code that a run or a recipe brings along."
-FIT = "How an image becomes a square."
-
-
-@contextmanager
-def stoppable(console: Terminal, advice: str) -> Iterator[None]:
-    """Do nothing: signals are told of in one place."""
-    yield
 
 
 def exit_code(name: str) -> int:

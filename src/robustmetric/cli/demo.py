@@ -62,10 +62,10 @@ def demo(
             plan = Plan.make(eps=recipe.eps, suite=SUITE, queries=queries, seed=seed)
             folders.append(folder / f"evaluation-{queries}")
             record = Evaluation(subject, plan, folders[-1], progress, progress.say).run()
-            arrays = load_arrays(folders[-1])
-            make_pictures(Evaluation(subject, plan), record, arrays, folders[-1], progress)
+            make_pictures(Evaluation(subject, plan), record, load_arrays(folders[-1]), folders[-1], progress)
         cells = [subject.title, record.show("R@1")]
-        for value in (record.ers, None if record.suite is None else record.suite.goals["misrank"]):
+        worst = None if record.suite is None else record.suite.goals["misrank"]
+        for value in (record.ers, worst):
             cells.append("-" if value is None else f"{value.value:.1f} ({value.low:.1f} to {value.high:.1f})")
         rows.append(cells)
     page = write_report(folders, out / "report.html", force=True)

@@ -39,7 +39,8 @@ def export_run(
         made = publish(run, out, weights=chosen, half=half, licence=licence, force=force, trust=trust)
         for name, why in made.left_out.items():
             say(f"{name} is not in the model card: {why}")
-        say(f"{made.name}, SHA-256 {made.digest[:12]}…, with {len(made.records)} records: {made.folder}")
+        say(f"{made.name}, SHA-256 {made.digest[:12]}…: {made.folder}")
+        say(f"records: {', '.join(made.records) or 'none'}")
         if not made.records:
             say("to add scores, evaluate that folder and export it onto itself with --force")
         return

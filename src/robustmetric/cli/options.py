@@ -126,12 +126,3 @@ def check_address(on: str, address: str | None) -> None:
     """Reject the address of a cluster that is not used."""
     if address is not None and on != "ray":
         raise UserError(f"an address is for --on ray, not for {on}", parameter="address")
-
-
-# Until all commands use those above:
-ON = typer.Option("local", help="Where workers run: local or ray.")
-ADDRESS = typer.Option(None, help="Ray cluster, HOST:PORT or auto.")
-RUN = typer.Argument(help="Run folder.")
-WEIGHTS = typer.Option(None, help="Weights file; of a run also last or best.")
-DEVICE = typer.Option("auto", help="auto, cpu, cuda or mps.")
-check_engine = check_address

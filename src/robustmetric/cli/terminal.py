@@ -94,8 +94,3 @@ def styled(*parts: str | tuple[str, str]) -> Text:
     """
     pairs = ((part, "") if isinstance(part, str) else part for part in parts)
     return Text.assemble(*((printable(text), style) for text, style in pairs))
-
-
-def wide() -> Terminal:
-    """Make a terminal."""
-    return Terminal()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 from robustmetric.data.base import ImageSet, Part, sets_apart
 from robustmetric.data.decode import SUFFIXES
@@ -26,22 +27,17 @@ def read_folder(root: Path | None, split: Part) -> ImageSet:
     splits = _splits(root)
     if not splits and split == "validation":
         return ImageSet("folder", split, count_classes([])[0], (), files=())
-    found = [_Classes(folder) for folder in (splits[split] if splits else [root])]
-    kept = None if splits or split == "validation" else half(found[0].images, split)
-    pairs = [
-        (file, name)
-        for classes in found
-        for name, files in classes.images.items()
-        if kept is None or name in kept
-        for file in files
-    ]
+    found = [one for folder in (splits[split] if splits else [root]) for one in _classes(folder)]
+    if not splits and split != "validation":
+        kept = half([one.name for one in found], split)
+        found = [one for one in found if one.name in kept]
+    pairs = [(file, one.name) for one in found for file in one.files]
     labels, names = count_classes([name for _, name in pairs])
-    unread = sum((classes.unread for classes in found), Counter[str]())
-    images = ImageSet(
-        "folder", split, labels, tuple(names), files=tuple(file for file, _ in pairs), unread=unread
-    )
-    if split == "test" and len(found) == 2:
-        return with_queries(images, [file.is_relative_to(root / "query") for file, _ in pairs])
+    files = tuple(file for file, _ in pairs)
+    unread = sum((one.others for one in found), Counter[str]())
+    images = ImageSet("folder", split, labels, tuple(names), files=files, unread=unread)
+    if split == "test" and len(splits.get("test", ())) == 2:
+        return with_queries(images, [file.is_relative_to(root / "query") for file in files])
     return images
 
 
@@ -60,30 +56,35 @@ def _splits(root: Path) -> dict[Part, list[Path]]:
     return {"train": [train], "validation": own if tests else [], "test": tests or own}
 
 
-class _Classes:
-    """The directories of a folder: the `images` of each, and the endings of the files that are `unread`."""
+class _Class(NamedTuple):
+    name: str
+    files: list[Path]
+    others: Counter[str]  # files of other kinds, by their endings
 
-    def __init__(self, root: Path) -> None:
-        visible = sorted(path for path in root.iterdir() if not path.name.startswith("."))
-        if broken := [str(path) for path in visible if not path.exists()]:
-            raise UserError(f"links that lead nowhere: {shorten(broken)}; mend or remove them")
-        self.images: dict[str, list[Path]] = {}
-        self.unread: Counter[str] = Counter()
-        for folder in (path for path in visible if path.is_dir()):
-            files = [path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir()]
-            known = [path for path in files if path.suffix.lower() in SUFFIXES]
-            self.images[folder.name] = sorted(known, key=lambda path: _natural(path.name))
-            self.unread.update(path.suffix.lower() or "without an ending" for path in {*files} - {*known})
-        if not self.images:
-            raise UserError(f"{root} holds no directories; put the images of each class into one of its own")
-        if empty := [str(root / name) for name, images in self.images.items() if not images]:
-            held = shorten([f"{count} {kind}" for kind, count in self.unread.most_common()])
-            raise UserError(
-                f"{len(empty)} class directories hold no images that are read: {shorten(empty)}; in all are "
-                f"also {held or 'no files'}, and read are {', '.join(SUFFIXES)}, directly in each. Convert "
-                "images of another kind, to .png for one; keep other directories outside the root; and call "
-                "splits train and test, val, or query and gallery"
-            )
+
+def _classes(root: Path) -> list[_Class]:
+    """Return the images of each class, classes sorted by name."""
+    visible = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+    if broken := [str(path) for path in visible if not path.exists()]:
+        raise UserError(f"links that lead nowhere: {shorten(broken)}; mend or remove them")
+    found = []
+    for folder in (path for path in visible if path.is_dir()):
+        files = [path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir()]
+        known = [path for path in files if path.suffix.lower() in SUFFIXES]
+        others = Counter(path.suffix.lower() or "without an ending" for path in {*files} - {*known})
+        found.append(_Class(folder.name, sorted(known, key=lambda path: _natural(path.name)), others))
+    if not found:
+        raise UserError(f"{root} holds no directories; put the images of each class into one of its own")
+    if empty := [one for one in found if not one.files]:
+        others = sum((one.others for one in empty), Counter[str]())
+        held = shorten([f"{count} {kind}" for kind, count in others.most_common()])
+        raise UserError(
+            f"{len(empty)} class directories hold no images that are read: "
+            f"{shorten([str(root / one.name) for one in empty])}; in them are {held or 'no files'}, and read "
+            f"are {', '.join(SUFFIXES)}, directly in each. Convert images of another kind, to .png for one; "
+            "keep other directories outside the root; call splits train and test, val, or query and gallery"
+        )
+    return found
 
 
 def _natural(name: str) -> tuple[list[str | int], str]:

@@ -120,7 +120,7 @@ def _train_apart(job: Job) -> None:
         _, said = process.communicate()
     except BaseException:
         process.terminate()
-        process.wait()
+        process.communicate()  # a full pipe would keep it from ending
         raise
     code, told = process.returncode, " ".join(said.split()).rpartition("error: ")[2]
     if code < 0 or code - 128 in (signal.SIGINT, signal.SIGTERM):
