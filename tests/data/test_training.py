@@ -20,20 +20,8 @@ Make = Callable[..., Path]
 
 def train(tmp_path: Path, *arguments: str) -> Any:
     settings = ["--epochs", "1", "--steps", "1", "--batch", "8", "--cache", str(tmp_path / "cache")]
-    return CliRunner().invoke(
-        cli.app,
-        [
-            "train",
-            "--out",
-            str(tmp_path / "run"),
-            *settings,
-            "--set",
-            "resize=36",
-            "--set",
-            "crop=32",
-            *arguments,
-        ],
-    )
+    settings += ["--out", str(tmp_path / "run"), "--set", "resize=36", "--set", "crop=32"]
+    return CliRunner().invoke(cli.app, ["train", *settings, *arguments])
 
 
 @pytest.mark.parametrize("name", ["cub", "cars", "sop", "inshop", "market1501", "folder", "csv"])
@@ -80,14 +68,3 @@ def test_broken_images_are_listed_and_left_out_on_request(tmp_path: Path, make_f
     assert done.exit_code == 0, (done.output, done.exception)
     assert "left out, not readable" in done.output
     assert broken.name in done.output.replace("\n", "")
-
-
-def test_describe_shows_counts_and_writes_a_sheet(tmp_path: Path, make_folder: Make) -> None:
-    root = make_folder(tmp_path / "data", {"ant": 5, "bee": 4, "cat": 3, "dog": 3})
-    sheet = tmp_path / "sheet.png"
-    done = CliRunner().invoke(
-        cli.app, ["train", "--describe", "--data", "folder", "--root", str(root), "--sheet", str(sheet)]
-    )
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "folder, train" in done.output
-    assert sheet.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

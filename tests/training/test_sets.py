@@ -130,18 +130,3 @@ def test_the_training_learns_from_the_others_and_is_scored_on_these(tmp_path: Pa
     expected = retrieval_scores(z, sets.learn.source.labels[sets.score.rows])
     for name, value in spy.scores[-1].items():
         assert value == pytest.approx(expected[name], abs=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("share", "images", "count"), [(0.1, "validation images", 100), (0, "test images", 797)]
-)
-def test_the_run_says_which_images_chose(share: float, images: str, count: int, tmp_path: Path) -> None:
-    spy = Spy()
-    train(quick(epochs=3, validation=share), tmp_path / "run", progress=False, callbacks=[spy])
-    choice = json.loads((tmp_path / "run" / "run.json").read_text())["choice"]
-    assert (choice["images"], choice["count"]) == (images, count)
-    scores = [score["R@1"] for score in spy.scores]
-    best = max(k for k, score in enumerate(scores) if score == max(scores))
-    assert choice["best"] == {"R@1": scores[best], "step": 2 * best + 2}
-    assert choice["last"] == {"R@1": scores[-1], "step": 6}
