@@ -83,7 +83,6 @@ def test_images_of_ones_own_are_kept_whole(tmp_path: Path) -> None:
     root = make_pictures(tmp_path / "data")
     assert suited_recipe({"data": "folder", "root": root}).fit == "pad"
     assert suited_recipe({"data": "folder", "root": root, "fit": "squeeze"}).fit == "squeeze"
-    assert usual_inputs("folder", root, "resnet18").fit == "pad"
     assert usual_inputs("folder", root, "resnet18", {"fit": "crop"}).fit == "crop"
     for data in ("digits", "fashion-mnist", "cub", "cars", "sop"):
         assert suited_recipe({"data": data}).fit == usual_inputs(data, None, "c2f2").fit == "squeeze"

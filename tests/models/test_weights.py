@@ -92,12 +92,6 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    for name in ("none.pt", "none.safetensors"):
-        with pytest.raises(FileNotFoundError, match=name):
-            load_weights(small(), tmp_path / name)
-
-
 def test_weights_of_a_network_in_data_parallel(tmp_path: Path) -> None:
     source, target, other = resnet18(dim=8), resnet18(dim=8), resnet18(dim=4)
     content = {f"module.{name}": value for name, value in source.state_dict().items()}

@@ -72,14 +72,6 @@ def test_classes_of_the_training_where_the_test_has_others(tmp_path: Path) -> No
     assert sets.learn.source.classes == tuple(f"class{k:02}" for k in range(6))
 
 
-def test_images_of_each_class_where_training_and_test_share_them() -> None:
-    sets = load_sets(make_recipe({"data": "digits", "validation": 0.2}))
-    assert len(sets.learn) + len(sets.score) == 1000
-    assert len(sets.score) == pytest.approx(200, abs=5)
-    for images in (sets.learn, sets.score):
-        assert len(images.source.labels[images.rows].unique()) == 10
-
-
 def test_without_validation_the_test_images_score(tmp_path: Path) -> None:
     sets = load_sets(tiny(make_pictures(tmp_path / "data"), validation=0), tmp_path / "cache")
     assert sets.scored == "test images"
