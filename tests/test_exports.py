@@ -311,7 +311,7 @@ def test_the_lines_of_the_docs_make_the_pixels_of_the_run(
     mode = "RGB" if channels == 3 else "L"
     for fit in ("squeeze", "crop", "pad"):
         fitted = torch.from_numpy(pixels(tmp_path / name, 16, mode, fit).copy()).float() / 255
-        assert torch.equal(fitted, Inputs(16, None, channels, fit).tensor(tmp_path / name))  # type: ignore[arg-type]
+        assert torch.equal(fitted, Inputs(16, None, channels, fit).tensor(tmp_path / name))
     inputs = Inputs(16, 11, channels)
     made = Product(nn.Flatten(), inputs)(torch.from_numpy(pixels(tmp_path / name, 16, mode).copy()))
     wanted = F.normalize(inputs.tensor(tmp_path / name).flatten(1))
