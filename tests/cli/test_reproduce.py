@@ -268,7 +268,7 @@ def test_samplers_are_measured_at_the_start_and_after_training(tmp_path: Path) -
     title = "Table 1 on digits: Mean and variance of the hardness that samplers draw"
     assert f"{title} (2 batches, at the start of training, dim = 16)" in begins
     assert f"{title} (2 batches, from the weights run/last.safetensors, dim = 16)" in trained
-    assert "Softhard Softhard p≠a Distance" in begins
+    assert "| Softhard | Softhard p≠a | Distance |" in (out / "table1-digits.md").read_text(encoding="utf-8")
     assert len(cells_in(out)) == 2
     digest = hashlib.sha256(last.read_bytes()).hexdigest()
     tables = [out / f"table1-digits{which}.csv" for which in ("", f"-weights-{digest[:8]}")]

@@ -222,7 +222,7 @@ def test_a_list_of_pairs(people: tuple[Path, Path], tmp_path: Path) -> None:
     assert parted.threshold.same is not None
     judged = parted.pairs.same + parted.pairs.different
     assert judged + parted.threshold.same + (parted.threshold.different or 0) + parted.pairs.left_out == 48
-    assert f"{parted.pairs.left_out} given pairs are of a class that is judged with one that chose" in said
+    assert f"{parted.pairs.left_out} given pairs of a class that is judged with one that chose" in said
 
 
 def test_a_list_as_lfw_has_it_for_a_run_of_another_size(run: Path, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_network_without_a_run(tmp_path: Path, weights: Path) -> None:
         (("--far", "0.1", "--threshold", "1"), "give one of threshold and far (--far)"),
         (("--eps", "8"), "eps must be in [0, 1], not 8.0"),
         (("--search", "transfer"), "transfer needs a surrogate"),
-        (("--pairs", "nowhere.csv"), "nowhere.csv is not a file"),
+        (("--pairs", "nowhere.csv"), "there is no list of pairs nowhere.csv"),
         (("--pairs", "x", "--gallery", "."), "pairs name their images: leave --gallery"),
     ],
 )  # fmt: skip

@@ -155,9 +155,7 @@ ROWS = [
 
 
 def test_a_training_shows_what_was_logged() -> None:
-    figure = plots.training(
-        {"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs", validated=True
-    )
+    figure = plots.training({"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs")
     hardness, perturbed, loss, recall = figure.axes
     assert [axes.get_ylabel() for axes in figure.axes] == ["hardness", "perturbed, %", "loss", "R@1"]
     assert lines_of(recall) == {"mine": [(15, 98)]}
