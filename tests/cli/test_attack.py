@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,16 +15,9 @@ from torch import Tensor, nn
 
 from robustmetric import attack
 from robustmetric.data.inputs import Inputs, load_pixels
-from robustmetric.models.c2f2 import C2F2
 from robustmetric.training.trained import load_run
-from tests.cli.tables import OTHER
-from tests.helpers.command import command, refused, works
+from tests.helpers.command import refused, works
 from tests.helpers.pages import parsed
-from tests.helpers.processes import (
-    at_call,
-    stop_by,
-)
-from tests.helpers.runs import make_run
 
 KINDS = ["CA+(w=3)", "QA-", "TMA", "ES", "LTM", "GTM", "GTT", "SP-QA+(m=2,keep=3)"]
 
@@ -205,129 +196,3 @@ def test_images_of_files_are_named(split: str, tmp_path: Path) -> None:
         assert Path(row["file"]).parent.name == row["class"]
         assert row["target's file"] == rows[int(row["target"])]["file"]
         assert Path(row["target's file"]).parent.name == row["target's class"]
-
-
-LONG = "an image with a long name, spaces and 漢字, " * 2 + "of "
-PLACES = (
-    "row of houses",
-    "漢字漢字漢字漢字漢字漢字漢字漢字",
-    "a class that has a name of its own, rather long",
-    "x",
-)
-
-
-@pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """Options for images with long names in classes with long and wide ones."""
-    root = tmp_path_factory.mktemp("named")
-    for label, name in enumerate(PLACES):
-        for k in range(10):
-            file = root / "images" / name / f"{LONG}{k}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng([label, k]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(file)
-    data = ("--data", "folder", "--root", root / "images", "--split", "all", "--cache", root / "cache")
-    return ("--model", "c2f2", "--size", 8, "--dim", 4, *data)
-
-
-@pytest.mark.slow
-def test_several_targets_are_named(named: tuple[object, ...], tmp_path: Path) -> None:
-    how = ["--attack", "QA+(m=3)", "--queries", 40, "--steps", 1, "--out", tmp_path / "out"]
-    works("attack", *named, *how)
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        files = [rows[int(target)]["file"] for target in row["target"].split()]
-        assert row["target's file"].split(" // ") == files
-        assert len(files) == 3
-
-
-def test_targets_in_a_gallery_of_its_own_are_named(named: tuple[object, ...], tmp_path: Path) -> None:
-    (tmp_path / "asked").mkdir()
-    rng = np.random.default_rng(0)
-    for name in PLACES[:2]:
-        (tmp_path / "asked" / name).mkdir()
-        noise = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(tmp_path / "asked" / name / "mine.png")
-    sides = ["--queries-from", tmp_path / "asked", "--gallery", named[9]]
-    works(
-        "attack", *named, *sides, "--attack", "TMA", "--queries", 2, "--steps", 1, "--out", tmp_path / "out"
-    )
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["file"] for row in rows} == {f"{name}/mine.png" for name in PLACES[:2]}
-    ranked = sorted(str(file.relative_to(str(named[9]))) for file in Path(str(named[9])).rglob("*.png"))
-    assert len(ranked) == 40
-    for row in rows:
-        assert row["target's file"] == ranked[int(row["target"])]
-
-
-def test_the_table_shows_the_first_queries(run: Path, tmp_path: Path) -> None:
-    how = ["--attack", "SP-QA+(m=2,keep=3)", "--queries", 21, "--steps", 1, "--out", tmp_path / "out"]
-    printed = works("attack", run, *how)
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows[:20]:
-        assert re.search(rf"^│ {row['image']} +│ {row['class']} +│", printed, re.MULTILINE)
-    assert f"│ {rows[20]['image']} " not in printed
-    assert "1 more queries are in ranks.csv" in printed
-
-
-OWN = """
-from robustmetric.attacks import Column
-from robustmetric.attacks import EmbeddingShift
-
-class Ranked(EmbeddingShift):
-    perturbs = "candidate"
-"""
-
-
-def test_a_candidate_that_aims_at_nothing(run: Path, tmp_path: Path) -> None:
-    """There is nobody in whose ranking it stands: its own is shown."""
-    (tmp_path / "own.py").write_text(OWN)
-    how = [
-        "--attack",
-        f"{tmp_path / 'own.py'}:Ranked",
-        "--queries",
-        2,
-        "--steps",
-        1,
-        "--out",
-        tmp_path / "out",
-    ]
-    works("attack", run, *how)
-    head = (tmp_path / "out" / "ranks.csv").read_text().splitlines()[0]
-    assert "first of its class before" in head
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_attack_that_is_stopped(
-    number: signal.Signals, code: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(C2F2, "forward", at_call(12, stop_by(number), C2F2.forward))
-    options = ["--queries", 4, "--batch", 2, "--steps", 3, "--out", tmp_path / "out"]
-    said = command("attack", run, "--attack", "ES", *options)
-    assert said.code == code
-    assert "stopped; " in said.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_attack_that_is_stopped_while_it_writes(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Image.Image, "save", at_call(5, stop_by(signal.SIGTERM), Image.Image.save))
-    out = tmp_path / "out"
-    said = command("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
-    assert said.code == 143
-    assert not out.exists()
-    monkeypatch.undo()
-    works("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
-    assert len(list(out.glob("*.png"))) == 8
-
-
-def test_an_attack_by_transfer(run: Path, tmp_path: Path) -> None:
-    other, out = make_run(tmp_path / "other", "best", first=1, **OTHER), tmp_path / "images"
-    options = ["--search", "transfer", "--surrogate", other, "--queries", 2, "--steps", 2]
-    works("attack", run, "--attack", "GTM", "--out", out, *options)
-    assert (out / "ranks.csv").exists()
-    assert {file.name for file in other.iterdir()} == {"recipe.yaml", "best.safetensors"}

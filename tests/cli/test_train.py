@@ -13,7 +13,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from robustmetric import cli
-from robustmetric.data import DATA
 from robustmetric.training import Stopped
 from robustmetric.training.recipe import load_recipe, recipe_names, recipe_text
 from tests.helpers.command import refused, works
@@ -32,13 +31,6 @@ def test_recipes_are_listed_and_shown() -> None:
 
 
 # Options
-
-
-def test_the_help_names_every_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    shown = works("train", "--help")
-    for name in {*DATA, "market1501", "inshop"}:
-        assert re.search(rf"\b{name}\b", shown), name
 
 
 @pytest.mark.slow

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
-from robustmetric.attacks import Transfer
-from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject, load_record
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject
 from robustmetric.files import digest_of_entries
 from robustmetric.report.curves import (
     FOLDER,
@@ -89,24 +87,7 @@ def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
     assert len(folders) == len(plans) - 1, "where the axes cross there is one evaluation"
 
 
-@pytest.mark.parametrize(
-    ("queries", "images", "wanted"), [(None, 40, 40), (None, 1000, 64), (9, 40, 9), (500, 1000, 64)]
-)
-def test_few_queries_are_attacked(queries: int | None, images: int, wanted: int) -> None:
-    plan = Plan.make(queries=queries)
-    for each in curve_plans(plan, images).values():
-        assert each.settings.queries == wanted
-        assert {*each.draw(images).tolist()} <= {*plan.draw(images).tolist()}, "some of the plan's own"
-
-
 # Making them
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let curves have two points each."""
-    monkeypatch.setattr("robustmetric.report.curves._SHARES", (1.0, 2.0))
-    monkeypatch.setattr("robustmetric.report.curves._STEPS", (1, 4))
 
 
 def subject_of(images: Tensor, labels: Tensor, network: nn.Module | None = None) -> Subject:
@@ -202,46 +183,6 @@ def test_what_is_finished_is_not_made_again(
     make_curves(subject_of(images, labels, network), Plan.make(**FEW), out, lambda *call: told.append(call))
     assert files_of(out) == before
     assert told == [("curves", place + 1, POINTS) for place in range(POINTS)]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("short")
-def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
-    """Beside another search it is the suite's, of which a point has none."""
-    other = make_network(1)
-    subject = replace(subject_of(images, labels), surrogate=other)
-    suite = "worst-case(goals='misrank', steps=1, targets=1, trials=1)"
-    few = {**FEW, "queries": 3}
-    plans = {
-        "suite": Plan.make(**few, suite=suite),
-        "named": Plan.make(**few, search="transfer"),
-        "object": Plan.make(**few, search=Transfer(surrogate=other)),
-    }
-    for name, plan in plans.items():
-        out = tmp_path / name
-        record = Evaluation(subject, plan, out).run()
-        make_curves(subject, plan, out)
-        for read in (record, load_record(out)):
-            found, left_out = load_curves(out, read)
-            assert (len(found), left_out) == (len(curve_plans(plan, 40)), [])
-        (surrogate,) = {each.network.surrogate for _, each in found}
-        assert surrogate == (None if name == "suite" else record.network.surrogate)
-
-
-@pytest.mark.usefixtures("short")
-def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
-    """Its file may be gone when curves are read: a record has names alone."""
-    (tmp_path / "own.py").write_text(
-        "from robustmetric.attacks import EmbeddingShift\nclass Mine(EmbeddingShift):\n    name = 'mine'\n"
-    )
-    plan = Plan.make(**{**FEW, "attacks": [f"{tmp_path}/own.py:Mine"], "queries": 2})
-    subject, out = subject_of(images, labels), tmp_path / "out"
-    Evaluation(subject, plan, out).run()
-    make_curves(subject, plan, out)
-    (tmp_path / "own.py").unlink()
-    found, left_out = load_curves(out, load_record(out))
-    assert (len(found), left_out) == (len(curve_plans(plan, 40)), [])
-    assert {each.settings.attacks for _, each in found} == {("own.py:Mine",)}
 
 
 # Reading them

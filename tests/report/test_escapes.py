@@ -71,17 +71,6 @@ def test_names_of_folders_are_shown_as_they_are(page: Element) -> None:
     assert SPACED["network"] in page.by_id("verdict").text
 
 
-def test_options_have_the_values_of_their_cards(page: Element) -> None:
-    attacks = {one["data-attack"] for one in page.all("article", "shot")}
-    assert {one["value"] for one in page.by_id("by-attack").all("option")} == {"", *attacks}
-    networks = {one["data-network"] for one in page.all("article", "shot")}
-    assert (
-        {one["value"] for one in page.by_id("by-network").all("option")} == {"", *networks} == {"", "0", "1"}
-    )
-    moved = {one["id"][-1] for one in page.all("g") if "-moves-" in one.attributes.get("id", "")}
-    assert {one["value"] for one in page.by_id("map-attack").all("option")} == {"", *moved} == {"", "0"}
-
-
 def test_a_spreadsheet_computes_nothing(page: Element) -> None:
     (link,) = [one for one in page.all("a") if one.attributes.get("download") == "scores.csv"]
     text = base64.b64decode(link["href"].partition(",")[2]).decode()

@@ -30,7 +30,6 @@ from robustmetric.report.pictures import (
 from robustmetric.text import printable
 from tests.evaluation.conftest import Tiny, make_network
 from tests.helpers.networks import Counted
-from tests.helpers.processes import at_call
 from tests.helpers.records import a_record
 
 Arrays = dict[str, Tensor]
@@ -179,15 +178,8 @@ def test_a_query_without_an_answer_is_not_shown(
 
 
 STRANGE = [
-    "a\x1b[2J",
-    "\udcff\udc80.png",
-    "\u202egnp.exe",
-    "two\nlines\tand more",
-    "",
-    "../../x",
-    "<b>&\"'",
-    "é" * 3000,
-]
+    "a\x1b[2J", "\udcff\udc80.png", "\u202egnp.exe", "two\nlines\tand more", "", "../../x", "<b>&\"'", "é" * 3000,
+]  # fmt: skip
 
 
 def test_strange_names(tiny: Tiny, tmp_path: Path) -> None:
@@ -225,24 +217,6 @@ def test_pictures_of_another_record_are_replaced(pictured: Callable[..., Made], 
         load_pictures(tmp_path, a_record())
     other = made.record.model_copy(update={"sha256": "1" * 64})
     assert make_pictures(made.evaluation, other, made.arrays, tmp_path).record == "1" * 64
-
-
-@pytest.mark.parametrize("call", [1, 5, 9])
-def test_an_interruption_leaves_no_file(
-    call: int, pictured: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = pictured(tmp_path)
-    (tmp_path / PICTURES).unlink()
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(nn.Linear, "forward", at_call(call, stop, nn.Linear.forward))
-        with pytest.raises(KeyboardInterrupt):
-            make_pictures(made.evaluation, made.record, made.arrays, tmp_path)
-    assert not (tmp_path / PICTURES).exists()
-    assert make_pictures(made.evaluation, made.record, made.arrays, tmp_path) == made.found
 
 
 class Watched:
