@@ -247,18 +247,8 @@ def test_names_of_files_and_classes(odd: Path, tmp_path: Path) -> None:
     printed = works("evaluate", *given, *ONE, "--skip-broken", "--out", tmp_path / "out")
     assert f"left out, not readable: {odd}/{name}" in printed.replace("\n", "")
     assert not RAW.search(printed)
-    options = [
-        "--attack",
-        "TMA",
-        "--queries",
-        24,
-        "--steps",
-        1,
-        "--skip-broken",
-        "--out",
-        tmp_path / "images",
-    ]
-    printed = works("attack", *given, *options)
+    options = ["--attack", "TMA", "--queries", 24, "--steps", 1, "--skip-broken"]
+    printed = works("attack", *given, *options, "--out", tmp_path / "images")
     assert r"esc\x1b[31m" in printed
     assert not RAW.search(printed)
     text = (tmp_path / "images" / "ranks.csv").read_bytes().decode()

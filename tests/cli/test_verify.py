@@ -106,23 +106,9 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder of 40 identities, of which half train, and a run on it whose validation images are of 2."""
     home = tmp_path_factory.mktemp("people")
     root = make_pictures(home / "images", classes=40, each=4, height=8, width=8)
-    entries = (
-        "--data",
-        "folder",
-        "--root",
-        root,
-        "--model",
-        "c2f2",
-        "--size",
-        8,
-        "--batch",
-        64,
-        "--epochs",
-        1,
-    )
-    works(
-        "train", *entries, "--steps", 1, "--set", "dim=16", "--out", home / "run", "--cache", home / "cache"
-    )
+    entries = ("--data", "folder", "--root", root, "--model", "c2f2", "--size", 8, "--batch", 64)
+    how = ("--epochs", 1, "--steps", 1, "--set", "dim=16", "--out", home / "run", "--cache", home / "cache")
+    works("train", *entries, *how)
     return root, home / "run"
 
 
@@ -140,10 +126,6 @@ def test_few_validation_classes_leave_it_to_half_of_the_test_classes(
     loose = load_verification(tmp_path / "far")
     assert (loose.settings.far, found.settings.far) == (0.1, 0.01)
     assert loose.threshold.value >= found.threshold.value
-    other = works(
-        "verify", run, *FEW, "--root", root, "--out", tmp_path / "given", "--cache", root.parent / "cache"
-    )
-    assert "10 classes, other classes" in other
 
 
 def listed(root: Path, count: int = 12) -> str:
@@ -160,18 +142,8 @@ def listed(root: Path, count: int = 12) -> str:
 def test_a_list_of_pairs(people: tuple[Path, Path], tmp_path: Path) -> None:
     root, run = people
     (tmp_path / "pairs.csv").write_text(listed(root))
-    order = (
-        "verify",
-        run,
-        "--pairs",
-        tmp_path / "pairs.csv",
-        "--root",
-        root,
-        "--steps",
-        1,
-        "--cache",
-        tmp_path / "c",
-    )
+    pairs = ("--pairs", tmp_path / "pairs.csv", "--root", root)
+    order = ("verify", run, *pairs, "--steps", 1, "--cache", tmp_path / "c")
     works(*order, "--threshold", "0.5", "--out", tmp_path / "out")
     found, arrays = load_verification(tmp_path / "out"), FORMAT.read_arrays(tmp_path / "out")
     assert (found.pairs.same, found.pairs.different, found.pairs.source) == (24, 24, "given")
@@ -198,17 +170,8 @@ def test_an_image_of_a_list_that_cannot_be_read(people: tuple[Path, Path], tmp_p
     mine = Path(shutil.copytree(root, tmp_path / "images"))
     (mine / "class03" / "0.png").write_bytes(b"no image")
     (tmp_path / "pairs.csv").write_text(listed(mine))
-    order: tuple[Any, ...] = (
-        "verify",
-        run,
-        "--pairs",
-        tmp_path / "pairs.csv",
-        "--root",
-        mine,
-        "--threshold",
-        "0.5",
-    )
-    order += ("--skip-attack", "--cache", tmp_path / "c", "--out", tmp_path / "out")
+    pairs = ("--pairs", tmp_path / "pairs.csv", "--root", mine, "--threshold", "0.5")
+    order = ("verify", run, *pairs, "--skip-attack", "--cache", tmp_path / "c", "--out", tmp_path / "out")
     assert "class03/0.png" in refused(*order)
     said = works(*order, "--skip-broken")
     assert "left out, not readable: " in said
@@ -251,18 +214,8 @@ def test_re_identification(tmp_path: Path) -> None:
     for k, (folder, person, camera) in enumerate(people):
         image = Image.fromarray(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8))
         image.save(root / folder / f"{person:04d}_c{camera}s1_{k:06d}_00.jpg")
-    how = (
-        "--model",
-        "c2f2",
-        "--size",
-        "8",
-        "--data",
-        "market1501",
-        "--root",
-        root,
-        "--cache",
-        tmp_path / "c",
-    )
+    data = ("--data", "market1501", "--root", root, "--cache", tmp_path / "c")
+    how = ("--model", "c2f2", "--size", "8", *data)
     works("verify", *how, "--count", "1000", "--steps", "1", "--out", tmp_path / "out")
     found, arrays = load_verification(tmp_path / "out"), FORMAT.read_arrays(tmp_path / "out")
     assert found.data.cameras

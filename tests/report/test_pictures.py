@@ -178,7 +178,8 @@ def test_a_query_without_an_answer_is_not_shown(
 
 
 STRANGE = [
-    "a\x1b[2J", "\udcff\udc80.png", "\u202egnp.exe", "two\nlines\tand more", "", "../../x", "<b>&\"'", "é" * 3000,
+    "a\x1b[2J", "\udcff\udc80.png", "\u202egnp.exe", "two\nlines\tand more", "", "../../x", "<b>&\"'",
+    "é" * 3000,
 ]  # fmt: skip
 
 
