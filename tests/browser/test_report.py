@@ -266,15 +266,6 @@ def test_the_keyboard_reaches_and_uses_everything(made: Made, visit: Visit) -> N
     assert page.locator("#checks details").get_attribute("open") is not None
 
 
-def test_the_first_link_skips_what_is_above_the_content(made: Made, visit: Visit) -> None:
-    page = visit(made.whole)
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.getBoundingClientRect().left >= 0"), "it is seen"
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
-
-
 def test_without_javascript_all_is_there(made: Made, browser: Browser) -> None:
     context = browser.new_context(java_script_enabled=False)
     try:

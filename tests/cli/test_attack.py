@@ -118,7 +118,7 @@ def test_an_attack_leaves_images_arrays_ranks_and_a_page(
         if target:
             assert row["target"] == " ".join(map(str, target))
             assert row["target's class"] == " ".join(test.classes[int(labels[t])] for t in target)
-        for name in ("CA+", "its place") if "CA" in kind else ():
+        for name in (kind, "its place") if "CA" in kind else ():
             assert f"{row[f'{name} before']} → {row[f'{name} after']}" in card.text
         for when, z in (("before", gallery[number]), ("after", embedded(after[k : k + 1])[0])):
             if kind == "CA+(w=3)":

@@ -46,12 +46,6 @@ def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tup
         assert record[name] == pytest.approx(float(values.mean()), abs=1e-9)
 
 
-def test_the_stages_are_told_once_each(whole: tuple[Path, str]) -> None:
-    told = re.findall(r"^(\S+): done$", whole[1], re.MULTILINE)
-    attacks = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
-    assert told == ["embed", "retrieval", *attacks, "checks"]
-
-
 def test_a_finished_evaluation_is_shown_at_once(
     run: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

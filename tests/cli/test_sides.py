@@ -26,8 +26,6 @@ from torch import nn
 def pooled():
     return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
-def narrow():
-    return nn.Sequential(nn.Flatten(), nn.Linear(27, 8))
 """
 
 
