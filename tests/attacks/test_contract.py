@@ -34,9 +34,9 @@ class Mine(Attack):
     """An attack that returns what it is told to."""
 
     name: ClassVar[str] = "mine"
-    columns: tuple[Column, ...] = (Column("a", "higher"), Column("b", None))
-    read_early: tuple[str, ...] = ()
-    perturbs: str = "query"
+    columns: tuple[Column, ...] = (Column("a", "higher"), Column("b", None))  # type: ignore[misc]
+    read_early: tuple[str, ...] = ()  # type: ignore[misc]
+    perturbs: str = "query"  # type: ignore[misc]
     returns: Callable[[Tensor], Any]
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
