@@ -215,12 +215,10 @@ def test_parts_of_ones_own_in_workers(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("train", "--defense", "HN[S,LGA]"), "(did you mean 'HM'?)"),
         (("train", "--logger", "tensorbord"), "unknown logger 'tensorbord' (did you mean 'tensorboard'?)"),
         (("train", "--defense", "own.py:Plan"), "unknown name 'Plan' (did you mean 'Plain'?)"),
         (("train", "--defense", "HM[own.py:Near(k=2),LGA]"), "its options: none"),
         (("train", "--model", "own.py:net(depth=1)"), "its options: width"),
-        (("evaluate", "--checks", "quick,colapse"), "unknown check 'colapse' (did you mean 'collapse'?)"),
         (("evaluate", "--search", "own.py:Jump(size=2)"), "its options: share"),
         (("evaluate", "--attacks", "none.py:Mine"), "there is no file none.py to take the attack from"),
         (("evaluate", "--attacks", "own.py:Jump"), "Jump; it must be derived from Attack"),
