@@ -142,7 +142,10 @@ def publish(
             "recipe": recipe.model_dump(mode="json"),
             "images": {"height": size, "width": size, "channels": channels},
             "choice": before.get("choice"),
-            "origin": {"images": origin.get("images") if isinstance(origin, dict) else None},
+            "origin": {
+                "images": origin.get("images") if isinstance(origin, dict) else None,
+                "code": made.code_digest(),
+            },
         }
         made.write(about)
         loaded = load_run(draft, trust=trust)

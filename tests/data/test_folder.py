@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,6 +135,19 @@ def test_links_are_followed(make_folder: Maker, tmp_path: Path) -> None:
         (root / "dog" / f"{i}.png").symlink_to(tmp_path / "real" / "dog" / f"{i}.png")
     assert names(load("folder", root).files) == ["cat/0.png", "cat/1.png"]
     assert names(load("folder", root, "test").files) == ["dog/0.png", "dog/1.png"]
+
+
+def test_broken_links_and_pipes_are_broken_images(make_folder: Maker, tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    os.mkfifo(root / "cat" / "pipe.png")
+    (root / "cat" / "loop.png").symlink_to(root / "cat" / "loop.png")
+    (root / "cat" / "gone.png").symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        UserError, match=r"(?s)3 of the 5 .*gone.png: No such file.*symbolic links.*is not a file"
+    ):
+        load_pixels("folder", root, Inputs(8), ["train"], tmp_path / "cache")
+    (found,) = load_pixels("folder", root, Inputs(8), ["train"], tmp_path / "cache", skip_broken=True)
+    assert [file.name for file in found.skipped] == ["gone.png", "loop.png", "pipe.png"]
 
 
 @pytest.mark.parametrize("target", ["gone", "fox"])

@@ -316,6 +316,19 @@ def test_what_is_no_file_of_annotations_is_refused(
         load("cars", root)
 
 
+def test_annotations_that_are_not_packed_are_read_and_damaged_ones_end_nothing(
+    make_cars: Maker, tmp_path: Path
+) -> None:
+    expected = load("cars", make_cars(tmp_path))
+    whole = (file := make_cars(tmp_path, packed=False) / "cars_annos.mat").read_bytes()
+    found = load("cars", tmp_path)
+    assert (found.classes, found.files) == (expected.classes, expected.files)
+    for place in (160, 400):
+        file.write_bytes(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
+        with pytest.raises(UserError, match="Cars-196 is published"):
+            load("cars", tmp_path)
+
+
 def test_every_flipped_bit_in_the_annotations_is_noticed(make_cars: Maker, tmp_path: Path) -> None:
     root = make_cars(tmp_path)
     file = root / "cars_annos.mat"

@@ -103,11 +103,9 @@ def test_the_command_names_images_that_the_run_was_not_trained_on(
 @pytest.mark.parametrize(
     ("word", "typed"),
     [
-        ("worst-case", "worst-case"),
         ("HM[S,LGA]&ICS", "'HM[S,LGA]&ICS'"),
         ("worst-case(goals='misrank')", "\"worst-case(goals='misrank')\""),
         *((f"it's {sign}x", f"'it'\"'\"'s {sign}x'") for sign in '"$`\\!'),  # a shell reads these in "", too
-        ("", "''"),
     ],
 )
 def test_a_word_of_a_command_is_quoted_as_one_types_it(word: str, typed: str) -> None:
@@ -122,12 +120,3 @@ def test_every_part_of_the_package_is_explained() -> None:
         assert aim(name) or name in GOALS
     for name in GOALS:
         assert goal_meaning(name)
-
-
-def test_meanings_are_found_by_name() -> None:
-    assert aim("CA+(w=5)") == aim("CA+")
-    assert aim("mine") == goal_meaning("mine") == ""
-    assert (
-        goal_meaning("promote(side='candidate')")
-        == f"{goal_meaning('promote')}; a gallery image is perturbed"
-    )

@@ -53,6 +53,8 @@ def decoded(
 
 def open_image(file: Path) -> Image.Image:
     """Open an image `file` of one of the formats that are read; its content decides, not its name."""
+    if file.exists() and not file.is_file():  # a pipe might never end
+        raise UserError("is not a file")
     return Image.open(file, formats=list(FORMATS))
 
 

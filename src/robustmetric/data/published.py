@@ -6,6 +6,8 @@ import io
 import os
 import re
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,6 +51,16 @@ PUBLISHED = {
 
 _CARS_LIMIT = 1 << 25  # bytes of annotations, unpacked; the published ones have about ten million
 _COMPRESSED = 15  # MATLAB's number for a packed variable
+_PACK = """
+import sys
+sys.path = [path for path in sys.path if path]  # nothing of the working directory
+import io
+from scipy.io import loadmat, savemat
+found, packed = loadmat(io.BytesIO(sys.stdin.buffer.read())), io.BytesIO()
+kept = {name: found[name] for name in ("annotations", "class_names")}
+savemat(packed, kept, do_compression=True)
+sys.stdout.buffer.write(packed.getvalue())
+"""
 _STATUS = {"train": "train", "query": "test", "gallery": "test"}
 _MARKET_NAME = re.compile(
     r"(-1|\d+)_c(\d+)\D"
@@ -97,7 +109,7 @@ def read_cars(name: str, root: Path | None, split: Half) -> ImageSet:
     folder = find_root(name, root, ("cars_annos.mat", "car_ims"))
     file = folder / "cars_annos.mat"
     try:
-        found = loadmat(io.BytesIO(_intact(file)), simplify_cells=True)
+        found = loadmat(io.BytesIO(_packed(file)), simplify_cells=True)
         images = {str(one["relative_im_path"]): one["class"] for one in found["annotations"]}
         names = dict(enumerate(map(str, np.atleast_1d(found["class_names"])), start=1))
         odd = names.keys() ^ set(images.values())
@@ -116,23 +128,30 @@ def read_cars(name: str, root: Path | None, split: Half) -> ImageSet:
     )
 
 
-def _intact(file: Path) -> bytes:
-    """Return the content of a MATLAB file if the checksums of its variables, all packed, are right.
+def _packed(file: Path) -> bytes:
+    """Return a MATLAB file of bounded size with all variables packed and their checksums right.
 
-    SciPy's reader may take the process down on damaged variables that are not packed.
+    SciPy's reader may take the process down on damaged variables that are not packed: they are packed by a
+    process of its own.
     """
     data = read_bytes(file, _CARS_LIMIT)
-    place, room = 128, _CARS_LIMIT
+    place, room, packed = 128, _CARS_LIMIT, True
     while place < len(data):
         kind, size = struct.unpack_from("<II", data, place)
-        if kind != _COMPRESSED:
-            raise UserError("expected variables that MATLAB saved with -v7")
-        unpacker = zlib.decompressobj()
-        room -= len(unpacker.decompress(data[place + 8 : place + 8 + size], room))
-        if not unpacker.eof or room <= 0:
-            raise UserError("a variable is cut off, or too large")
+        if kind == _COMPRESSED:
+            unpacker = zlib.decompressobj()
+            room -= len(unpacker.decompress(data[place + 8 : place + 8 + size], room))
+            if not unpacker.eof or room <= 0:
+                raise UserError("a variable is cut off, or too large")
+        packed = packed and kind == _COMPRESSED
         place += 8 + size
-    return data
+    if packed:
+        return data
+    command = [sys.executable, "-c", _PACK]
+    done = subprocess.run(command, input=data, capture_output=True, check=False)  # noqa: S603 (our own)
+    if done.returncode:
+        raise UserError("SciPy cannot read it")
+    return done.stdout
 
 
 def read_sop(name: str, root: Path | None, split: Half) -> ImageSet:

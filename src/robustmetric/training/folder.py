@@ -93,13 +93,19 @@ class RunFolder:
     def recipe(self, changes: Mapping[str, Any] | None = None, *, resumed: bool = False) -> Recipe:
         """Return the run's recipe with some `changes`; the files that it names are those of the run.
 
-        A recipe that was edited is refused; a `resumed` one may have other epochs.
+        A recipe or code that was edited is refused; a `resumed` recipe may have other epochs.
         """
         if not self.exists:
             raise FileNotFoundError(f"'{self.path}' is not a run folder: no {self.recipe_file.name} in it")
         entries = read_file(self.recipe_file)
         if not self.trust and names_code({k: v for k, v in entries.items() if k not in (changes or {})}):
             raise untrusted(self.path, files_below(self.code), self.code)
+        known, now = self._entry("origin").get("code"), self.code_digest()
+        if isinstance(known, str) and known != now:
+            raise UserError(
+                f"the copies in {self.code} were changed since the training: their sha256 is {now}, was "
+                f"{known}; restore them, or, if you changed them yourself, correct it in {self.about}"
+            )
         recipe = load_recipe(self.recipe_file, changes, trust=True)
         self._check_edited(entries, _RESUMED if resumed else _MOVED)
         return recipe
@@ -168,7 +174,7 @@ class RunFolder:
         return own.recipe({name: getattr(recipe, name) for name in _RESUMED}, resumed=True)
 
     def check_origin(self, now: Mapping[str, Any]) -> None:
-        """Reject images, workers or code, as far as `now` has them, other than those the run began with."""
+        """Reject images or workers, as far as `now` has them, other than those the run began with."""
         before = self._entry("origin")
         known = [name for name in now if before.get(name)]
         found = [told for name in known if (told := _difference(name, before[name], now[name]))]
@@ -361,8 +367,6 @@ def _difference(name: str, was: Any, now: Any) -> str | None:
         return None
     if name == "workers":
         return f"the number of workers was {was}, is {now}: give --devices {was} (times --nodes)"
-    if name == "code":
-        return "the copies in code/ were changed: restore them"
     for kind, new in now.items():
         old = was.get(kind)
         if not isinstance(old, dict) or old == new:

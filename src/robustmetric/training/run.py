@@ -164,7 +164,7 @@ def train(
         new, so_far = not (resume and run.exists), Reached()
         if not new:
             recipe, so_far = run.continued(recipe), reached(run.checkpoint)
-            run.check_origin({"workers": machines.workers, "code": run.code_digest()})
+            run.check_origin({"workers": machines.workers})
         _check_epochs(run, recipe.epochs, so_far, report)
         resumed = so_far.step > 0
         method = defense_of(recipe)
