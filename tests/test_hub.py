@@ -335,14 +335,6 @@ def test_only_an_id_of_the_hub_is_downloaded(
         rm.from_pretrained("owner/gone")
 
 
-def test_code_of_a_download_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = own_run(tmp_path / "run")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(run))
-    with pytest.raises(rm.UserError, match="trust"):
-        rm.from_pretrained("owner/name")
-    assert not (tmp_path / "ran").exists()
-
-
 def test_damaged_and_exchanged_weights_are_noticed(run: Path, tmp_path: Path) -> None:
     out = rm.publish(run, tmp_path / "out").folder
     weights = out / "best.safetensors"
