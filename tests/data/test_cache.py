@@ -525,7 +525,7 @@ MARKS = ("cameras", "is_query", "is_gallery")
 
 def test_what_is_known_of_the_images_that_are_kept_goes_along(files: list[Path], folder: Path) -> None:
     files[2].write_bytes(b"")
-    known = {name: torch.arange(8) * 10 + number for number, name in enumerate(MARKS)}
+    known: dict[str, Any] = {name: torch.arange(8) * 10 + number for number, name in enumerate(MARKS)}
     images = replaced(image_set(files), **known, columns={"shop": tuple("ABCDEFGH")})
     kept = [0, 1, 3, 4, 5, 6, 7]
     for _ in "built", "reused":

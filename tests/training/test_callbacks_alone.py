@@ -45,12 +45,12 @@ def be(network: MetricModule, value: float) -> MetricModule:
 
 @pytest.mark.parametrize(
     ("scores", "by", "best"),
-    [((30, 50, 40), None, 1), ((30, 20, 10), None, 0), ((50, 30, 50), None, 2), ((30, 50, 40), ROBUST, 2)],
+    [((30, 50, 40), "R@1", 1), ((30, 20, 10), "R@1", 0), ((50, 30, 50), "R@1", 2), ((30, 50, 40), ROBUST, 2)],
 )
 def test_the_best_weights_are_those_of_the_highest_score_the_later_of_equal_ones(
-    scores: tuple[float, ...], by: str | None, best: int, tmp_path: Path
+    scores: tuple[float, ...], by: str, best: int, tmp_path: Path
 ) -> None:
-    keeper, network = Checkpoints(tmp_path, every=10, **({"by": by} if by else {})), module()
+    keeper, network = Checkpoints(tmp_path, every=10, by=by), module()
     for step, score in enumerate(scores):
         keeper.on_validation_end(trainer(step, **{"R@1": score, ROBUST: step}), be(network, step))
         assert written(tmp_path / "last.safetensors") == step

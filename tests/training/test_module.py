@@ -62,7 +62,7 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 # A Trainer of one's own
 
 
-USUAL = {"lr": 3e-3, "weight_decay": 1e-3}
+USUAL: dict[str, Any] = {"lr": 3e-3, "weight_decay": 1e-3}
 OWN = {
     "optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9),
     "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.1),
