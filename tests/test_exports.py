@@ -116,7 +116,8 @@ def test_a_file_has_the_vectors_of_the_run(kind: str, to: str, tmp_path: Path) -
     assert about["input"]["shape"] == ["batch", *images.shape[1:]]
     for count in (1, 2, 7):
         found = program(images[:count])
-        assert (found.shape, found.dtype) == ((count, 16), np.float32)
+        assert found.shape == (count, 16)
+        assert found.dtype == np.float32
         assert np.linalg.norm(found - wanted[:count], axis=1).max() < ROUNDING
     parts = [done.path.read_bytes()]
     if to != "onnx":
@@ -232,9 +233,9 @@ def test_where_a_file_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for path, force in ((file, False), (tmp_path, True), (tmp_path / "nowhere" / "network.pt", False)):
         with pytest.raises(UserError):
             rm.export(a_run(), path, to="torchscript", force=force)
-    for path, to in (("net.xyz", None), ("net", "tflite")):
+    for name, to in (("net.xyz", None), ("net", "tflite")):
         with pytest.raises(UserError) as caught:
-            rm.export(a_run(), tmp_path / path, to=to)
+            rm.export(a_run(), tmp_path / name, to=to)
         assert caught.value.parameter == "to"
     assert file.read_text() == "mine"
     write = exports._WRITERS["torchscript"]

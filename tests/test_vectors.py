@@ -404,7 +404,7 @@ def same(z: Tensor, queries: Tensor, k: int) -> None:
     ):
         order = sorted(range(len(row)), key=lambda place: (row[place], place))[:k]
         assert position.tolist() == order
-        assert distance.tolist() == np.sqrt(np.float32([row[place] for place in order])).tolist()
+        assert distance.tolist() == np.sqrt(np.array([row[place] for place in order], np.float32)).tolist()
 
 
 @pytest.fixture(params=[64, 1 << 22], ids=["blocks", "whole"])

@@ -74,7 +74,7 @@ def count(page: Page) -> str:
 def pictures(made: Made) -> list[tuple[str, str, str]]:
     """The attack, the choice and the network of all pictures."""
     return [
-        (picture.attack, picture.why, str(place))
+        (picture.attack, str(picture.why), str(place))
         for place, folder in enumerate(made.folders)
         for picture in load_pictures(folder, load_record(folder)).pictures
     ]

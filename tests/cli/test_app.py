@@ -67,7 +67,7 @@ def test_the_first_help_imports_nothing_heavy(argument: str) -> None:
 def commands() -> dict[str, Any]:
     for module, _ in COMMANDS.values():
         importlib.import_module(f"robustmetric.cli.{module}")
-    return dict(typer.main.get_group(app).commands)  # type: ignore[attr-defined]
+    return dict(typer.main.get_group(app).commands)
 
 
 def test_the_table_has_the_module_and_the_first_line_of_each_command(commands: dict[str, Any]) -> None:

@@ -368,7 +368,7 @@ def test_what_a_step_holds_is_counted_and_measured(pairs: tuple[Tensor, Tensor])
     triplets = Triplets(*torch.tensor([[0], [1], [2]]))
 
     def returned(z: Tensor) -> rm.Step:
-        logs = MappingProxyType({"mine": z.std()})  # any mapping will do
+        logs: Any = MappingProxyType({"mine": z.std()})  # any mapping will do
         return rm.Step(z.std(), logs, embeddings=3 * z, triplets=triplets)
 
     step = trains(returning(returned), pairs)

@@ -83,7 +83,8 @@ def test_pictures_show_what_the_attack_did(name: str, separate: bool, images: Te
             for item, ranking in zip(lists, wanted.first, strict=True):
                 position = number if ranking.position == ITSELF else ranking.position
                 assert item.itself == (ranking.position == ITSELF)
-                assert (item.distance, item.right) == (pytest.approx(ranking.distance), ranking.right)
+                assert item.distance == pytest.approx(ranking.distance)
+                assert item.right == ranking.right
                 assert item.label == f"kind {labels[position]}"
                 own = (one.query.image, one.perturbed)[place]
                 assert (item.name, item.image) == (

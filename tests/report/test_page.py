@@ -141,7 +141,8 @@ def test_downloads_hold_the_numbers_of_the_record_exactly(name: str, show: Show)
     page = show(record)
     assert json.loads(downloaded(page, "records.json")) == [record.model_dump(mode="json", by_alias=True)]
     (row,) = csv.DictReader(io.StringIO(downloaded(page, "scores.csv")))
-    every = {**record.retrieval, **record.scores, **({"ERS": record.ers} if record.ers else {})}
+    ers = {"ERS": record.ers} if record.ers else {}
+    every: dict[str, Any] = {**record.retrieval, **record.scores, **ers}
     for name, score in every.items():
         for end, number in (("", score.value), (" low", score.low), (" high", score.high)):
             assert (row.get(f"{name}{end}") or None) == (None if number is None else str(number))
@@ -335,7 +336,8 @@ def test_pictures_that_do_not_fit_are_left_out(tmp_path: Path, monkeypatch: pyte
     largest = encoded(noise(0))  # no format makes noise smaller
     listed = [{**one, "image": largest} for one in a_picture()["before"]]
     images = {"perturbed": largest, "difference": largest, "before": listed, "after": listed}
-    paths, told = [written(a_record(name=name), tmp_path / name) for name in "abc"], []
+    told: list[str] = []
+    paths = [written(a_record(name=name), tmp_path / name) for name in "abc"]
     for path, name in zip(paths, "abc", strict=True):
         pictured(path, a_record(name=name), ["ES", "GTM"], each=4, **images)
     text = make_page(paths, told.append)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from robustmetric.attacks import ATTACKS
-from robustmetric.cli import options
-from robustmetric.cli.request import Request
+from robustmetric.cli.request import Request, Tested
 from robustmetric.errors import UserError
 from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings
 from robustmetric.evaluation.suite import GOALS
@@ -21,11 +20,11 @@ from tests.helpers.command import refused
 from tests.helpers.records import a_record, altered
 
 
-def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[options.Tested, Settings]:
+def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tested, Settings]:
     """Run a command as far as its options are read, and return what they ask for."""
-    seen: list[tuple[options.Tested, Settings]] = []
+    seen: list[tuple[Tested, Settings]] = []
 
-    def stop(tested: options.Tested, settings: Mapping[str, Any]) -> Request:
+    def stop(tested: Tested, settings: Mapping[str, Any]) -> Request:
         seen.append((tested, Plan.make(**settings).settings))
         raise UserError("read")
 
