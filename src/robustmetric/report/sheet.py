@@ -14,8 +14,6 @@ from robustmetric.report.records import data_of, differing
 from robustmetric.report.summary import Estimate, figures_of
 from robustmetric.text import printable, spreadsheet_text
 
-WORDS = ("collapse", "not run")
-"""What a row says in the place of figures."""
 SUFFIXES = {"md": ".md", "latex": ".tex", "csv": ".csv"}
 """The formats of tables, and the suffixes of their files."""
 
