@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -104,10 +105,10 @@ def test_gradio_is_silent_and_takes_nothing_from_the_environment(monkeypatch: py
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(UserError, match=r"pip install 'robustmetric\[app\]'"):
         load_gradio()
-    found = {name for name in app.os.environ if name.startswith(("GRADIO_", "OTEL_"))}
+    found = {name for name in os.environ if name.startswith(("GRADIO_", "OTEL_"))}
     assert found == {"GRADIO_ANALYTICS_ENABLED"}
-    assert app.os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
-    assert app.os.environ["no_proxy"] == "b.example,127.0.0.1,localhost"
+    assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+    assert os.environ["no_proxy"] == "b.example,127.0.0.1,localhost"
 
 
 def test_a_port_that_cannot_be_used_is_named() -> None:

@@ -113,7 +113,7 @@ def _errors_and_retries(found: Cluster, work: Any, folder: Path) -> None:
     error = ended[1]
     assert type(error) is UserError
     assert (str(error), error.parameter) == ("no [such] share", "out")
-    assert "in work" in error.__notes__[0]
+    assert "in work" in vars(error)["__notes__"][0]
     assert isinstance(ended[3], WorkerError)
     assert [tried(folder, name) for name in names] == [1, 1, 2, 4]
 

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 import robustmetric
 from robustmetric.attacks import Attack, Search
-from robustmetric.defenses.terms import Term
 from robustmetric.destination import Destination
+from robustmetric.losses import Term
 from robustmetric.triplets import Sampler
 
 LIGHTNING = (Callback, CheckpointIO, LightningModule)  # a trainer calls them

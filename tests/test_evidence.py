@@ -74,9 +74,8 @@ def test_the_words_of_the_page_hold() -> None:
         assert [one and one.verdict for one in verdicts] == ["higher", "lower"]
     for network in FASHION:
         assert found.squares(network, "small-strict", "misrank") == 0
-        assert (
-            found.terms(*(found.record(network, kind) for kind in ("reference", "strict")), 1)[0][0] == "GTM"
-        )
+        both = found.record(network, "reference"), found.record(network, "strict")
+        assert found.terms(*both, count=1)[0][0] == "GTM"
     for network in FASHION[2:]:
         few, more = (found.squares(network, kind, "shift") for kind in ("strict", "more-steps"))
         assert 1 < more < few

@@ -94,6 +94,7 @@ def test_make_does_not_run_what_stands_in_the_brackets() -> None:
         ),
         ("part(size=)", "must be option=value"),
         ("part(size=two)", "must be option=value"),
+        ("part(**{})", "must be option=value"),
         ("part(size=2)(on=True)", "must be option=value"),
         (
             "part(sise=2)",

@@ -38,7 +38,7 @@ EYE, FOUR = torch.eye(4), torch.tensor([0, 0, 1, 1])
     [
         ((EYE[0], FOUR), {}, r"the gallery must be floats of shape \(N, D\).* not float32 of shape \(4,\)"),
         ((EYE.long(), FOUR), {}, "the gallery must be floats.* not int64"),
-        ((EYE, FOUR[:3]), {}, r"labels must be integers of shape \(4,\)"),
+        ((EYE, FOUR[:3]), {}, r"labels must be a tensor of integers of shape \(4,\)"),
         ((EYE, torch.arange(4)), {}, "none of the 4 queries has another image of its class"),
         ((EYE, FOUR, EYE[:2]), {}, "queries have no query_labels"),
         ((EYE, FOUR, EYE[:, :2], FOUR), {}, r"queries have shape \(4, 2\) and the gallery \(4, 4\)"),
@@ -53,7 +53,7 @@ EYE, FOUR = torch.eye(4), torch.tensor([0, 0, 1, 1])
         (
             (EYE, FOUR, EYE[:2], FOUR[:2]),
             {"cameras": FOUR, "query_cameras": FOUR[:2].float()},
-            r"^query_cameras must be integers of shape \(2,\).* not float32",
+            r"^query_cameras must be a tensor of integers of shape \(2,\).* not float32",
         ),
         (
             (EYE, FOUR, EYE[:1], FOUR[:1]),

@@ -1,7 +1,4 @@
-"""Vectors of a folder: interrupted, damaged, changed, and always the same in the end; and searched exactly.
-
-This file is also the program that the test of kills starts (see tests/helpers/processes.py).
-"""
+"""Vectors of a folder: interrupted, damaged, changed, always the same in the end; and searched exactly."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +29,12 @@ from robustmetric.data.inputs import Inputs
 from robustmetric.errors import UserError
 from robustmetric.files import DamagedError
 from robustmetric.locks import InUseError, claimed
-from robustmetric.models.c2f2 import C2F2
 from robustmetric.sphere import ROUNDING, BrokenEmbeddingsError
-from robustmetric.squares import distances, square_distance
+from robustmetric.squares import distances
 from robustmetric.training import Run
 from robustmetric.vectors import Vectors, embed_folder, images_below, save_vectors
-from tests.helpers.command import cells, command, refused, works
+from tests.helpers.command import cells, refused, works
 from tests.helpers.networks import Counted
-from tests.helpers.processes import at_call, die, forked, needs_fork, run_program, stop_by
 from tests.helpers.runs import make_pictures, make_run
 
 BYTES = os.fsdecode(b"byte\xff.png")
@@ -244,58 +238,6 @@ def test_one_at_a_time(run: Run, pictures: Path, tmp_path: Path) -> None:
     assert "remove" not in str(caught.value)
 
 
-ATTEMPTS = [
-    ("forward", 2),
-    ("fsync", 1),
-    ("fsync", 4),
-    ("rename", 3),
-    ("forward", 2),
-    ("rename", 3),
-    ("fsync", 1),
-]
-
-
-def arm(kind: str, number: int) -> None:
-    """Let this process be killed."""
-    owner: Any = {"forward": C2F2, "fsync": os}.get(kind, Path)
-    name = {"rename": "replace"}.get(kind, kind)
-    setattr(owner, name, at_call(number, die, getattr(owner, name)))
-
-
-def program(order: dict[str, Any]) -> list[tuple[int, str]]:
-    """Embed in processes that are killed, and in a last one that is not."""
-    torch.set_num_threads(1)
-    module._BLOCK = BLOCK
-    run = rm.load_run(order["run"])
-
-    def attempt(plan: tuple[str, int] | None) -> Callable[[], object]:
-        def act() -> None:
-            if plan is not None:
-                arm(*plan)
-            embed_folder(run, order["folder"], order["out"], batch=4)
-
-        return act
-
-    return [forked(attempt(plan)) for plan in [*order["attempts"], None]]
-
-
-@pytest.mark.slow
-@needs_fork
-@pytest.mark.parametrize("suffix", [".safetensors", ".npy"])
-def test_killed_at_any_moment_the_same_call_resumes(
-    suffix: str, folder: Path, pictures: Path, tmp_path: Path
-) -> None:
-    embed_folder(rm.load_run(folder), pictures, tmp_path / f"whole{suffix}", batch=4)
-    attempts = [*ATTEMPTS, ("fsync", 4), ("rename", 4), ("rename", 2)]
-    out = tmp_path / f"v{suffix}"
-    order = {"run": str(folder), "folder": str(pictures), "out": str(out), "attempts": attempts}
-    *ends, last = run_program(__file__, order)
-    assert {code for code, _ in ends[:7]} == {-9}, ends
-    assert last[0] == 0 or out.exists(), last
-    for file in tmp_path.glob(f"whole{suffix}*"):
-        assert file.read_bytes() == (tmp_path / file.name.replace("whole", "v")).read_bytes()
-
-
 # Images without a vector
 
 
@@ -322,17 +264,6 @@ def test_broken_images_are_listed_and_the_others_kept(run: Run, pictures: Path, 
     broken.write_bytes(content)
     with pytest.raises(UserError, match="2 of the 31 images"):
         embed_folder(run, pictures, tmp_path / "w.safetensors")
-
-
-def test_many_broken_images_are_counted(run: Run, tmp_path: Path) -> None:
-    for number in range(30):
-        (tmp_path / f"{number:02}.png").touch()
-    for skip in (False, True):
-        with pytest.raises(UserError, match=r"30 of the 30 images .*:(.*\n){21}  and 10 more\n"):
-            embed_folder(run, tmp_path, tmp_path / "v.npy", skip_broken=skip, report=quiet)
-    Image.new("L", (8, 8)).save(tmp_path / "30.png")
-    done = embed_folder(run, tmp_path, tmp_path / "v.npy", skip_broken=True, report=quiet)
-    assert (done.count, done.skipped, len(done.listed)) == (1, 30, 20)
 
 
 def test_images_that_the_network_is_dead_for(run: Run, tmp_path: Path) -> None:
@@ -462,14 +393,6 @@ def test_what_cannot_be_written_is_refused_at_once(
     assert (tmp_path / "mine.safetensors").read_text() == "mine", "it stays until the new one is whole"
 
 
-def test_vectors_of_another_run_are_refused(run: Run, tmp_path: Path) -> None:
-    network, inputs = run.digest, '{"channels": 1, "crop": null, "resize": 8}'
-    Vectors(unit(2, 16), ["a", "b"], {"network": network, "inputs": inputs}).check(run)
-    for other in ({"network": "b" * 64, "inputs": inputs}, {"network": network, "inputs": "{}"}, None):
-        with pytest.raises(UserError, match="give that run"):
-            Vectors(unit(2, 16), ["a", "b"], other).check(run)
-
-
 # Search
 
 
@@ -481,7 +404,7 @@ def same(z: Tensor, queries: Tensor, k: int) -> None:
     ):
         order = sorted(range(len(row)), key=lambda place: (row[place], place))[:k]
         assert position.tolist() == order
-        assert distance.tolist() == np.sqrt(np.float32([row[place] for place in order])).tolist()
+        assert distance.tolist() == np.sqrt(np.array([row[place] for place in order], np.float32)).tolist()
 
 
 @pytest.fixture(params=[64, 1 << 22], ids=["blocks", "whole"])
@@ -526,22 +449,6 @@ def test_the_product_is_as_near_to_the_truth_as_is_said(dim: int) -> None:
     assert np.abs(truth - (2 - 2 * product)).max() <= module._bound(dim)
 
 
-def test_few_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search costs a product and little more."""
-    measured = 0
-
-    def counted(x: Tensor, y: Tensor) -> Tensor:
-        nonlocal measured
-        measured += len(x)
-        return square_distance(x, y)
-
-    monkeypatch.setattr(module, "_NUMBERS", 1 << 16)
-    monkeypatch.setattr(module, "square_distance", counted)
-    Vectors(unit(8000, 64), [""] * 8000).search(unit(10, 64, seed=1), 10)
-    # In the b-th of 8 blocks 10/b are expected to be nearer than all before: 27 a query.
-    assert 10 * 10 <= measured < 10 * 60
-
-
 @pytest.mark.parametrize(
     ("z", "k"),
     [(unit(1, 4), 0), (unit(1, 4), 1.5), (unit(1, 5), 1), (unit(2, 4)[0], 1), (torch.ones(1, 4), 1),
@@ -553,31 +460,6 @@ def test_what_cannot_be_searched_for_is_refused(z: Tensor, k: Any) -> None:
 
 
 # Commands
-
-
-@pytest.fixture
-def _signals() -> Iterator[None]:
-    """Put handlers back: a command that was stopped ignores further signals until its process ends."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("_signals")
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_signal_stops_embed_and_the_same_command_resumes(
-    name: str, code: int, folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ("embed", folder, pictures, "--weights", "last", "--batch", 4, "--out")
-    works(*arguments, tmp_path / "whole.safetensors")
-    with monkeypatch.context() as patch:
-        patch.setattr(C2F2, "forward", at_call(2, stop_by(signal.Signals[name]), C2F2.forward))
-        assert command(*arguments, tmp_path / "v.safetensors").code == code
-    told = works(*arguments, tmp_path / "v.safetensors")
-    assert "4 of 30 images are embedded already" in told
-    assert (tmp_path / "whole.safetensors").read_bytes() == (tmp_path / "v.safetensors").read_bytes()
-    rm.load_vectors(tmp_path / "v.safetensors").check(rm.load_run(folder, "last"))
 
 
 def test_the_commands_find_images_with_strange_names(
@@ -644,7 +526,3 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     few, many = (1024 * int(line) for line in done.stdout.split())
     assert many - few < 20 * 10**6, (few, many)
     assert len(rm.load_vectors(tmp_path / "many.safetensors")) == 3000
-
-
-if __name__ == "__main__":
-    print(json.dumps(program(json.loads(sys.argv[1]))))

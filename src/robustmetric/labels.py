@@ -17,12 +17,11 @@ def check_integers(name: str, values: Tensor, count: int, what: str) -> None:
     >>> check_integers("cameras", torch.ones(2), 2, "the camera of each image")
     Traceback (most recent call last):
     ...
-    robustmetric.UserError: cameras must be integers of shape (2,), the camera of each image, not float32 ...
+    robustmetric.UserError: cameras must be a tensor of integers of shape (2,), the camera of each ...
     """
     if not isinstance(values, Tensor) or values.dtype not in WHOLE or values.shape != (count,):
-        raise UserError(
-            f"{name} must be integers of shape ({count},), {what}, not {describe(values)}", parameter=name
-        )
+        told = f"{name} must be a tensor of integers of shape ({count},), {what}, not {describe(values)}"
+        raise UserError(told, parameter=name)
 
 
 def check_labels(labels: Tensor, count: int) -> None:

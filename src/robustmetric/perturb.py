@@ -78,6 +78,8 @@ def check_images(images: Tensor) -> None:
         advice = "divide 8-bit images by 255 and leave the normalisation by mean and deviation to the network"
         if low > -0.01 and high < 1.01:
             advice = "use images.clamp(0, 1), for resizing rounds beyond the ends"
+        if low != low:
+            advice = "look at how the images were made"
         raise UserError(f"pixels are in [{low:.9g}, {high:.9g}]; they must be in [0, 1]: {advice}")
 
 

@@ -246,10 +246,10 @@ def parse_spec(kind: str, text: str) -> tuple[str, dict[str, Any]]:
         call = ast.parse(f"part{bracket.strip()}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError
-        options = {option.arg or "": ast.literal_eval(option.value) for option in call.keywords}
-        if len(options) < len(call.keywords):
+        options = {option.arg: ast.literal_eval(option.value) for option in call.keywords}
+        if None in options or len(options) < len(call.keywords):
             raise ValueError
-        return name.strip(), options
+        return name.strip(), cast("dict[str, Any]", options)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         raise UserError(
             f"{kind} {brief(text)}: options must be option=value, each once and a number, True, False or a "

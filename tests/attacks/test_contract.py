@@ -34,9 +34,9 @@ class Mine(Attack):
     """An attack that returns what it is told to."""
 
     name: ClassVar[str] = "mine"
-    columns: tuple[Column, ...] = (Column("a", "higher"), Column("b", None))
-    read_early: tuple[str, ...] = ()
-    perturbs: str = "query"
+    columns: tuple[Column, ...] = (Column("a", "higher"), Column("b", None))  # type: ignore[misc]
+    read_early: tuple[str, ...] = ()  # type: ignore[misc]
+    perturbs: str = "query"  # type: ignore[misc]
     returns: Callable[[Tensor], Any]
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:
@@ -46,6 +46,14 @@ class Mine(Attack):
         return self.returns(z)  # type: ignore[no-any-return]
 
     def measure(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> dict[str, Tensor]:
+        return self.returns(z)  # type: ignore[no-any-return]
+
+    def aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
+        return self.returns(index)  # type: ignore[no-any-return]
+
+    def appraise(
+        self, z: Tensor, target: Target, queries: Queries, gallery: Gallery
+    ) -> tuple[Tensor, Tensor | None]:
         return self.returns(z)  # type: ignore[no-any-return]
 
     def start(self, images: Tensor, *, draws: Draws) -> Tensor | None:
@@ -75,7 +83,7 @@ def test_what_is_built_in_keeps_the_contract_and_passes_unchanged(
     made.check()
     index = made.checked_select(queries, gallery, draws=draws())
     assert index.equal(made.select(queries, gallery, draws=draws()))
-    target = made.aim(index, queries, gallery)
+    target = made.checked_aim(index, queries, gallery)
     z = moved.clone().requires_grad_()
     value = made.checked_objective(z, target, queries, gallery)
     assert value.equal(made.objective(z, target, queries, gallery))
@@ -93,6 +101,10 @@ def test_what_is_built_in_keeps_the_contract_and_passes_unchanged(
         ("select", lambda own: own[:, None] >= 0, f"bool of shape ({B}, 1)", "integers"),
         ("select", lambda own: own[:, None], "-1, -1", "positions in the gallery"),
         ("select", lambda own: torch.full((B, 2), N), "40, 40, 40, 40, 40 and 31 more", f"0 to {N - 1}"),
+        ("aim", lambda index: index, "int64", "a Target"),
+        ("appraise", lambda z: z.sum(1), "float64", "the values, and which queries succeeded"),
+        ("appraise", lambda z: (z.sum(1), z), "float64", f"({B},) bools"),
+        ("appraise", lambda z: (z.sum(1), z.sum(1) > 0), "bool", "a column has a success_value"),
         ("objective", lambda z: z.sum(1, keepdim=True), f"float64 of shape ({B}, 1)", "finite floats"),
         ("objective", lambda z: z.sum(1).detach(), "values without a gradient", "finite floats"),
         ("objective", lambda z: z.sum(1) / 0, "NaN or infinity", "finite floats"),
@@ -109,6 +121,8 @@ def test_what_a_method_returns(
     z, target = moved.clone().requires_grad_(), Target(queries.own[:, None])
     calls: dict[str, Callable[[], object]] = {
         "select": lambda: mine.checked_select(queries, gallery, draws=draws()),
+        "aim": lambda: mine.checked_aim(queries.own[:, None], queries, gallery),
+        "appraise": lambda: mine.checked_appraise(z, target, queries, gallery),
         "objective": lambda: mine.checked_objective(z, target, queries, gallery),
         "measure": lambda: mine.checked_measure(z, target, queries, gallery),
         "start": lambda: mine.checked_start(torch.rand(3, 1, 2, 2), draws=draws()),

@@ -34,7 +34,7 @@ def test_nearest_with_ties_against_a_plain_loop(
 
 
 def test_a_gallery_refuses_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"labels must be integers of shape \(6,\)"):
+    with pytest.raises(ValueError, match=r"labels must be a tensor of integers of shape \(6,\)"):
         Gallery(torch.eye(6), torch.arange(5))
     with pytest.raises(ValueError, match="chunk must be a whole number of at least 1, not 0"):
         Gallery(torch.eye(6), torch.arange(6), chunk=0)

@@ -25,7 +25,8 @@ expect.set_options(timeout=PATIENCE)
 
 # Runs the command line, and writes down whom it wants to speak to.
 PROGRAM = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 log = open(sys.argv.pop(1), "a", buffering=1)
 asks = ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname")
 def note(event, arguments):

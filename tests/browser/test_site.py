@@ -61,20 +61,3 @@ def test_a_name_is_found_by_the_search(address: str, visit: Visit) -> None:
     page.click(".md-search-result__link >> nth=0")
     assert page.url.partition("?")[0] == f"{address}/api/index.html"
     assert page.locator("[id='robustmetric.load_certificate']").is_visible()
-
-
-def test_the_reader_chooses_between_light_and_dark(address: str, visit: Visit) -> None:
-    page = visit(f"{address}/index.html")
-    page.get_by_title("Dark").click()
-    page.goto(f"{address}/method.html")
-    assert page.evaluate("document.body.dataset.mdColorScheme") == "slate"
-
-
-def test_statements_of_an_example_are_selected_without_prompts(address: str, visit: Visit) -> None:
-    page = visit(f"{address}/api/index.html")
-    place = page.locator("[id='robustmetric.embed'] ~ .doc-contents .highlight code").first
-    assert place.inner_text().startswith(">>> ")
-    place.evaluate("code => getSelection().selectAllChildren(code)")
-    selected = page.evaluate("getSelection().toString()")
-    assert selected.startswith("embed(")
-    assert ">>>" not in selected

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import re
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,61 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from robustmetric import attack
 from robustmetric.data.inputs import Inputs, load_pixels
-from robustmetric.models.c2f2 import C2F2
 from robustmetric.training.trained import load_run
-from tests.cli.tables import OTHER
-from tests.helpers.command import command, refused, works
+from tests.helpers.command import refused, works
 from tests.helpers.pages import parsed
-from tests.helpers.processes import (
-    at_call,
-    stop_by,
-)
-from tests.helpers.runs import make_run
-
-KINDS = ["CA+(w=3)", "QA-", "TMA", "ES", "LTM", "GTM", "GTT", "SP-QA+(m=2,keep=3)"]
-
-
-def nearer(z: Tensor, to: Tensor, gallery: Tensor, without: Sequence[int]) -> float:
-    """Count by a loop the images nearer to z than a point; equal ones count half."""
-    level, count = float((z - to).square().sum()), 0.0
-    for k, other in enumerate(gallery):
-        if k not in without:
-            square = float((z - other).square().sum())
-            count += 1.0 if square < level else 0.5 if square == level else 0.0
-    return count
-
-
-def values_of(
-    kind: str, z: Tensor, benign: Tensor, own: int, target: list[int], gallery: Tensor, labels: Tensor
-) -> dict[str, float]:
-    """Compute by a loop what an attack reports of a query with the embedding z."""
-    name, left = attack(kind).name, len(gallery) - 2
-    if name.startswith("CA"):
-        ranks = [nearer(gallery[q], z, gallery, (own, q)) / left for q in target]
-        return {name: 100 * sum(ranks) / len(ranks)}
-    if "QA" in name:
-        ranks = [100 * nearer(z, gallery[c], gallery, (own, c)) / left for c in target]
-        if name.startswith("SP"):
-            chosen = 2 if "m=2" in kind else 1
-            return {
-                name: sum(ranks[:chosen]) / chosen,
-                f"{name}:keep": sum(ranks[chosen:]) / (len(ranks) - chosen),
-            }
-        return {name: sum(ranks) / len(ranks)}
-    if name == "TMA":
-        return {"TMA": float(z @ gallery[target[0]])}
-    if name == "GTT":
-        return {"GTT": 100.0 * (nearer(z, gallery[target[0]], gallery, (own, target[0])) < 4)}
-    hit = 100.0 * bool(labels[nearest_other(z, own, gallery)] == labels[own])
-    if name == "ES":
-        return {"ES:D": float((z - benign).norm()), "ES:R": hit}
-    return {name: hit}
-
-
-def nearest_other(z: Tensor, own: int, gallery: Tensor) -> int:
-    return min((k for k in range(len(gallery)) if k != own), key=lambda k: float((z - gallery[k]).norm()))
 
 
 def first_of_class(z: Tensor, own: int, gallery: Tensor, labels: Tensor) -> int:
@@ -93,69 +40,6 @@ def seen(run: Path) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
     return embedded, embedded(everything), test.labels
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_attack_leaves_images_arrays_and_ranks(
-    kind: str, run: Path, tmp_path: Path, seen: tuple[Callable[[Tensor], Tensor], Tensor, Tensor]
-) -> None:
-    embedded, gallery, labels = seen
-    kept = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
-    out, eps = tmp_path / "images", 0.1
-    options = ["--queries", 2, "--steps", 3, "--eps", eps, "--alpha", 0.05, "--seed", 2, "--batch", 1]
-    printed = works("attack", run, "--attack", kind, "--out", out, *options)
-    assert f"images, arrays and ranks of 2 queries are in {out}" in printed.replace("\n", " ")
-    assert {file: file.read_bytes() for file in run.iterdir() if file.is_file()} == kept
-
-    arrays = load_file(out / "images.safetensors")
-    numbers, before, after = arrays["number"].tolist(), arrays["before"], arrays["after"]
-    drawn = torch.randperm(797, generator=torch.Generator().manual_seed(2))[:2]
-    assert numbers == sorted(drawn.tolist())
-    assert before.dtype == after.dtype == torch.float32
-    (test,) = load_pixels("digits", None, Inputs(), ["test"])
-    assert torch.equal(
-        before, torch.from_numpy(test.pixels[numbers].transpose(0, 3, 1, 2).copy()).float() / 255
-    )
-    change = (after - before).abs().flatten(1).amax(1)
-    assert float(change.max()) <= eps + 1e-6
-    assert float(after.min()) >= 0
-    assert float(after.max()) <= 1
-    if kind != "LTM":  # whose hinge may be closed from the beginning
-        assert float(change.min()) > 0
-
-    files = {f"{n:06d}-{when}.png" for n in numbers for when in ("before", "after")}
-    assert {file.name for file in out.iterdir()} == {*files, "images.safetensors", "ranks.csv", "attack.html"}
-    for k, number in enumerate(numbers):
-        read = [np.asarray(Image.open(out / f"{number:06d}-{w}.png"), float) for w in ("before", "after")]
-        assert np.array_equal(read[0], test.pixels[number, :, :, 0])
-        assert np.abs(read[1] - read[0]).max() <= 255 * eps + 0.5
-        assert np.abs(read[1] - 255 * after[k, 0].numpy()).max() <= 0.5 + 1e-4
-
-    with (out / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["image"]) for row in rows] == numbers
-    for k, row in enumerate(rows):
-        number, target = numbers[k], arrays["target"][k].tolist()
-        assert row["class"] == test.classes[int(labels[number])]
-        assert ("target" in row) == bool(target) == (kind not in ("ES", "LTM"))
-        if target:
-            assert row["target"] == " ".join(map(str, target))
-            assert row["target's class"] == " ".join(test.classes[int(labels[t])] for t in target)
-        for when, z in (("before", gallery[number]), ("after", embedded(after[k : k + 1])[0])):
-            values = values_of(kind, z, gallery[number], number, target, gallery, labels)
-            for name, value in values.items():
-                shown = float(row[f"{name} {when}"])
-                assert shown == pytest.approx(value, abs=0.00051 if name in ("TMA", "ES:D") else 0.0501), name
-            if kind.startswith("CA"):
-                ahead = nearer(gallery[target[0]], z, gallery, (number, target[0]))
-                assert int(row[f"its place {when}"]) == 1 + ahead
-            else:
-                assert int(row[f"first of its class {when}"]) == first_of_class(z, number, gallery, labels)
-        place = "its place" if kind.startswith("CA") else "first of its class"
-        assert set(row) - {"image", "class", "target", "target's class"} == {
-            f"{name} {when}" for name in (*values, place) for when in ("before", "after")
-        }
-
-
 def test_an_attack_wants_a_new_folder(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "images"
     (tmp_path / ".images.tmp").mkdir()  # of an attack that was killed
@@ -166,19 +50,6 @@ def test_an_attack_wants_a_new_folder(run: Path, tmp_path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
     assert f"{out} exists already: give another folder (--out)" in refused("attack", run, *options)
     assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
-
-
-def test_the_page_has_a_card_for_each_query(run: Path, tmp_path: Path) -> None:
-    works("attack", run, "--attack", "CA+", "--queries", 5, "--steps", 1, "--out", tmp_path / "out")
-    page = parsed((tmp_path / "out" / "attack.html").read_text(encoding="utf-8"))
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    cards = page.all("article", "shot")
-    assert [card["data-number"] for card in cards] == [row["image"] for row in rows]
-    for card, row in zip(cards, rows, strict=True):
-        assert f"{row['CA+ before']} → {row['CA+ after']}" in card.text
-        assert f"{row['its place before']} → {row['its place after']}" in card.text
-    assert "CA+ on c2f2" in page.one("header").text
 
 
 @pytest.mark.parametrize("split", ["test", "all"])
@@ -196,8 +67,7 @@ def test_images_of_files_are_named(split: str, tmp_path: Path) -> None:
     count = {"test": 6, "all": 14}[split]
     how = ["--skip-broken", "--attack", "GTM", "--queries", count, "--steps", 1, "--out", tmp_path / "out"]
     works("attack", *network, *options, *how)
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_in(tmp_path / "out")
     assert len({row["file"] for row in rows}) == count
     for row in rows:
         written = np.asarray(Image.open(tmp_path / "out" / f"{int(row['image']):06d}-before.png"))
@@ -207,127 +77,63 @@ def test_images_of_files_are_named(split: str, tmp_path: Path) -> None:
         assert Path(row["target's file"]).parent.name == row["target's class"]
 
 
-LONG = "an image with a long name, spaces and 漢字, " * 2 + "of "
-PLACES = (
-    "row of houses",
-    "漢字漢字漢字漢字漢字漢字漢字漢字",
-    "a class that has a name of its own, rather long",
-    "x",
-)
-
-
-@pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """Options for images with long names in classes with long and wide ones."""
-    root = tmp_path_factory.mktemp("named")
-    for label, name in enumerate(PLACES):
-        for k in range(10):
-            file = root / "images" / name / f"{LONG}{k}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng([label, k]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(file)
-    data = ("--data", "folder", "--root", root / "images", "--split", "all", "--cache", root / "cache")
-    return ("--model", "c2f2", "--size", 8, "--dim", 4, *data)
-
-
 @pytest.mark.slow
-def test_several_targets_are_named(named: tuple[object, ...], tmp_path: Path) -> None:
-    how = ["--attack", "QA+(m=3)", "--queries", 40, "--steps", 1, "--out", tmp_path / "out"]
-    works("attack", *named, *how)
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        files = [rows[int(target)]["file"] for target in row["target"].split()]
-        assert row["target's file"].split(" // ") == files
-        assert len(files) == 3
+@pytest.mark.parametrize("kind", ["CA+(w=3)", "TMA", "ES"])
+def test_an_attack_leaves_images_arrays_ranks_and_a_page(
+    kind: str, run: Path, tmp_path: Path, seen: tuple[Callable[[Tensor], Tensor], Tensor, Tensor]
+) -> None:
+    embedded, gallery, labels = seen
+    kept = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    out, eps = tmp_path / "images", 0.1
+    options = ["--queries", 2, "--steps", 3, "--eps", eps, "--alpha", 0.05, "--seed", 2, "--batch", 1]
+    works("attack", run, "--attack", kind, "--out", out, *options)
+    assert {file: file.read_bytes() for file in run.iterdir() if file.is_file()} == kept
 
-
-def test_targets_in_a_gallery_of_its_own_are_named(named: tuple[object, ...], tmp_path: Path) -> None:
-    (tmp_path / "asked").mkdir()
-    rng = np.random.default_rng(0)
-    for name in PLACES[:2]:
-        (tmp_path / "asked" / name).mkdir()
-        noise = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(tmp_path / "asked" / name / "mine.png")
-    sides = ["--queries-from", tmp_path / "asked", "--gallery", named[9]]
-    works(
-        "attack", *named, *sides, "--attack", "TMA", "--queries", 2, "--steps", 1, "--out", tmp_path / "out"
+    arrays = load_file(out / "images.safetensors")
+    numbers, before, after = arrays["number"].tolist(), arrays["before"], arrays["after"]
+    drawn = torch.randperm(797, generator=torch.Generator().manual_seed(2))[:2]
+    assert numbers == sorted(drawn.tolist())
+    (test,) = load_pixels("digits", None, Inputs(), ["test"])
+    assert torch.equal(
+        before, torch.from_numpy(test.pixels[numbers].transpose(0, 3, 1, 2).copy()).float() / 255
     )
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["file"] for row in rows} == {f"{name}/mine.png" for name in PLACES[:2]}
-    ranked = sorted(str(file.relative_to(str(named[9]))) for file in Path(str(named[9])).rglob("*.png"))
-    assert len(ranked) == 40
-    for row in rows:
-        assert row["target's file"] == ranked[int(row["target"])]
+    change = (after - before).abs().flatten(1).amax(1)
+    assert 0 < float(change.min()) <= float(change.max()) <= eps + 1e-6
+    assert 0 <= float(after.min()) <= float(after.max()) <= 1
+
+    files = {f"{n:06d}-{when}.png" for n in numbers for when in ("before", "after")}
+    assert {file.name for file in out.iterdir()} == {*files, "images.safetensors", "ranks.csv", "attack.html"}
+    for k, number in enumerate(numbers):
+        read = [np.asarray(Image.open(out / f"{number:06d}-{w}.png"), float) for w in ("before", "after")]
+        assert np.array_equal(read[0], test.pixels[number, :, :, 0])
+        assert np.abs(read[1] - 255 * after[k, 0].numpy()).max() <= 0.5 + 1e-4
+
+    rows = rows_in(out)
+    cards = parsed((out / "attack.html").read_text(encoding="utf-8")).all("article", "shot")
+    assert [card["data-number"] for card in cards] == [row["image"] for row in rows] == [*map(str, numbers)]
+    for k, (row, card) in enumerate(zip(rows, cards, strict=True)):
+        number, target = numbers[k], arrays["target"][k].tolist()
+        assert row["class"] == test.classes[int(labels[number])]
+        assert ("target" in row) == bool(target) == (kind != "ES")
+        if target:
+            assert row["target"] == " ".join(map(str, target))
+            assert row["target's class"] == " ".join(test.classes[int(labels[t])] for t in target)
+        for name in (kind, "its place") if "CA" in kind else ():
+            assert f"{row[f'{name} before']} → {row[f'{name} after']}" in card.text
+        for when, z in (("before", gallery[number]), ("after", embedded(after[k : k + 1])[0])):
+            if kind == "CA+(w=3)":
+                square = (gallery[target[0]] - gallery).square().sum(1)
+                nearer = square < (gallery[target[0]] - z).square().sum()
+                nearer[[number, target[0]]] = False
+                assert int(row[f"its place {when}"]) == 1 + int(nearer.sum())
+                continue
+            assert int(row[f"first of its class {when}"]) == first_of_class(z, number, gallery, labels)
+            name, value = (
+                ("TMA", z @ gallery[target[0]]) if target else ("ES:D", (z - gallery[number]).norm())
+            )
+            assert float(row[f"{name} {when}"]) == pytest.approx(float(value), abs=0.00051)
 
 
-def test_the_table_shows_the_first_queries(run: Path, tmp_path: Path) -> None:
-    how = ["--attack", "SP-QA+(m=2,keep=3)", "--queries", 21, "--steps", 1, "--out", tmp_path / "out"]
-    printed = works("attack", run, *how)
-    with (tmp_path / "out" / "ranks.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows[:20]:
-        assert re.search(rf"^│ {row['image']} +│ {row['class']} +│", printed, re.MULTILINE)
-    assert f"│ {rows[20]['image']} " not in printed
-    assert "1 more queries are in ranks.csv" in printed
-
-
-OWN = """
-from robustmetric.attacks import Column
-from robustmetric.attacks import EmbeddingShift
-
-class Ranked(EmbeddingShift):
-    perturbs = "candidate"
-"""
-
-
-def test_a_candidate_that_aims_at_nothing(run: Path, tmp_path: Path) -> None:
-    """There is nobody in whose ranking it stands: its own is shown."""
-    (tmp_path / "own.py").write_text(OWN)
-    how = [
-        "--attack",
-        f"{tmp_path / 'own.py'}:Ranked",
-        "--queries",
-        2,
-        "--steps",
-        1,
-        "--out",
-        tmp_path / "out",
-    ]
-    works("attack", run, *how)
-    head = (tmp_path / "out" / "ranks.csv").read_text().splitlines()[0]
-    assert "first of its class before" in head
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_attack_that_is_stopped(
-    number: signal.Signals, code: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(C2F2, "forward", at_call(12, stop_by(number), C2F2.forward))
-    options = ["--queries", 4, "--batch", 2, "--steps", 3, "--out", tmp_path / "out"]
-    said = command("attack", run, "--attack", "ES", *options)
-    assert said.code == code
-    assert "stopped; " in said.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_attack_that_is_stopped_while_it_writes(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Image.Image, "save", at_call(5, stop_by(signal.SIGTERM), Image.Image.save))
-    out = tmp_path / "out"
-    said = command("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
-    assert said.code == 143
-    assert not out.exists()
-    monkeypatch.undo()
-    works("attack", run, "--attack", "ES", "--queries", 4, "--steps", 1, "--out", out)
-    assert len(list(out.glob("*.png"))) == 8
-
-
-def test_an_attack_by_transfer(run: Path, tmp_path: Path) -> None:
-    other, out = make_run(tmp_path / "other", "best", first=1, **OTHER), tmp_path / "images"
-    options = ["--search", "transfer", "--surrogate", other, "--queries", 2, "--steps", 2]
-    works("attack", run, "--attack", "GTM", "--out", out, *options)
-    assert (out / "ranks.csv").exists()
-    assert {file.name for file in other.iterdir()} == {"recipe.yaml", "best.safetensors"}
+def rows_in(out: Path) -> list[dict[str, str]]:
+    with (out / "ranks.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

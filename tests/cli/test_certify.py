@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from robustmetric import load_certificate
 from robustmetric.cli.show import interval
-from robustmetric.evaluation import smoothing
 from robustmetric.evaluation.certificate import FORMAT
-from robustmetric.evaluation.job import PARTS, Job
 from robustmetric.models.c2f2 import C2F2
-from tests.cli.tables import DIGITS, ONE
-from tests.helpers.command import cells, command, refused, works
-from tests.helpers.processes import at_call, stop_by
+from tests.cli.tables import ONE
+from tests.helpers.command import cells, refused, works
 
 FEW = ("--queries", "9", "--samples", "60", "--gallery-samples", "2", "--steps", "2", "--choose", "10")
 HOW = ("--sigma", "0.25", "--radii", "0.01,0.5", *FEW)
@@ -85,61 +80,6 @@ def test_without_an_attack_there_are_no_upper_bounds(run: Path, tmp_path: Path) 
     assert load_certificate(tmp_path / "out").settings.sigma == 0.2
 
 
-@pytest.mark.slow
-def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
-    run: Path, certified: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(Job, "keep", at_call(6, stop_by(signal.SIGINT), Job.keep))
-        said = command("certify", run, *HOW, "--out", out)
-    assert said.code == 130
-    assert said.err.startswith("stopped; ")
-    kept = {file.name for file in (out / PARTS).glob("*.safetensors")}
-    assert kept == {*(f"ranked-{k:05d}.safetensors" for k in range(4)), "certify-00000.safetensors"}
-    works("certify", run, *HOW, "--out", out)
-    for name in FILES:
-        assert (out / name).read_bytes() == (certified[0] / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "says", "flag"),
-    [
-        (("--sigma", "0"), "sigma is 0.0: input should be greater than 0", "--sigma"),
-        (("--sigma", "1", "--radii", "1,0.5"), "such as 0.25,0.5,1, not '1,0.5'", "--radii"),
-        (("--sigma", "1", "--samples", "14"), "nothing can be certified with fewer than 15", "--samples"),
-        (("--sigma", "1", "--queries", "0"), "queries is 0", "--queries"),
-        (("--sigma", "1", "--search", "nes"), "search 'nes' has no budget of the norm l2", "--search"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_work(
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    says: str,
-    flag: str,
-) -> None:
-    monkeypatch.setattr(C2F2, "forward", lambda *_: pytest.fail("the network was run"))
-    told = refused("certify", run, *options, "--out", tmp_path / "out")
-    assert says in told
-    assert told.rstrip().endswith(f"({flag})")
-    assert not (tmp_path / "out").exists()
-
-
-def test_more_queries_than_images_and_noise_beyond_the_memory_are_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    told = refused("certify", run, "--sigma", 0.25, "--queries", 798, "--out", out)
-    assert "queries must be from 1 to the number of images, 797, not 798 (--queries)" in told
-    monkeypatch.setattr(smoothing, "free_memory", lambda: 10**6)
-    told = refused("certify", run, "--sigma", 0.25, "--attack-samples", 10**6, "--out", out)
-    assert "attack_samples is 1,000,000: noise for images of shape (1, 8, 8) would take 0.2 GiB" in told
-    assert told.rstrip().endswith("give at most 3,906 (--attack-samples)")
-    assert not (out / "plan.json").exists()
-
-
 def test_a_folder_with_something_else_is_refused(
     run: Path, certified: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -153,25 +93,3 @@ def test_a_folder_with_something_else_is_refused(
     assert "holds another kind of work, 'evaluation': give another folder (--out)" in told
     told = refused("evaluate", run, *ONE, "--out", certified[0])
     assert "holds another kind of work, 'certification': give another folder (--out)" in told
-
-
-WITHOUT_GRADIENT = """
-import torch
-from torch import nn
-
-class Steps(nn.Module):
-    def forward(self, images):
-        return (images.flatten(1) * 4).round().detach() + 0.5
-
-def network():
-    return Steps()
-"""
-
-
-@pytest.mark.slow
-def test_a_network_without_gradients_is_certified_but_not_attacked(tmp_path: Path) -> None:
-    file = tmp_path / "steps.py"
-    file.write_text(WITHOUT_GRADIENT)
-    how: tuple[Any, ...] = ("--model", f"{file}:network", *DIGITS, *HOW, "--out", tmp_path / "out")
-    assert "the embeddings do not depend on the images" in refused("certify", *how)
-    assert rows_of(works("certify", *how, "--skip-attack"))

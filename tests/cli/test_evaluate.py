@@ -18,7 +18,7 @@ from robustmetric.evaluation.record import load_arrays
 from robustmetric.models.c2f2 import C2F2
 from robustmetric.training import load_recipe
 from tests.cli.tables import DIGITS, ONE, OTHER, SMALL, contents, expected, scores_in
-from tests.helpers.command import refused, works
+from tests.helpers.command import works
 from tests.helpers.runs import make_pictures, make_run
 
 
@@ -46,12 +46,6 @@ def test_the_table_has_the_paper_columns_and_the_values_of_the_record(whole: tup
         assert record[name] == pytest.approx(float(values.mean()), abs=1e-9)
 
 
-def test_the_stages_are_told_once_each(whole: tuple[Path, str]) -> None:
-    told = re.findall(r"^(\S+): done$", whole[1], re.MULTILINE)
-    attacks = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT"]
-    assert told == ["embed", "retrieval", *attacks, "checks"]
-
-
 def test_a_finished_evaluation_is_shown_at_once(
     run: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,17 +60,6 @@ def test_a_finished_evaluation_is_shown_at_once(
     assert "done" not in second
     assert first.endswith(second)
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
-
-
-def test_other_settings_do_not_go_into_the_same_folder(run: Path, whole: tuple[Path, str]) -> None:
-    before = contents(whole[0])
-    said = refused("evaluate", run, *SMALL[:-2], "--batch", 6, "--eps", "8/255", "--attacks", "CA+")
-    assert "holds another evaluation" in said
-    for difference in ("eps was 0.2, is 0.0313", "batch was 5, is 6", "attacks was"):
-        assert difference in said
-    assert "give another folder" in said
-    assert said.endswith("(--out)\n")
-    assert contents(whole[0]) == before
 
 
 # Networks

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.helpers.processes import (
     needs_fork,
     needs_proc,
     run_program,
+    start,
     stop_by,
     until,
 )
@@ -129,12 +129,8 @@ def test_killed_or_interrupted_at_any_moment_the_same_command_goes_on(
             "pieces left": "parts" in left,
         }
         if any(problems.values()):
-            wrong[story] = (
-                [name for name, found in problems.items() if found],
-                codes,
-                last,
-                ends[-1][1][:300],
-            )
+            problem = [name for name, found in problems.items() if found]
+            wrong[story] = (problem, codes, last, ends[-1][1][:300])
     assert not wrong
 
 
@@ -173,18 +169,8 @@ def network():
 def shared(tmp_path: Path) -> tuple[Path, list[str], dict[str, bytes]]:
     """A network whose workers leave their numbers, a command, and what it gives without workers."""
     (tmp_path / "slow.py").write_text(SLOW)
-    options = [
-        "--queries",
-        "12",
-        "--batch",
-        "3",
-        "--steps",
-        "3",
-        "--checks",
-        "none",
-        "--attacks",
-        "ES,QA+,GTM",
-    ]
+    options = ["--queries", "12", "--batch", "3", "--steps", "3", "--checks", "none"]
+    options += ["--attacks", "ES,QA+,GTM"]
     arguments = ["evaluate", "--model", f"{tmp_path / 'slow.py'}:network", *DIGITS, *options, "--out"]
     works(*arguments, tmp_path / "whole")
     return tmp_path, [*arguments, str(tmp_path / "out")], contents(tmp_path / "whole")
@@ -227,26 +213,6 @@ def test_an_error_in_a_worker_is_told_and_leaves_what_is_finished(
     assert contents(folder / "out") == wanted
 
 
-ENTRY = """
-import signal
-from robustmetric.cli import run
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-run()
-"""
-
-
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    """Start the command in a session of its own, as a terminal does."""
-    return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", ENTRY, *arguments, "--devices", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-
-
 @pytest.mark.slow
 @needs_proc
 def test_workers_end_with_a_killed_parent_and_the_evaluation_goes_on(
@@ -254,7 +220,7 @@ def test_workers_end_with_a_killed_parent_and_the_evaluation_goes_on(
 ) -> None:
     folder, arguments, wanted = shared
     (folder / "slow").touch()
-    parent = start(arguments)
+    parent = start(*arguments, "--devices", 2)
     assert until(lambda: len(workers_of(folder)) == 2 and any("attack" in p for p in pieces(folder)))
     assert all(map(alive, workers_of(folder)))
     parent.kill()
@@ -275,7 +241,7 @@ def test_a_stop_ends_workers_that_have_just_been_started(
 ) -> None:
     folder, arguments, wanted = shared
     (folder / "slow").touch()
-    parent = start(arguments)
+    parent = start(*arguments, "--devices", 2)
     assert until(lambda: (folder / "out" / "plan.json").exists())
     time.sleep(0.7)  # the workers import what they need
     os.killpg(parent.pid, number)

@@ -215,44 +215,21 @@ def test_parts_of_ones_own_in_workers(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--defense", "N/A[Q]"], ["unknown sampler 'Q'", "known: "]),
-        (["--defense", "HN[S,LGA]"], ["'HN'", "(did you mean 'HM'?)"]),
-        (["--model", "c2f3"], ["unknown model 'c2f3' (did you mean 'c2f2'?)", "resnet18"]),
-        (["--logger", "tensorbord"], ["unknown logger 'tensorbord' (did you mean 'tensorboard'?)"]),
-        (["--defense", "own.py:Plan"], ["unknown name 'Plan' (did you mean 'Plain'?)"]),
-        (["--defense", "HM[own.py:Near(k=2),LGA]"], ["'k'", "its options: none"]),
-        (["--model", "own.py:net(depth=1)"], ["'depth'", "its options: width"]),
-        (["--data", "own.py:shapes(last=1)"], ["'last'", "its options: ", "first"]),
+        (("train", "--logger", "tensorbord"), "unknown logger 'tensorbord' (did you mean 'tensorboard'?)"),
+        (("train", "--defense", "own.py:Plan"), "unknown name 'Plan' (did you mean 'Plain'?)"),
+        (("train", "--defense", "HM[own.py:Near(k=2),LGA]"), "its options: none"),
+        (("train", "--model", "own.py:net(depth=1)"), "its options: width"),
+        (("evaluate", "--search", "own.py:Jump(size=2)"), "its options: share"),
+        (("evaluate", "--attacks", "none.py:Mine"), "there is no file none.py to take the attack from"),
+        (("evaluate", "--attacks", "own.py:Jump"), "Jump; it must be derived from Attack"),
+        (("evaluate", "--attacks", "own.py:Mine,own.py:Mine(k=2)"), "an attack was given twice: mine"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(arguments: list[str], told: list[str], home: Path) -> None:
-    said = refused("train", *TRAIN, *arguments)
-    for text in told:
-        assert text in said
-    assert not (home / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--attacks", "GTN"], ["unknown attack 'GTN' (did you mean 'GT", "known: CA+, CA-"]),
-        (["--search", "own.py:Jumb"], ["unknown name 'Jumb' (did you mean 'Jump'?)"]),
-        (["--checks", "quick,colapse"], ["unknown check 'colapse' (did you mean 'collapse'?)", "8-bit"]),
-        (["--checks", "slow"], ["unknown set of checks 'slow'", "full, none, quick"]),
-        (["--attacks", "own.py:Mine(m=2)"], ["'m'", "its options: k"]),
-        (["--search", "own.py:Jump(size=2)"], ["'size'", "its options: share"]),
-        (["--checks", "none,own.py:odd(least=2)"], ["'least'", "its options: ", "most"]),
-        (["--attacks", "none.py:Mine"], ["there is no file none.py to take the attack from"]),
-        (["--attacks", "own.py:Jump"], ["Jump; it must be derived from Attack"]),
-        (["--search", "own.py:Mine"], ["Mine; it must be derived from Search"]),
-        (["--attacks", "ES,own.py:Mine,own.py:Mine(k=2)"], ["an attack was given twice: mine (--attacks)"]),
-    ],
-)
-def test_what_cannot_be_evaluated_is_refused(arguments: list[str], told: list[str], home: Path) -> None:
-    said = refused("evaluate", *NETWORK, *SMALL, *arguments, "--out", "out")
-    for text in told:
-        assert text in said
-    assert not (home / "out").exists()
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...], told: str, home: Path) -> None:
+    name, *words = arguments
+    how = TRAIN if name == "train" else (*NETWORK, *SMALL, "--out", "out")
+    assert told in refused(name, *how, *words)
+    assert not any((home / folder).exists() for folder in ("run", "out"))
 
 
 @pytest.mark.slow
@@ -260,11 +237,8 @@ def test_what_cannot_be_evaluated_is_refused(arguments: list[str], told: list[st
     "arguments",
     [
         ("train", *TRAIN, "--defense", "N/A[bad.py:X]"),
-        ("train", *TRAIN, "--defense", "bad.py:X"),
         ("train", *TRAIN, "--model", "bad.py:X"),
-        ("train", *TRAIN, "--logger", "bad.py:X"),
         ("evaluate", *NETWORK, "--attacks", "bad.py:X", "--out", "out"),
-        ("evaluate", *NETWORK, "--checks", "none,bad.py:X", "--out", "out"),
         ("attack", *NETWORK, "--attack", "bad.py:X", "--out", "out"),
     ],
     ids=lambda arguments: " ".join(map(str, arguments[-4:])),
@@ -287,33 +261,13 @@ def test_a_file_that_fails_shows_its_own_traceback_once(
 # Contracts
 
 BREACHES = """
-import torch
 import robustmetric as rm
-from own import Halfway, Jump, Mine, Near, Plain, Pull
+from own import Jump, Mine, Near, Plain
 
 
 class Rows(Mine):
     def objective(self, z, target, queries, gallery):
         return super().objective(z, target, queries, gallery).mean()
-
-
-class Nan(Mine):
-    def objective(self, z, target, queries, gallery):
-        return super().objective(z, target, queries, gallery) * float("nan")
-
-
-class Silent(Mine):
-    def measure(self, z, target, queries, gallery):
-        return {"else": z[:, 0]}
-
-
-class Astray(Mine):
-    def select(self, queries, gallery, *, draws):
-        return queries.own[:, None] + len(gallery)
-
-
-class Bare(Mine):
-    columns = ["bare"]
 
 
 class Flat(Jump):
@@ -323,11 +277,6 @@ class Flat(Jump):
 
 def mute(findings):
     return True
-
-
-class Long(Halfway):
-    def hardness(self, mined, *, generator):
-        return mined.hardness[:1].new_zeros(3)
 
 
 class Lost(Plain):
@@ -344,41 +293,30 @@ class Lone(Near):
 @pytest.mark.parametrize(
     ("option", "part", "told"),
     [
-        ("--attacks", "Rows", ["Rows.objective returned", "of shape (6,)"]),
-        ("--attacks", "Nan", ["Nan.objective returned NaN or infinity", "finite"]),
-        ("--attacks", "Silent", ["Silent.measure returned columns else", "mine:D"]),
-        ("--attacks", "Astray", ["Astray.select returned positions ", "0 to 149"]),
-        ("--attacks", "Bare", ["Bare.columns is ['bare']", "a tuple of Column"]),
-        ("--search", "Flat", ["Flat.minimise returned", "of shape (6, 1, 8, 8)"]),
-        ("--checks", "mute", ["mute", "returned a bool", "Verdict(status, figure, limit, says)"]),
+        ("--attacks", "Rows", "Rows.objective returned"),
+        ("--search", "Flat", "Flat.minimise returned"),
+        ("--checks", "mute", "Verdict(status, figure, limit, says)"),
     ],
 )
-def test_a_breach_in_an_evaluation_names_the_method(
-    option: str, part: str, told: list[str], home: Path
-) -> None:
+def test_a_breach_in_an_evaluation_names_the_method(option: str, part: str, told: str, home: Path) -> None:
     (home / "breaches.py").write_text(BREACHES)
     given = {"--attacks": "own.py:Mine", "--search": "pgd", "--checks": "none"}
     given[option] = f"none,breaches.py:{part}" if option == "--checks" else f"breaches.py:{part}"
     pairs = [word for pair in given.items() for word in pair]
-    said = refused("evaluate", *NETWORK, *SMALL, *pairs, "--out", "out")
-    for text in told:
-        assert text in said
+    assert told in refused("evaluate", *NETWORK, *SMALL, *pairs, "--out", "out")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("defense", "told"),
     [
-        ("HM[S,breaches.py:Long]", ["Long.hardness returned", "(3,)"]),
-        ("breaches.py:Lost", ["what Lost.step returns must be a Step, not 0.5"]),
-        ("N/A[breaches.py:Lone]", ["what Lone.draw returns must be a Triplets, not None"]),
+        ("breaches.py:Lost", "what Lost.step returns must be a Step, not 0.5"),
+        ("N/A[breaches.py:Lone]", "what Lone.draw returns must be a Triplets, not None"),
     ],
 )
-def test_a_breach_in_a_training_names_the_method(defense: str, told: list[str], home: Path) -> None:
+def test_a_breach_in_a_training_names_the_method(defense: str, told: str, home: Path) -> None:
     (home / "breaches.py").write_text(BREACHES)
-    said = refused("train", *TRAIN, "--defense", defense, "--data", "own.py:shapes")
-    for text in told:
-        assert text in said
+    assert told in refused("train", *TRAIN, "--defense", defense, "--data", "own.py:shapes")
 
 
 def test_a_part_of_a_file_is_the_same_as_in_python(home: Path) -> None:

@@ -84,10 +84,3 @@ def test_a_terminal_gets_a_bar_for_each_stage_that_does_not_wrap() -> None:
         "train 2000/120000 loss 0.183, 61% perturbed, R@1 45.9 0:59:00",
     ]
     assert max(map(len, lines)) <= 80
-
-
-def test_a_progress_that_is_never_used_leaves_nothing() -> None:
-    progress, text = on(Clock(), force_terminal=True)
-    with progress:
-        pass
-    assert text.getvalue() == ""

@@ -215,11 +215,6 @@ def test_a_page_may_be_in_the_folder_of_the_record(network: Path, tmp_path: Path
     assert not list(page.parent.glob(".*"))
 
 
-def test_curves_are_for_a_page(network: Path) -> None:
-    assert "give --report FILE" in refused("evaluate", network, *ONE, "--curves")
-    assert not (network / "evaluation").exists()
-
-
 # Interruptions
 
 

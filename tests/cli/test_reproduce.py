@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ from robustmetric.experiments.work import make
 from robustmetric.training.folder import read_rows
 from tests.helpers.command import command, refused, works
 from tests.helpers.layouts import write_cub
-from tests.helpers.processes import ROOT, alive, needs_proc, until
+from tests.helpers.processes import alive, needs_proc, start, until
 from tests.helpers.runs import make_run
 
 NET = """
@@ -60,16 +57,6 @@ def last_step(file: Path) -> int:
 def steps_in(out: Path) -> list[int]:
     """The last logged steps of all trainings in a folder."""
     return [last_step(file) for file in out.glob("*/run/metrics.csv")]
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "robustmetric", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-    )
 
 
 def process_in(lock: Path) -> int:
@@ -192,7 +179,7 @@ def test_a_stop_reaches_all_processes(place: Path) -> None:
     ) as running:
         assert until(lambda: len(steps_in(out)) == 2 and min(steps_in(out)) >= 10)
         running.send_signal(signal.SIGINT)
-        said, _ = running.communicate(timeout=600)
+        said = "".join(running.communicate(timeout=600))
     assert running.returncode == 128 + signal.SIGINT, said
     assert "run the same command again" in said
     assert "Traceback" not in said
@@ -268,7 +255,7 @@ def test_samplers_are_measured_at_the_start_and_after_training(tmp_path: Path) -
     title = "Table 1 on digits: Mean and variance of the hardness that samplers draw"
     assert f"{title} (2 batches, at the start of training, dim = 16)" in begins
     assert f"{title} (2 batches, from the weights run/last.safetensors, dim = 16)" in trained
-    assert "Softhard Softhard p≠a Distance" in begins
+    assert "| Softhard | Softhard p≠a | Distance |" in (out / "table1-digits.md").read_text(encoding="utf-8")
     assert len(cells_in(out)) == 2
     digest = hashlib.sha256(last.read_bytes()).hexdigest()
     tables = [out / f"table1-digits{which}.csv" for which in ("", f"-weights-{digest[:8]}")]

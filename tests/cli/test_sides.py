@@ -26,8 +26,6 @@ from torch import nn
 def pooled():
     return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
-def narrow():
-    return nn.Sequential(nn.Flatten(), nn.Linear(27, 8))
 """
 
 
@@ -163,35 +161,6 @@ def test_a_table_says_who_asks_who_is_ranked_and_who_took_it(
     for row in rows:
         target = ranked[int(row["target"])]
         assert target.label == row["target's class"] != row["class"]
-
-
-def write_market(root: Path) -> tuple[list[Shot], list[Shot]]:
-    """Write Market-1501's layout: identities 1 and 2 train, 3 to 6 test, 0000 distracts, -1 is junk."""
-    asked: list[Shot] = []
-    ranked: list[Shot] = []
-    for identity in range(1, 7):
-        for k in range(6):
-            name = f"{identity:04}_c{k % 3 + 1}s1_{k:06}_00.png"
-            folder = "bounding_box_train" if identity < 3 else "query" if k < 2 else "bounding_box_test"
-            file = draw(root / folder / name, identity, k, tint=k % 3)
-            shot = Shot(file, f"{identity:04}", k % 3 + 1)
-            if identity > 2:
-                (asked if k < 2 else ranked).append(shot)
-    for k, name in enumerate(("0000_c1s1_000001_00.png", "0000_c2s1_000002_00.png")):
-        ranked.append(Shot(draw(root / "bounding_box_test" / name, 3, 50 + k), "0000", k + 1))
-    draw(root / "bounding_box_test" / "-1_c1s1_000001_00.png", 3, 60)
-    return asked, ranked
-
-
-def test_market_1501_is_evaluated_by_the_rule_of_cameras(nets: Path, tmp_path: Path) -> None:
-    asked, ranked = write_market(tmp_path / "market")
-    network = ("--model", f"{nets}:pooled", "--data", "market1501", "--root", tmp_path / "market")
-    works("evaluate", *network, "--out", tmp_path / "out", "--cache", tmp_path / "cache", *SHORT)
-    record = load_record(tmp_path / "out")
-    wanted = recall(asked, ranked, cameras=True)
-    assert_found(record, wanted, 8, 18)
-    assert wanted != recall(asked, ranked)
-    assert record.data.cameras is True
 
 
 # Queries from one place, a gallery from another

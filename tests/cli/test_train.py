@@ -13,7 +13,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from robustmetric import cli
-from robustmetric.data import DATA
 from robustmetric.training import Stopped
 from robustmetric.training.recipe import load_recipe, recipe_names, recipe_text
 from tests.helpers.command import refused, works
@@ -32,13 +31,6 @@ def test_recipes_are_listed_and_shown() -> None:
 
 
 # Options
-
-
-def test_the_help_names_every_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    shown = works("train", "--help")
-    for name in {*DATA, "market1501", "inshop"}:
-        assert re.search(rf"\b{name}\b", shown), name
 
 
 @pytest.mark.slow
@@ -108,10 +100,8 @@ def test_without_a_validation_there_is_no_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "again"),
     [
-        ([], []),
         (["--cache", "my cache"], ["--cache", "my cache"]),
         (["--epochs", "3", "--devices", "2", "--nodes", "1"], ["--devices", "2"]),
-        (["--logger", "tensorboard"], ["--logger", "tensorboard"]),
         (
             ["--skip-broken", "--after-collapse", "continue", "--device", "cpu", "--nodes", "2"],
             ["--skip-broken", "--after-collapse", "continue", "--device", "cpu", "--nodes", "2"],
@@ -134,11 +124,7 @@ def test_the_way_to_go_on_repeats_what_is_not_in_the_recipe(
     assert done.exit_code == 130
     told = done.output.partition("resume with: ")[2].strip()
     assert shlex.split(told)[:5] == ["robustmetric", "train", "--out", str(out), "--resume"]
-    parts = shlex.split(told)[5:]
-    assert sorted(parts) == sorted(again)
-    assert [parts[parts.index(a) + 1] for a in again if a == "--cache"] == ["my cache"] * again.count(
-        "--cache"
-    )
+    assert sorted(shlex.split(told)[5:]) == sorted(again)
 
 
 def test_a_mistyped_folder_is_not_resumed_with_another_training(tmp_path: Path) -> None:

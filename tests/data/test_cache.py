@@ -8,6 +8,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from robustmetric.data import decode, pairs
+from robustmetric.data import decode
 from robustmetric.data.base import ImageSet
 from robustmetric.data.cache import Pixels, Stored, cached
 from robustmetric.errors import UserError
@@ -148,35 +149,17 @@ def modes() -> dict[str, Case]:
     deep = (GREY.astype(np.uint16) * 257 + 100).astype(np.uint16)
     ink = np.empty((6, 10, 4), dtype=np.uint8)
     ink[:] = (200, 100, 0, 50)
-    drawn = np.array(PALETTE).reshape(3, 3)[GREY // 4 % 3]
+    drawn, clear = np.array(PALETTE).reshape(3, 3)[GREY // 4 % 3], np.where(GREY // 4 % 3 == 1, 0, 255)
+    shown = ALPHA[..., None] > 99
+    keyed = np.where(shown, COLOUR, 7).astype(np.uint8)
     return {
         "L": (Image.fromarray(GREY), "png", {}, three),
-        "1": (
-            Image.fromarray(GREY > 100),
-            "png",
-            {},
-            np.repeat((GREY > 100)[..., None] * 255, 3, axis=2),
-        ),
+        "1": (Image.fromarray(GREY > 100), "png", {}, np.where(three > 100, 255, 0)),
         "LA": (Image.fromarray(np.stack([GREY, ALPHA], axis=2)), "png", {}, on_white(three, ALPHA)),
-        "RGBA": (
-            Image.fromarray(np.concatenate([COLOUR, ALPHA[..., None]], axis=2)),
-            "png",
-            {},
-            on_white(COLOUR, ALPHA),
-        ),
+        "RGBA": (Image.fromarray(np.dstack([COLOUR, ALPHA])), "png", {}, on_white(COLOUR, ALPHA)),
         "P": (palette_image(), "png", {}, drawn),
-        "P transparent": (
-            palette_image(),
-            "png",
-            {"transparency": 1},
-            on_white(drawn, np.where(GREY // 4 % 3 == 1, 0, 255)),
-        ),
-        "RGB key": (
-            Image.fromarray(np.where(ALPHA[..., None] > 99, COLOUR, 7).astype(np.uint8)),
-            "png",
-            {"transparency": (7, 7, 7)},
-            np.where(ALPHA[..., None] > 99, COLOUR, 255),
-        ),
+        "P transparent": (palette_image(), "png", {"transparency": 1}, on_white(drawn, clear)),
+        "RGB key": (Image.fromarray(keyed), "png", {"transparency": (7, 7, 7)}, np.where(shown, COLOUR, 255)),
         "16-bit": (Image.fromarray(deep), "png", {}, three),
         "32-bit within 16": (Image.fromarray(deep.astype(np.int32)), "tiff", {}, three),
         "CMYK": (
@@ -245,15 +228,6 @@ def test_photos_are_turned_upright(orientation: int, tmp_path: Path, folder: Pat
 def test_a_damaged_exif_block_is_no_broken_image(junk: bytes, tmp_path: Path, folder: Path) -> None:
     Image.fromarray(noise(9, 9)).save(tmp_path / "a.jpg", exif=junk)
     assert same(cached(image_set([tmp_path / "a.jpg"]), folder, size=SIZE), [tmp_path / "a.jpg"])
-
-
-def test_without_a_size_images_stay_as_they_are(tmp_path: Path, folder: Path) -> None:
-    for index in range(3):
-        Image.fromarray(noise(7, 9, seed=index)).save(tmp_path / f"{index}.png")
-    files = [tmp_path / f"{index}.png" for index in range(3)]
-    result = cached(image_set(files), folder, size=None)
-    assert np.array_equal(result.pixels, np.stack([noise(7, 9, seed=index) for index in range(3)]))
-    assert cached(image_set(files), folder, size=None).pixels.shape == (3, 7, 9, 3)
 
 
 def test_without_a_size_all_images_need_the_same(files: list[Path], folder: Path) -> None:
@@ -486,17 +460,6 @@ def test_a_cache_is_sent_by_its_path(stored: Stored, files: list[Path], folder: 
         pickle.loads(sent)  # noqa: S301
 
 
-def test_a_cache_gives_the_same_batches_as_an_array(stored: Stored) -> None:
-    pixels, labels = np.array(stored), torch.arange(40) % 5
-    first, second = (
-        list(pairs.PairLoader(source, labels, pairs=4, seed=0, crop=4, flip=True))
-        for source in (stored, pixels)
-    )
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one[0], other[0])
-    assert torch.equal(pairs.ImageArray(stored, 4)[3:9], pairs.ImageArray(pixels, 4)[3:9])
-
-
 # Broken images
 
 
@@ -541,15 +504,6 @@ def test_broken_images_are_all_listed(files: list[Path], folder: Path, broken: d
     assert not list(folder.glob("*.npy"))
 
 
-def test_a_long_list_is_cut(tmp_path: Path, folder: Path) -> None:
-    files = [tmp_path / f"{index:02}.jpg" for index in range(25)]
-    with pytest.raises(UserError, match="25 of the 25 images") as caught:
-        cached(image_set(files), folder, size=None, skip_broken=True)  # nothing is left
-    caught.match("19.jpg: No such file")
-    caught.match("and 5 more")
-    assert "20.jpg" not in str(caught.value)
-
-
 def test_broken_images_are_skipped_on_request(
     files: list[Path], folder: Path, broken: dict[Path, str], decoded: list[Path]
 ) -> None:
@@ -566,29 +520,19 @@ def test_broken_images_are_skipped_on_request(
     assert same(cached(image_set(files), folder, size=SIZE, skip_broken=True), files[:2])
 
 
+MARKS = ("cameras", "is_query", "is_gallery")
+
+
 def test_what_is_known_of_the_images_that_are_kept_goes_along(files: list[Path], folder: Path) -> None:
     files[2].write_bytes(b"")
-    images = ImageSet(
-        "tiny",
-        "test",
-        torch.arange(9),
-        tuple("abcdefghi"),
-        (*files, files[2]),
-        cameras=torch.arange(9) * 10,
-        is_query=torch.arange(9) < 4,
-        is_gallery=torch.arange(9) > 2,
-        columns={"shop": tuple("ABCDEFGHI")},
-    )
+    known: dict[str, Any] = {name: torch.arange(8) * 10 + number for number, name in enumerate(MARKS)}
+    images = replaced(image_set(files), **known, columns={"shop": tuple("ABCDEFGH")})
     kept = [0, 1, 3, 4, 5, 6, 7]
     for _ in "built", "reused":
         result = cached(images, folder, size=SIZE, skip_broken=True)
         assert (result.files, result.skipped) == (tuple(files[row] for row in kept), (files[2],))
-        assert result.cameras is not None
-        assert result.is_query is not None
-        assert result.is_gallery is not None
-        assert result.cameras.tolist() == [10 * row for row in kept]
-        assert result.is_query.tolist() == [row < 4 for row in kept]
-        assert result.is_gallery.tolist() == [row > 2 for row in kept]
+        for name in MARKS:
+            assert getattr(result, name).tolist() == known[name][kept].tolist()
         assert result.columns == {"shop": tuple("ABCDEFGH"[row] for row in kept)}
 
 

@@ -96,30 +96,6 @@ def test_all_that_is_known_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
 
 
-def test_what_is_not_known_is_not_shown(make_idx: Maker, tmp_path: Path) -> None:
-    found = describe(load("mnist", make_idx(tmp_path, [3, 3, 3, 7])))
-    assert rows_of(found) == {
-        "images": "4",
-        "classes": "2",
-        "images per class": "1 to 3, median 2",
-        "width×height": "28×28",
-        "modes": "L",
-    }
-
-
-def test_long_lists_are_cut() -> None:
-    sizes = {(10, width): 20 - width for width in range(1, 9)}
-    bad = tuple(Path(f"{i}.png") for i in range(7))
-    rows = rows_of(Description(load("digits"), 1000, sizes, {"L": 5}, bad))
-    assert rows["width×height"] == "1×10 (19), 2×10 (18), 3×10 (17), 4×10 (16), 5×10 (15), 3 others"
-    assert rows["not readable: 7"] == "0.png"
-    assert rows[""] == "and 2 more"
-
-
-def test_nothing_readable_is_no_error(tmp_path: Path) -> None:
-    assert describe(image_set([tmp_path / "none.png"], [0], "a")).sizes == {}
-
-
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
 def test_nothing_is_decoded(
     suffix: str, make_folder: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,20 +149,6 @@ def test_each_class_has_a_row_with_its_images_in_order(tmp_path: Path) -> None:
     assert colours(cell_at(sheet, 0, 2)) == {(255, 255, 255)}  # a has two images
 
 
-def test_the_aspect_is_kept(tmp_path: Path) -> None:
-    files = [
-        plain(tmp_path / "wide.png", (80, 20), (1, 2, 3)),
-        plain(tmp_path / "thin.png", (1, 99), (1, 2, 3)),
-    ]
-    sheet = contact_sheet(image_set(files, [0, 0], "all"), columns=2, cell=CELL)
-    wide, thin = (np.asarray(cell_at(sheet, 0, column)) for column in range(2))
-    assert (wide[15:25] == (1, 2, 3)).all()
-    assert (wide[:15] == WHITE).all()
-    assert (wide[25:] == WHITE).all()
-    assert (thin[:, 20] == (1, 2, 3)).all()
-    assert (np.delete(thin, 20, axis=1) == WHITE).all()
-
-
 def test_the_sheet_shows_boxes(tmp_path: Path) -> None:
     pixels = np.zeros((20, 30, 3), np.uint8)
     pixels[5:10, 10:20] = (9, 99, 199)
@@ -212,29 +174,3 @@ def test_broken_images_are_crossed_out(make_folder: Maker, tmp_path: Path) -> No
         assert (cell[range(CELL), range(CELL)] == RED).all()
         assert (cell[range(CELL), range(CELL - 1, -1, -1)] == RED).all()
     assert len(colours(cell_at(sheet, 0, 3))) > 100  # the noise of the whole one
-
-
-def test_names_are_written_above_their_rows(tmp_path: Path) -> None:
-    files = [plain(tmp_path / f"{i}.png", (8, 8), (0, 0, 0)) for i in range(3)]
-
-    def strips(*classes: str) -> list[Image.Image]:
-        sheet = contact_sheet(image_set(files, [0, 1, 2], *classes), columns=3, cell=CELL)
-        tops = [TITLE + row * (NAME + CELL + GAP) for row in range(3)]
-        # The margins are free, but for a letter's soft edge.
-        for left in (0, sheet.width - GAP + 1):
-            assert colours(sheet.crop((left, 0, left + GAP - 1, sheet.height))) == {(255, 255, 255)}
-        return [sheet.crop((0, top, sheet.width, top + NAME)) for top in tops]
-
-    cat, nothing, long = strips("cat", "", "a name that is far too long for\nthe sheet" * 5)
-    assert len(colours(cat)) > 2
-    assert colours(nothing) == {(255, 255, 255)}
-    assert len(colours(long)) > 2
-    again, other, _ = strips("cat", "猫", "x")
-    assert again.tobytes() == cat.tobytes()
-    assert other.tobytes() != cat.tobytes()
-
-
-@pytest.mark.parametrize("name", ["columns", "rows", "cell"])
-def test_a_sheet_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a whole number from 1"):
-        contact_sheet(load("digits"), **{name: 0})

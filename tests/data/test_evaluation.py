@@ -10,25 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from robustmetric import cli, load_record
+from robustmetric import load_record
 from robustmetric.data import load, load_pixels
 from robustmetric.data.inputs import Inputs
+from tests.helpers.command import works
 
 Make = Callable[..., Path]
 FEW = ["--queries", "5", "--steps", "2"]
-
-
-@pytest.fixture
-def call(tmp_path: Path) -> Callable[..., Any]:
-    """Call a command, with the cache in a folder of the test's."""
-
-    def invoke(*arguments: object) -> Any:
-        options = ["--cache", str(tmp_path / "cache")]
-        return CliRunner().invoke(cli.app, [*map(str, arguments), *options])
-
-    return invoke
 
 
 TINY = ("--resize", 12, "--crop", 8, "--dim", 8)  # images, and embeddings
@@ -40,7 +29,7 @@ def files_of(root: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("name", ["cub", "folder", "csv"])
 def test_an_evaluation_from_beginning_to_end(
-    name: str, call: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     make: Make = request.getfixturevalue(f"make_{name}")
     what: dict[str, Any] = {
@@ -51,10 +40,8 @@ def test_an_evaluation_from_beginning_to_end(
     root = make(tmp_path / "data", what[name])
     before = files_of(tmp_path / "data")
     out = tmp_path / "out"
-    done = call("evaluate", "--model", "c2f2", "--data", name, "--root", root, *TINY, *FEW,
-                "--out", out)  # fmt: skip
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "no weights were given" in done.output
+    where = ("--data", name, "--root", root, "--cache", tmp_path / "cache", "--out", out)
+    assert "no weights were given" in works("evaluate", "--model", "c2f2", *where, *TINY, *FEW)
     assert files_of(tmp_path / "data") == before
     record = load_record(out)
     images = load(name, root, "test")

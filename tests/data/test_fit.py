@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import robustmetric as rm
-from robustmetric.data import load, load_pixels
-from robustmetric.data.cache import cached
+from robustmetric.data import load_pixels
 from robustmetric.data.decode import Fit, resized
 from robustmetric.data.inputs import Inputs, usual_inputs
 from robustmetric.training.folder import RunFolder
 from robustmetric.training.parts import inputs_of, suited_recipe
 from robustmetric.training.recipe import load_recipe, make_recipe
-from tests.helpers.command import command, works
+from tests.helpers.command import works
 from tests.helpers.runs import make_pictures
 
 FITS: tuple[Fit, ...] = get_args(Fit)
@@ -70,37 +69,11 @@ def test_what_a_fit_keeps(height: int, width: int, size: int) -> None:
         assert np.array_equal(found["pad"][top : top + rows, left : left + columns], alone)
 
 
-def test_a_cache_of_another_fit_is_not_taken(tmp_path: Path) -> None:
-    images = load("folder", make_pictures(tmp_path / "data", classes=4, height=10, width=20))
-    for _ in range(2):
-        for fit in FITS:
-            found = cached(images, tmp_path / "cache", size=(8, 8), fit=fit)
-            with Image.open(images.files[3]) as file:  # type: ignore[index]
-                assert np.array_equal(found.pixels[3], resized(file, (8, 8), 3, fit))
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 3
-
-
-@pytest.mark.parametrize("fit", FITS)
-def test_a_file_gives_what_evaluation_feeds_the_network(fit: Fit, tmp_path: Path) -> None:
-    images = load("folder", make_pictures(tmp_path / "data", classes=4, height=14, width=9), "test")
-    inputs = Inputs(12, 10, 3, fit)
-    fed = inputs.images(inputs.pixels(images, tmp_path / "cache"))[:]
-    assert torch.equal(fed[:1], inputs.images(inputs.first(images))[:])
-    assert images.files is not None
-    for file, expected in zip(images.files, fed, strict=True):
-        assert torch.equal(inputs.tensor(file), expected[None])
-        with Image.open(file) as image:
-            assert torch.equal(inputs.tensor(image), expected[None])
-
-
 def test_an_unknown_fit_is_refused() -> None:
     with pytest.raises(rm.UserError, match=r"fit is 'stretch'.*squeeze, crop or pad"):
         Inputs(8, fit="stretch")  # type: ignore[arg-type]
     with pytest.raises(rm.UserError, match=r"fit is 'stretch'.*'squeeze', 'crop' or 'pad'"):
         make_recipe({"fit": "stretch"})
-    shown = command("evaluate", "--model", "c2f2", "--data", "digits", "--fit", "stretch", "--out", "no")
-    assert shown.code == 2
-    assert all(name in shown.err for name in ("--fit", "stretch", *FITS))
 
 
 # What is usual
@@ -110,7 +83,6 @@ def test_images_of_ones_own_are_kept_whole(tmp_path: Path) -> None:
     root = make_pictures(tmp_path / "data")
     assert suited_recipe({"data": "folder", "root": root}).fit == "pad"
     assert suited_recipe({"data": "folder", "root": root, "fit": "squeeze"}).fit == "squeeze"
-    assert usual_inputs("folder", root, "resnet18").fit == "pad"
     assert usual_inputs("folder", root, "resnet18", {"fit": "crop"}).fit == "crop"
     for data in ("digits", "fashion-mnist", "cub", "cars", "sop"):
         assert suited_recipe({"data": data}).fit == usual_inputs(data, None, "c2f2").fit == "squeeze"

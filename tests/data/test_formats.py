@@ -137,21 +137,6 @@ def test_what_is_not_on_the_list_is_refused(form: str, tmp_path: Path) -> None:
         cached(one(file), tmp_path / "cache", size=None)
 
 
-def test_the_command_names_its_options(tmp_path: Path) -> None:
-    """Images that cannot be read, and those of several sizes that are to stay as they are."""
-    root = tmp_path / "data"
-    for name, side in (("ape/1", 8), ("ape/2", 9), ("bee/1", 8), ("bee/2", 8)):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (side, side)).save(root / f"{name}.pgm")
-    train = ["train", "--data", "folder", "--root", root, "--model", "c2f2", "--out", tmp_path / "run"]
-    train += ["--cache", tmp_path / "cache"]
-    assert "(--size)" in refused(*train, "--set", "resize=null", "--set", "crop=null")
-    (root / "ape" / "2.pgm").write_bytes(b"P5")
-    said = refused(*train, "--size", 8)
-    assert "2.pgm" in said
-    assert "leave them out with --skip-broken" in said
-
-
 def bomb(width: int, height: int) -> bytes:
     """Write a PNG of zeros in a few bytes."""
 

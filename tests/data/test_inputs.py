@@ -15,24 +15,21 @@ from robustmetric.data import load
 from robustmetric.data.inputs import Inputs, load_pixels, relative_files, usual_inputs
 from robustmetric.errors import UserError
 from robustmetric.training.recipe import load_recipe, usual_recipe
+from tests.helpers.runs import make_pictures
 
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Four classes of three images of 10×9, the first two of which are trained on."""
-    root = tmp_path / "data"
-    for number, name in enumerate(["ant", "bee", "cat", "dog"]):
-        (root / name).mkdir(parents=True)
-        for k in range(3):
-            noise = np.random.default_rng(10 * number + k).integers(0, 256, (10, 9, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / name / f"{k}.png")
-    return root
+    return make_pictures(tmp_path / "data", classes=4, width=9)
 
 
 # One image
 
 
-@pytest.mark.parametrize("inputs", [Inputs(), Inputs(8), Inputs(12, 7), Inputs(crop=5), Inputs(12, 8, 1)])
+@pytest.mark.parametrize(
+    "inputs", [Inputs(), Inputs(12, 7, fit="pad"), Inputs(crop=5), Inputs(12, 8, 1, "crop")]
+)
 def test_a_file_gives_what_evaluation_feeds_the_network(
     inputs: Inputs, pictures: Path, tmp_path: Path
 ) -> None:
@@ -84,13 +81,13 @@ def test_inputs_that_cannot_be(entries: dict[str, Any], told: str) -> None:
 
 
 def test_the_first_readable_image_is_decoded_alone(pictures: Path) -> None:
-    (pictures / "ant" / "0.png").write_bytes(b"")
-    (pictures / "ant" / "1.png").write_bytes(b"no image")
+    (pictures / "class00" / "0.png").write_bytes(b"")
+    (pictures / "class00" / "1.png").write_bytes(b"no image")
     found = Inputs(12).first(load("folder", pictures))
-    expected = decoding.decoded(pictures / "ant" / "2.png", None, (12, 12), 3)
+    expected = decoding.decoded(pictures / "class00" / "2.png", None, (12, 12), 3)
     assert np.array_equal(found.pixels, expected[None])
     assert found.labels.tolist() == [0]
-    assert Inputs(12).first(load("folder", pictures, "test")).classes[0] == "cat"
+    assert Inputs(12).first(load("folder", pictures, "test")).classes[0] == "class02"
     for file in pictures.rglob("*.png"):
         file.write_bytes(b"no image")
     with pytest.raises(
@@ -119,8 +116,8 @@ def test_splits_come_in_the_order_asked_for() -> None:
 
 
 def test_all_images_of_files_with_their_classes_and_names(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "ant" / "1.png").write_bytes(b"no image")
-    splits = {"dog": "test", "ant": "train", "cat": "train"}
+    (pictures / "class00" / "1.png").write_bytes(b"no image")
+    splits = {"class03": "test", "class00": "train", "class02": "train"}
     rows = [f"{name}/{k}.png,{name},{split}" for name, split in splits.items() for k in range(3)]
     (pictures / "list.csv").write_text("\n".join(["path,label,split", *rows]))
     for data, root in (("folder", pictures), ("csv", pictures / "list.csv")):

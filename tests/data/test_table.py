@@ -43,21 +43,6 @@ def test_a_split_column_is_followed(make_csv: Maker, tmp_path: Path) -> None:
     assert test.labels.tolist() == [0, 1, 0]
 
 
-def test_columns_in_any_order_with_spaces_marks_and_empty_lines(make_csv: Maker, tmp_path: Path) -> None:
-    file = make_csv(tmp_path, ("cat", "cat", "dog", "dog"))
-    lines = [
-        "label, path",
-        "cat , pictures/0.png",
-        "",
-        'dog,"pictures/2.png"',
-        "cat,pictures/1.png",
-        "dog,pictures/3.png",
-    ]
-    file.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
-    assert names(load("csv", file).files) == ["0.png", "1.png"]
-    assert load("csv", file).classes == ("cat",)
-
-
 def test_paths_are_relative_to_the_file_or_absolute(make_csv: Maker, tmp_path: Path) -> None:
     make_csv(tmp_path / "images", ("a", "a"))
     picture = tmp_path / "images" / "pictures" / "0.png"
@@ -87,25 +72,18 @@ def test_a_directory_holds_exactly_one_table(make_csv: Maker, tmp_path: Path) ->
     ("text", "line", "message"),
     [
         ("", 1, "the header is '' and lacks path and label; expected path and label"),
-        ("0.png,a\n1.png,a\n", 1, "the header is '0.png,a' and lacks path and label"),
-        ("path|label\n0.png|a\n", 1, r"the header is 'path\|label' and lacks path and label"),
         ("file,label\n0.png,a\n", 1, "the header is 'file,label' and lacks path"),
         ("path,label,x_1,x_2\n0.png,a,1,2\n", 1, "the header is .* and lacks y_1 and y_2"),
         ("path,label,LABEL\n0.png,a,b\n", 1, "a column is there twice in 'path,label,LABEL'"),
-        ("path,label,shop,shop\n0.png,a,b,c\n", 1, "a column is there twice"),
         ("path,label\n0.png,a\n1.png,  \n", 3, "the label is empty; every image needs one"),
-        ("path,label\n0.png,a\n,b\n", 3, "the path is empty"),
         ("path,label,camera\n0.png,a,1\n1.png,a,\n", 3, "the camera is empty"),
         ("path,label\n0.png,a\n1.png\n", 3, r"1 fields; expected 2 \(path, label\)"),
         ("path,label\n0.png,a,b\n", 2, r"3 fields; expected 2 \(path, label\), with quotes around text"),
         ("path,label,split\n0.png,a,dev\n", 2, "split is 'dev'; expected train, test or validation"),
-        ("path,label,split\n0.png,a,\n", 2, "split is ''; expected train, test or validation"),
         ("path,label,is_query\n0.png,a,yes\n", 2, "is_query is 'yes'; expected true or false"),
         ("path,label\n0.png,a\n\n./0.png,b\n", 4, ".*/0.png' is already in line 2; list each image once"),
         ('path,label\n0.png,"a"b\n', 2, "this is not CSV"),
         ("path,label,x_1,y_1,x_2,y_2\n0.png,a,5,0,5,9\n", 2, "the box x_1,y_1,x_2,y_2 is 5,0,5,9; expected"),
-        ("path,label,x_1,y_1,x_2,y_2\n0.png,a,-1,0,5,9\n", 2, "the box .* is -1,0,5,9"),
-        ("path,label,x_1,y_1,x_2,y_2\n0.png,a,0,0,1e30,9\n", 2, "the box .*; expected 0 <= x_1 < x_2"),
         ("path,label,x_1,y_1,x_2,y_2\n0.png,a,0,0,5,\n", 2, "the box .* is 0,0,5,; .*or all empty"),
         ("path,label,x_1,y_1,x_2,y_2\n0.png,a,0,0,5,inf\n", 2, "y_2 is 'inf'; expected a number of pixels"),
     ],
@@ -120,15 +98,7 @@ def test_a_wrong_table_is_refused_with_the_line(text: str, line: int, message: s
 
 @pytest.mark.parametrize(
     ("column", "meant"),
-    [
-        ("splt", "split"),
-        ("spilt", "split"),
-        ("Splits", "split"),
-        ("is_gallary", "is_gallery"),
-        ("query", "is_query"),
-        ("x1", "x_1"),
-        ("camera_id", "camera"),
-    ],
+    [("Splits", "split"), ("is_gallary", "is_gallery"), ("query", "is_query"), ("camera_id", "camera")],
 )
 def test_a_slip_in_the_name_of_a_column_is_refused(column: str, meant: str, tmp_path: Path) -> None:
     file = tmp_path / "images.csv"
@@ -155,7 +125,8 @@ def write(folder: Path, lines: Sequence[str], *, delimiter: str = ",", mark: boo
 def test_further_columns_are_kept_whatever_separates_them(delimiter: str, mark: bool, tmp_path: Path) -> None:
     lines = [
         ",Category,LABEL, path ,labels,Split",
-        "0,hat,b,1.png,x,train",
+        "0,hat,b , 1.png,x,train",
+        "",
         "1,coat,a,0.png,y,test",
         '2,"a ""b"" c",b,3.png,,train',
         "3,hat,a,2.png,z,Test",
@@ -172,14 +143,8 @@ def test_further_columns_are_kept_whatever_separates_them(delimiter: str, mark: 
 
 
 def test_validation_beside_test_is_set_apart(tmp_path: Path) -> None:
-    rows = [
-        "0.png,a,train",
-        "1.png,a,train",
-        "2.png,b,val",
-        "3.png,b,validation",
-        "4.png,c,test",
-        "5.png,c,test",
-    ]
+    pairs = ("a,train", "a,train", "b,val", "b,validation", "c,test", "c,test")
+    rows = [f"{number}.png,{rest}" for number, rest in enumerate(pairs)]
     file = write(tmp_path, ["path,label,split", *rows])
     apart = own_validation("csv", file)
     assert apart is not None
@@ -204,10 +169,8 @@ def test_a_file_of_open_metric_learning_is_read(tmp_path: Path) -> None:
     assert (train.is_query, train.is_gallery) == (None, None)
     assert train.boxes is not None
     assert train.boxes.tolist() == [[0, 0, 0, 0], [1, 2, 9, 8]]
-    assert test.is_query is not None
-    assert test.is_query.tolist() == [True, False, True]
-    assert test.is_gallery is not None
-    assert test.is_gallery.tolist() == [False, True, True]
+    marks = [found.tolist() for found in (test.is_query, test.is_gallery) if found is not None]
+    assert marks == [[True, False, True], [False, True, True]]
     assert test.boxes is not None
     assert test.boxes.tolist() == [[0, 0, 5, 6], [0, 0, 0, 0], [3, 5, 4, 6]]
     assert test.boxes.dtype == np.int64
@@ -225,16 +188,6 @@ def test_every_image_that_tests_needs_a_mark(column: str, tmp_path: Path) -> Non
     assert marks.tolist() == [True, True]
     with pytest.raises(ValueError, match=f"images.csv, line 5: {column} is empty; only rows that train may"):
         load("csv", file, "test")
-
-
-@pytest.mark.parametrize("text", ["", "0", "False"])
-def test_training_images_need_not_be_queries(text: str, tmp_path: Path) -> None:
-    rows = [f"0.png,a,train,{text}", f"1.png,a,train,{text}", "2.png,b,test,1", "3.png,b,test,0"]
-    file = write(tmp_path, ["path,label,split,is_query", *rows])
-    assert load("csv", file).is_query is None
-    marks = load("csv", file, "test").is_query
-    assert marks is not None
-    assert marks.tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("column", "what"), [("is_query", "query"), ("is_gallery", "gallery")])
@@ -267,38 +220,20 @@ def test_an_image_may_be_listed_with_several_boxes(tmp_path: Path) -> None:
 
 # Files that are damaged or made to do harm
 
+HEAD = b"path,label\n0.png,"
 TABLES = {
     "UTF-16": (
         "path,label\n0.png,a\n".encode("utf-16"),
-        "is not UTF-8 text, but UTF-16 or damaged; save it as UTF-8",
-    ),
-    "UTF-16 without its mark": (
-        "path,label\n".encode("utf-16-le"),
         "is not UTF-8 text, but UTF-16 or damaged",
     ),
-    "latin-1": (b"path,label\n0.png,K\xe4fer\n", r"is not UTF-8 text \(line 2: .*\); save it as UTF-8"),
-    "a zero byte": (b"path,label\n0.png,a\n1.png,\0b\n", "is not UTF-8 text, but UTF-16 or damaged"),
-    "a huge field": (b"path,label\n0.png," + b"a" * 200_000, r"line 2: this is not CSV \(field larger"),
-    "a huge header": (b"path,label," + b"a" * 200_000, r"line 1: this is not CSV \(field larger"),
-    "an open quote": (
-        b'path,label\n0.png,"a\n' + b"x,y\n" * 100_000,
-        r"line 2: this is not CSV.*close quotes",
-    ),
-    "a million columns": (
-        b"path,label" + b",spli" * 1_000_000,
-        r"line 1: 1,000,002 columns; expected at most",
-    ),
+    "latin-1": (HEAD + b"K\xe4fer\n", r"is not UTF-8 text \(line 2: .*\); save it as UTF-8"),
+    "a zero byte": (HEAD + b"\0b\n", "is not UTF-8 text, but UTF-16 or damaged"),
+    "a huge field": (HEAD + b"a" * 200_000, r"line 2: this is not CSV \(field larger"),
+    "an open quote": (HEAD + b'"a\n' + b"x,y\n" * 100_000, r"line 2: this is not CSV.*close quotes"),
+    "many columns": (b"path,label" + b",spli" * 1_000_000, r"line 1: 1,000,002 columns; expected at most"),
     "one long line": (b"x" * 100_000, r"line 1: the header is 'x+ … x+' and lacks path"),
-    "a long path": (
-        b"path,label\n" + b"a/" * 10_000 + b",b\n",
-        r"1 of 1 image files .* are missing.* … ",
-    ),
-    "a number of many digits": (
-        b"path,label,x_1,y_1,x_2,y_2\n0.png,a,0,0,5," + b"9" * 100_000,
-        r"line 2: y_2 is '9+ … 9+'; expected a number of pixels",
-    ),
+    "a long path": (b"path,label\n" + b"a/" * 10_000 + b",b\n", r"1 of 1 image files .* are missing.* … "),
     "only a mark": (b"\xef\xbb\xbf", "line 1: the header is '' and lacks path and label"),
-    "nothing": (b"", "line 1: the header is '' and lacks path and label"),
 }
 
 

@@ -9,37 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from robustmetric import cli
+from tests.helpers.command import refused, works
 
 pytestmark = pytest.mark.slow  # trainings from beginning to end
 
 Make = Callable[..., Path]
 
 
-def train(tmp_path: Path, *arguments: str) -> Any:
-    settings = ["--epochs", "1", "--steps", "1", "--batch", "8", "--cache", str(tmp_path / "cache")]
-    return CliRunner().invoke(
-        cli.app,
-        [
-            "train",
-            "--out",
-            str(tmp_path / "run"),
-            *settings,
-            "--set",
-            "resize=36",
-            "--set",
-            "crop=32",
-            *arguments,
-        ],
-    )
+def arguments(tmp_path: Path, name: str, root: Path) -> tuple[object, ...]:
+    settings = ("--epochs", 1, "--steps", 1, "--batch", 8, "--set", "resize=36", "--set", "crop=32")
+    places = ("--root", root, "--cache", tmp_path / "cache", "--out", tmp_path / "run")
+    return ("train", "--data", name, "--model", "c2f2", *places, *settings)
 
 
 @pytest.mark.parametrize("name", ["cub", "cars", "sop", "inshop", "market1501", "folder", "csv"])
 def test_every_layout_can_be_trained_on(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     make: Make = request.getfixturevalue(f"make_{name}")
-    arguments: dict[str, tuple[Any, ...]] = {
+    counts: dict[str, tuple[Any, ...]] = {
         "cub": ([2, 2, 2, 2, 3, 3],),
         "cars": ([2, 2, 2, 2, 3, 3],),
         "sop": ([3, 3, 2], [3, 3]),
@@ -48,10 +35,9 @@ def test_every_layout_can_be_trained_on(name: str, tmp_path: Path, request: pyte
         "folder": ({"ant": 3, "bee": 3, "cat": 2, "dog": 3, "elk": 3},),
         "csv": (["a"] * 3 + ["b"] * 3 + ["c"] * 2 + ["d"] * 3 + ["e"] * 3,),
     }
-    root = make(tmp_path / "data", *arguments[name])
+    root = make(tmp_path / "data", *counts[name])
     looks = ("--set", "flip=true", "--set", "zoom=0.5", "--set", "jitter=0.3")
-    done = train(tmp_path, "--data", name, "--root", str(root), "--model", "c2f2", *looks)
-    assert done.exit_code == 0, (done.output, done.exception)
+    works(*arguments(tmp_path, name, root), *looks)
     run = tmp_path / "run"
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -69,25 +55,8 @@ def test_broken_images_are_listed_and_left_out_on_request(tmp_path: Path, make_f
     root = make_folder(tmp_path / "data", {"ant": 5, "bee": 4, "cat": 3, "dog": 3})
     broken = sorted((root / "ant").iterdir())[0]
     broken.write_bytes(b"")
-    arguments = ["--data", "folder", "--root", str(root), "--model", "c2f2"]
-    refused = train(tmp_path, *arguments)
-    assert refused.exit_code == 1
-    assert isinstance(refused.exception, ValueError)
-    assert str(broken) in str(refused.exception)
-    other = tmp_path / "other"
-    other.mkdir()
-    done = train(other, *arguments, "--skip-broken")
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "left out, not readable" in done.output
-    assert broken.name in done.output.replace("\n", "")
-
-
-def test_describe_shows_counts_and_writes_a_sheet(tmp_path: Path, make_folder: Make) -> None:
-    root = make_folder(tmp_path / "data", {"ant": 5, "bee": 4, "cat": 3, "dog": 3})
-    sheet = tmp_path / "sheet.png"
-    done = CliRunner().invoke(
-        cli.app, ["train", "--describe", "--data", "folder", "--root", str(root), "--sheet", str(sheet)]
-    )
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "folder, train" in done.output
-    assert sheet.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    train = arguments(tmp_path, "folder", root)
+    assert str(broken) in refused(*train)
+    said = works(*train, "--skip-broken")
+    assert "left out, not readable" in said
+    assert broken.name in said.replace("\n", "")

@@ -118,11 +118,8 @@ def test_wrong_images_never_reach_the_network(images: Tensor, says: str) -> None
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        (
-            LABELS[:7],
-            "labels must be integers of shape (8,), the class of each image, not int64 of",
-        ),
-        (LABELS.tolist(), "labels must be integers of shape (8,), the class of each image, not a list"),
+        (LABELS[:7], "labels must be a tensor of integers of shape (8,)"),
+        (LABELS.tolist(), "labels must be a tensor of integers of shape (8,)"),
         (torch.full((8,), 4), "8 images of one class give no triplet"),
         (torch.arange(8), "8 images of as many classes give no triplet"),
     ],

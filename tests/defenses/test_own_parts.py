@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -365,9 +366,12 @@ def test_a_loss_is_enough(pairs: tuple[Tensor, Tensor]) -> None:
 
 def test_what_a_step_holds_is_counted_and_measured(pairs: tuple[Tensor, Tensor]) -> None:
     triplets = Triplets(*torch.tensor([[0], [1], [2]]))
-    step = trains(
-        returning(lambda z: rm.Step(z.std(), {"mine": z.std()}, embeddings=3 * z, triplets=triplets)), pairs
-    )
+
+    def returned(z: Tensor) -> rm.Step:
+        logs: Any = MappingProxyType({"mine": z.std()})  # any mapping will do
+        return rm.Step(z.std(), logs, embeddings=3 * z, triplets=triplets)
+
+    step = trains(returning(returned), pairs)
     assert step.logs["triplets"] == 1
     assert step.logs["mine"] == pytest.approx(step.loss.item())
     assert step.embeddings is not None
@@ -385,7 +389,7 @@ def test_what_a_step_holds_is_counted_and_measured(pairs: tuple[Tensor, Tensor])
         (lambda z: rm.Step(z.std(1)), ["the loss float32 of shape (64,)", "scalar", "mean()"]),
         (lambda z: rm.Step(z.std() * math.nan), ["the loss nan", "must be a number"]),
         (lambda z: rm.Step(z.std().detach()), ["a loss without a gradient", "detach()"]),
-        (lambda z: rm.Step(z.std(), ANY["logs"]), ["logs that", "must be a dict, not a list"]),
+        (lambda z: rm.Step(z.std(), ANY["logs"]), ["logs that", "must be a Mapping, not a list"]),
         (lambda z: rm.Step(z.std(), ANY["text"]), ["'mine' as 'much'", "must be a number"]),
         (lambda z: rm.Step(z.std(), embeddings=z[0]), ["embeddings float32 of shape (16,)", "(M, D)"]),
         (lambda z: rm.Step(z.std(), triplets=ANY["triplets"]), ["must be a Triplets, not a tuple"]),

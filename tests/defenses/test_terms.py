@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,11 @@ def test_an_image_that_did_not_move_is_its_own_benign_one(pairs: tuple[Tensor, T
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITHOUT_ANCHOR])
 def test_act_has_no_perturbed_anchor(kind: str) -> None:
     budget = rm.Budget(eps=0.1, alpha=0.1, steps=1)
-    for make in (
+    makes: list[Callable[[], object]] = [
         lambda: rm.defense(f"ACT[S]&L(a,p,n)&{kind}"),
         lambda: AntiCollapse(Softhard(), terms=rm.defense(f"HM[S,2]&{kind}").terms, budget=budget),
-    ):
+    ]
+    for make in makes:
         with pytest.raises(rm.UserError, match=r"^ACT has no a~") as caught:
             make()
         assert f"which {kind} takes; its terms take a, p, n, p~, n~" in str(caught.value)

@@ -104,6 +104,7 @@ SEEN, ONE = (Data(*APART, cameras=numbers) for numbers in (torch.arange(10), tor
         ({"own": torch.arange(40)}, "own describes a gallery, and none is given"),
         ({"gallery": 3}, "gallery must be a Data, not 3: give one, or a pair"),
         ({"gallery": (X[:10, :, 1:, 1:], Y[:10])}, r"\(1, 6, 6\).*\(1, 5, 5\)"),
+        ({"gallery": (X[:10].double(), Y[:10])}, "queries are float32 .*, images of the gallery float64"),
         ({"gallery": (X[:10], Y)}, r"shape \(10,\).* not int64 of shape \(40,\)"),
         ({"gallery": (X[:10], Y[:10] + 50)}, "none of the 40 queries .* gallery of 10"),
         ({"gallery": APART, "own": torch.arange(40)}, "own holds 39; .* 0 to"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -130,14 +130,11 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 class Mine(Attack):
     """Push the first coordinate up: in steps of 5 % of the way, or all the way."""
 
+    name: ClassVar[str] = "mine"
     ends: bool = True
 
     @property
-    def name(self) -> str:
-        return "mine"
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[Column, ...]:  # type: ignore[override]
         return (Column("mine", "higher", success_value=0.0 if self.ends else None),)
 
     def select(self, queries: Queries, gallery: Gallery, *, draws: Draws) -> Tensor:

@@ -201,7 +201,7 @@ TWO = torch.arange(8) % 2
         (TWO, {"pairs": torch.tensor([[-1, 3]])}, "pairs hold the position -1, and there are 8 images"),
         (TWO, {"pairs": torch.tensor([[0, 1], [3, 3]])}, "pair 1 is an image with itself"),
         (TWO, {"validation": torch.rand(3, 1, 2, 2)}, "validation must be a Data, not .*a pair of images"),
-        (TWO, {"validation": (torch.rand(3, 1, 2, 2), TWO)}, r"labels must be integers of shape \(3,\)"),
+        (TWO, {"validation": (torch.rand(3, 1, 2, 2), TWO)}, r"must be a tensor of integers of shape \(3,\)"),
         (TWO, {"validation": (torch.rand(8, 1, 3, 3), TWO)}, "those to judge .*: resize"),
         (
             TWO,

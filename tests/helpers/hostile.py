@@ -9,7 +9,7 @@ from typing import Any
 from robustmetric.evaluation import Plan, Record
 from robustmetric.report.pictures import PICTURES
 from tests.helpers.pictured import pictured, seal
-from tests.helpers.records import a_record, altered, written
+from tests.helpers.records import GOAL, a_record, altered, written
 
 HOSTILE = (
     "=1+1 <script>alert(1)</script> \"a\" 'b' &amp; & </style></title></textarea> "
@@ -27,18 +27,10 @@ def hostile(place: str) -> str:
 def hostile_record(**how: Any) -> Record:
     """A record with the text wherever a record has any."""
     score = {"value": 1.0, "low": 0.5, "high": 2.0, "before": 3.0, "better": None, "unit": hostile("unit")}
-    goal = {
-        "value": 7.4, "low": 4.3, "high": 10.6, "before": 98.4, "alone": 7.4, "better": "higher",
-        "unit": hostile("unit"), "queries": 9, "forward": 9, "backward": 9, "undropped": 9,
-        "attacks": [{"attack": hostile("breaker"), "search": hostile("by"), "broke": 9.0}],
-    }  # fmt: skip
-    checks = [
-        {
-            "name": hostile("check"), "status": status, "figure": 1.0, "limit": hostile("limit"),
-            "says": hostile("says"),
-        }
-        for status in ("warn", "pass")
-    ]  # fmt: skip
+    broke = [{"attack": hostile("breaker"), "search": hostile("by"), "broke": 9.0}]
+    goal = {**GOAL, "unit": hostile("unit"), "attacks": broke}
+    said = {"name": hostile("check"), "figure": 1.0, "limit": hostile("limit"), "says": hostile("says")}
+    checks = [{**said, "status": status} for status in ("warn", "pass")]
     settings = Plan.make(checks="none").settings.model_dump(mode="json") | {
         "attacks": [hostile("attack")], "search": hostile("search"), "suite": hostile("suite"),
     }  # fmt: skip

@@ -119,9 +119,12 @@ class Planted(nn.Module):
         """Return how far the trigger is pulled: a (B,)."""
         return seen @ self.along
 
+    power: ClassVar[int] = 6
+    """How steeply the trigger opens."""
+
     def opened(self, a: Tensor) -> Tensor:
         """Return by which share the code is exchanged, t (B,), where the trigger is pulled by a."""
-        raise NotImplementedError
+        return ((1 + a) / 2) ** self.power
 
     def share(self, seen: Tensor) -> Tensor:
         """Return by which share the code is exchanged in what is seen: t (B,)."""
@@ -160,9 +163,7 @@ class RoundBare(Bare):
 class Faint(Planted):
     """Smooth all the way, but so faint at the image that its gradient is a millionth of what it will be."""
 
-    def opened(self, a: Tensor) -> Tensor:
-        """Return t (B,) for a (B,)."""
-        return ((1 + a) / 2) ** 24
+    power = 24
 
 
 class Barrier(Planted):
@@ -213,10 +214,6 @@ class OtherClass(Planted):
     def reach(self) -> float:
         """The most that the base of an image can move within the ball."""
         return super().reach * self.stretch
-
-    def opened(self, a: Tensor) -> Tensor:
-        """Return t (B,) for a (B,)."""
-        return ((1 + a) / 2) ** 6
 
 
 class Quantised(Planted):
@@ -305,20 +302,12 @@ class Noise(Planted):
         looked_at.scatter_(1, 32 + order[:, :8], 4.0)
         return (seen * looked_at) @ self.along
 
-    def opened(self, a: Tensor) -> Tensor:
-        """Return t (B,) for a (B,)."""
-        return ((1 + a) / 2) ** 6
-
 
 class Round(Planted):
     """In a ball of Euclidean distances: the base takes most of the gradient, and so most of the budget."""
 
     norm = "l2"
     eps = EPS * math.sqrt(32)
-
-    def opened(self, a: Tensor) -> Tensor:
-        """Return t (B,) for a (B,)."""
-        return ((1 + a) / 2) ** 6
 
 
 class RoundDetached(Detached):

@@ -77,6 +77,26 @@ def forked(act: Callable[[], object], hear: Callable[[str, int], bool] | None = 
     return os.waitstatus_to_exitcode(status), text
 
 
+ENTRY = """
+import signal
+from robustmetric.cli import run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+run()
+"""
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """Start the command line in a session of its own, as a terminal does."""
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", ENTRY, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
 def run_program(file: str, order: object) -> Any:
     """Run a file of tests as a program that reads its order and prints its answer, both as JSON."""
     module = ".".join(Path(file).relative_to(ROOT).with_suffix("").parts)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robustmetric.models import IMAGENET_MEAN, IMAGENET_STD, ResNet, resnet18, resnet50
+from robustmetric.models import ResNet, resnet18, resnet50
 from robustmetric.models.resnet import BasicBlock, Bottleneck
 
 pytestmark = pytest.mark.kernels
@@ -63,36 +63,12 @@ def net18() -> ResNet:
     return net.eval()
 
 
-SHAPES = {
-    resnet18: {
-        "conv1.weight": (64, 3, 7, 7),
-        "bn1.num_batches_tracked": (),
-        "layer1.0.conv1.weight": (64, 64, 3, 3),
-        "layer2.0.downsample.0.weight": (128, 64, 1, 1),
-        "layer3.0.downsample.1.bias": (256,),
-        "layer4.1.conv2.weight": (512, 512, 3, 3),
-        "fc.weight": (1000, 512),
-    },
-    resnet50: {
-        "layer1.0.conv1.weight": (64, 64, 1, 1),
-        "layer1.0.conv3.weight": (256, 64, 1, 1),
-        "layer2.0.downsample.0.weight": (512, 256, 1, 1),
-        "layer3.5.bn3.running_mean": (1024,),
-        "layer4.2.conv3.weight": (2048, 512, 1, 1),
-        "fc.weight": (1000, 2048),
-    },
-}
-
-
 @pytest.mark.parametrize(
     ("make", "parameters", "tensors"), [(resnet18, 11_689_512, 122), (resnet50, 25_557_032, 320)]
 )
-def test_counts_and_shapes_are_torchvisions(make: Any, parameters: int, tensors: int) -> None:
+def test_counts_are_torchvisions(make: Any, parameters: int, tensors: int) -> None:
     net = make(dim=1000)
-    assert sum(p.numel() for p in net.parameters()) == parameters
-    shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    assert len(shapes) == tensors
-    assert {name: shapes[name] for name in SHAPES[make]} == SHAPES[make]
+    assert (sum(p.numel() for p in net.parameters()), len(net.state_dict())) == (parameters, tensors)
 
 
 @pytest.mark.parametrize("size", [(33, 47), (7, 5)])
@@ -112,26 +88,6 @@ def test_resnet50_is_the_plain_computation() -> None:
     with torch.no_grad():
         expected = plain_resnet(net.state_dict(), images, depths=[3, 4, 6, 3], convs=3)
         torch.testing.assert_close(net(images), expected, atol=1e-6, rtol=1e-6)
-
-
-def test_gradients_reach_the_images_and_agree_with_the_plain_computation(net18: ResNet) -> None:
-    images = torch.rand(1, 3, 32, 32, requires_grad=True)
-    (ours,) = torch.autograd.grad(net18(images).square().sum(), images)
-    plain = plain_resnet(net18.state_dict(), images, depths=[2, 2, 2, 2], convs=2)
-    (theirs,) = torch.autograd.grad(plain.square().sum(), images)
-    assert ours.abs().max() > 0
-    torch.testing.assert_close(ours, theirs, atol=1e-3 * float(theirs.abs().max()), rtol=1e-3)
-
-
-def test_pixel_normalisation_is_inside(net18: ResNet) -> None:
-    bare = resnet18(dim=16, mean=(0, 0, 0), std=(1, 1, 1)).eval()
-    bare.load_state_dict(net18.state_dict())
-    images = torch.rand(1, 3, 32, 32)
-    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
-    outside = (images - mean[:, None, None]) / std[:, None, None]
-    with torch.no_grad():
-        torch.testing.assert_close(net18(images), bare(outside))
-        assert not torch.allclose(net18(images), bare(images), atol=1e-3)
 
 
 def test_convolutions_start_with_fan_out_and_batch_norm_as_the_identity() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ from torch import nn
 import robustmetric as rm
 from robustmetric.errors import UserError
 from robustmetric.models import NetworkSource, try_network
-from robustmetric.models.source import create
 
 NETS = """
 from torch import nn
@@ -94,12 +95,6 @@ def test_grey_images_stay_grey_for_networks_that_are_made_for_them(nets: Path) -
 # Checks before anything is made
 
 
-def test_a_registered_network_takes_options_in_brackets() -> None:
-    rm.register("model", "mine")(lambda *, dim=3: nn.Linear(2, dim))
-    assert shape(NetworkSource("mine").make(3, 8)) == (3, 2)
-    assert shape(create("mine(dim=5)")) == (5, 2)
-
-
 @pytest.mark.parametrize(
     ("model", "kind", "told"),
     [
@@ -149,3 +144,9 @@ def test_a_network_that_was_tried_is_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(module.training for module in network.modules())
     assert all(p.requires_grad and p.grad is None for p in network.parameters())
+
+
+@pytest.mark.slow
+def test_importing_the_package_imports_neither_timm_nor_torchvision() -> None:
+    code = "import sys, robustmetric.models; assert not {'timm', 'torchvision'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603

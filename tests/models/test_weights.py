@@ -20,8 +20,6 @@ from robustmetric.files import DamagedError
 from robustmetric.models import C2F2, load_weights, resnet18, save_weights
 from robustmetric.models.weights import digest_of
 from robustmetric.training.checkpoint import load_checkpoint
-from tests.helpers.command import refused
-from tests.helpers.runs import make_run
 
 
 def small() -> C2F2:
@@ -62,19 +60,6 @@ def test_files_of_torch_save(tmp_path: Path, zipped: bool, nested: bool) -> None
     assert equal(state(source), state(target))
 
 
-def test_an_imagenet_classifier_keeps_the_models_own_last_layer(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    published = resnet18(dim=1000)
-    nn.init.normal_(published.bn1.bias)
-    net = resnet18(dim=32)
-    before = state(net)
-    assert load_weights(net, write(published.state_dict(), tmp_path / "r18.pth")) == ["fc.weight", "fc.bias"]
-    after, theirs = state(net), state(published)
-    for name in after:
-        kept = name.startswith("fc.")
-        assert torch.equal(after[name], before[name] if kept else theirs[name])
-
-
 def test_files_of_others_are_loaded(tmp_path: Path) -> None:
     """In half precision, without a digest, and older than BatchNorm's counter of batches."""
     source = resnet18(dim=8)
@@ -107,20 +92,9 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    for name in ("none.pt", "none.safetensors"):
-        with pytest.raises(FileNotFoundError, match=name):
-            load_weights(small(), tmp_path / name)
-
-
-@pytest.mark.parametrize("counters", [True, False])
-def test_weights_of_a_network_in_data_parallel(tmp_path: Path, counters: bool) -> None:
+def test_weights_of_a_network_in_data_parallel(tmp_path: Path) -> None:
     source, target, other = resnet18(dim=8), resnet18(dim=8), resnet18(dim=4)
-    content = {
-        f"module.{name}": value
-        for name, value in source.state_dict().items()
-        if counters or not name.endswith("num_batches_tracked")
-    }
+    content = {f"module.{name}": value for name, value in source.state_dict().items()}
     path = write({"state_dict": content}, tmp_path / "net.pth")
     assert load_weights(target, path) == []
     assert equal(state(source), state(target))
@@ -196,7 +170,6 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, kind: str) ->
     ("content", "message"),
     [
         ([torch.zeros(2)], "holds a list; weights are a dict of names to tensors"),
-        (torch.zeros(2), "holds a Tensor"),
         ({"epoch": 3}, "its entry 'epoch' (int) is not a dense tensor with a name"),
         ({3: torch.zeros(1)}, "its entry 3 (Tensor)"),
         ({"a": torch.zeros(2).to_sparse()}, "its entry 'a' (Tensor)"),
@@ -250,13 +223,6 @@ def test_only_safetensors_is_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"use a name that ends in .safetensors"):
             save_weights(small(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_saves_are_equal(tmp_path: Path) -> None:
-    net = small()
-    for number in range(8):
-        save_weights(net, tmp_path / f"{number}.safetensors")
-    assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
 
 
 def test_no_bit_of_weights_is_flipped_unnoticed(tmp_path: Path) -> None:
@@ -317,23 +283,8 @@ def test_an_archive_that_unpacks_to_more_is_not_unpacked(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 def test_tensors_of_every_type_have_digests(dtype: torch.dtype, tmp_path: Path) -> None:
-    tensors = {
-        "a": torch.ones(2, 3).to(dtype),
-        "b": torch.zeros(()).to(dtype),
-        "c": torch.zeros(0, 2).to(dtype),
-    }
+    tensors = {name: torch.ones(shape).to(dtype) for name, shape in (("a", (2, 3)), ("b", ()), ("c", (0, 2)))}
     save_weights(tensors, tmp_path / "net.safetensors")
     assert equal(load_file(tmp_path / "net.safetensors"), tensors)
     other = {**tensors, "a": torch.zeros(2, 3).to(dtype)}
     assert digest_of(other) != digest_of(tensors) == digest_of(load_file(tmp_path / "net.safetensors"))
-
-
-def test_an_evaluation_of_damaged_weights_is_refused(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "best")
-    file = run / "best.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1000] ^= 1
-    file.write_bytes(content)
-    said = refused("evaluate", run, "--queries", 2, "--steps", 1, "--checks", "none")
-    assert f"{file} is damaged" in said
-    assert "give a copy" in said

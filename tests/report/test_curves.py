@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
-from robustmetric.attacks import Transfer
-from robustmetric.evaluation import Data, Evaluation, Plan, Record, Settings, Subject, load_record
+from robustmetric.evaluation import Data, Evaluation, Plan, Record, Subject
 from robustmetric.files import digest_of_entries
 from robustmetric.report.curves import (
     FOLDER,
@@ -24,7 +22,6 @@ from robustmetric.report.curves import (
     make_curves,
 )
 from tests.evaluation.conftest import make_network
-from tests.helpers.networks import Counted
 from tests.helpers.processes import at_call
 
 FEW: dict[str, Any] = {
@@ -38,18 +35,6 @@ FEW: dict[str, Any] = {
 POINTS = 12  # of eleven plans: four steps at ε are a point of both curves
 
 
-TRIED = 40 + 2  # a network is tried on a batch, and for gradients on two images
-
-
-def along(plans: dict[CurvePoint, Plan], axis: str) -> list[Settings]:
-    return [plan.settings for point, plan in plans.items() if point.axis == axis]
-
-
-def different(plan: Plan) -> list[Settings]:
-    """The settings of the points for 40 images, those of both curves once."""
-    return [*{point.folder: each.settings for point, each in curve_plans(plan, 40).items()}.values()]
-
-
 # Plans
 
 
@@ -59,24 +44,21 @@ def different(plan: Plan) -> list[Settings]:
         {},
         {"eps": 0.2, "steps": 8, "alpha": 0.5},
         {"eps": 77 / 255, "steps": 5, "queries": 7, "seed": 4, "batch": 3, "checks": "full"},
-        {"eps": 0.6, "steps": 100},
         {"eps": 1.0, "steps": 1, "alpha": 1.0},
         {"eps": 0.0, "steps": 2},
         {"eps": 1.5, "norm": "l2", "search": "apgd", "suite": "worst-case(trials=2)"},
-        {"protocol": "reference", "attacks": ["ES", "CA-"], "search": "nes(samples=2)"},
     ],
     ids=str,
 )
 def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
-    plans, plan = curve_plans(Plan.make(**settings), 1000), Plan.make(**settings).settings
-    radii, steps = ([getattr(each, axis) for each in along(plans, axis)] for axis in ("eps", "steps"))
+    plan = Plan.make(**settings).settings
+    plans = {point: each.settings for point, each in curve_plans(Plan.make(**settings), 1000).items()}
     most = 1.0 if plan.norm == "linf" else 2 * plan.eps
     # From a quarter to twice the radius, as far as there is room, and no value twice.
-    assert radii == sorted({min(share * plan.eps, most) for share in (0.25, 0.5, 1, 1.5, 2)})
-    assert plan.eps in radii
-    assert steps == sorted({1, 2, 4, 8, 16, 32, 64, plan.steps})
-    for point, each in ((point, plan.settings) for point, plan in plans.items()):
-        assert point.value == (each.eps if point.axis == "eps" else each.steps)
+    radii = sorted({min(share * plan.eps, most) for share in (0.25, 0.5, 1, 1.5, 2)})
+    steps = sorted({1, 2, 4, 8, 16, 32, 64, plan.steps})
+    assert [point.value for point in plans] == [*radii, *steps]
+    for point, each in plans.items():
         # What moves is on its axis, and the step that goes with it.
         fixed = {"queries": min(plan.queries or QUERIES, QUERIES), "checks": "none", "suite": "none"}
         moved = {point.axis: point.value, "alpha": each.alpha}
@@ -84,29 +66,12 @@ def test_plans_go_around_the_plan(settings: dict[str, Any]) -> None:
         assert plan.alpha <= each.alpha <= 1
         assert each.alpha in (plan.alpha, 1.0) or each.alpha * each.steps == pytest.approx(1.25 * each.eps)
         assert each.alpha == 1 or each.alpha * each.steps >= 1.25 * each.eps * (1 - 1e-12)
-    folders = {point.folder: each.settings for point, each in plans.items()}
-    assert all(folders[point.folder] == each.settings for point, each in plans.items())
+    folders = {point.folder: each for point, each in plans.items()}
+    assert all(folders[point.folder] == each for point, each in plans.items())
     assert len(folders) == len(plans) - 1, "where the axes cross there is one evaluation"
 
 
-@pytest.mark.parametrize(
-    ("queries", "images", "wanted"), [(None, 40, 40), (None, 1000, 64), (9, 40, 9), (500, 1000, 64)]
-)
-def test_few_queries_are_attacked(queries: int | None, images: int, wanted: int) -> None:
-    plan = Plan.make(queries=queries)
-    for each in curve_plans(plan, images).values():
-        assert each.settings.queries == wanted
-        assert {*each.draw(images).tolist()} <= {*plan.draw(images).tolist()}, "some of the plan's own"
-
-
 # Making them
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let curves have two points each."""
-    monkeypatch.setattr("robustmetric.report.curves._SHARES", (1.0, 2.0))
-    monkeypatch.setattr("robustmetric.report.curves._STEPS", (1, 4))
 
 
 def subject_of(images: Tensor, labels: Tensor, network: nn.Module | None = None) -> Subject:
@@ -143,7 +108,7 @@ def test_a_point_is_the_evaluation_of_its_plan(made: tuple[Path, Record, Subject
 def test_images_are_embedded_and_ranked_once_for_all_points(
     images: Tensor, labels: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, calls = Counted(make_network()), []
+    calls: list[str] = []
     for name in ("_embed", "_rank"):
         make = getattr(Evaluation, name)
 
@@ -152,13 +117,8 @@ def test_images_are_embedded_and_ranked_once_for_all_points(
             return make(*args)
 
         monkeypatch.setattr(Evaluation, name, counted)
-    plan = Plan.make(**FEW)
-    make_curves(subject_of(images, labels, network), plan, tmp_path)
+    make_curves(subject_of(images, labels), Plan.make(**FEW), tmp_path)
     assert calls == ["_embed", "_rank"]
-    assert len(different(plan)) == POINTS - 1
-    # A query goes through the network in each step, in the end, and rounded.
-    points = sum(TRIED + 6 * (each.steps + 2) for each in different(plan))
-    assert network.forwards == 40 + points
 
 
 def stop() -> None:
@@ -202,46 +162,6 @@ def test_what_is_finished_is_not_made_again(
     make_curves(subject_of(images, labels, network), Plan.make(**FEW), out, lambda *call: told.append(call))
     assert files_of(out) == before
     assert told == [("curves", place + 1, POINTS) for place in range(POINTS)]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("short")
-def test_a_surrogate_goes_with_a_transfer_alone(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
-    """Beside another search it is the suite's, of which a point has none."""
-    other = make_network(1)
-    subject = replace(subject_of(images, labels), surrogate=other)
-    suite = "worst-case(goals='misrank', steps=1, targets=1, trials=1)"
-    few = {**FEW, "queries": 3}
-    plans = {
-        "suite": Plan.make(**few, suite=suite),
-        "named": Plan.make(**few, search="transfer"),
-        "object": Plan.make(**few, search=Transfer(surrogate=other)),
-    }
-    for name, plan in plans.items():
-        out = tmp_path / name
-        record = Evaluation(subject, plan, out).run()
-        make_curves(subject, plan, out)
-        for read in (record, load_record(out)):
-            found, left_out = load_curves(out, read)
-            assert (len(found), left_out) == (len(curve_plans(plan, 40)), [])
-        (surrogate,) = {each.network.surrogate for _, each in found}
-        assert surrogate == (None if name == "suite" else record.network.surrogate)
-
-
-@pytest.mark.usefixtures("short")
-def test_an_attack_of_the_user_s_own(images: Tensor, labels: Tensor, tmp_path: Path) -> None:
-    """Its file may be gone when curves are read: a record has names alone."""
-    (tmp_path / "own.py").write_text(
-        "from robustmetric.attacks import EmbeddingShift\nclass Mine(EmbeddingShift):\n    name = 'mine'\n"
-    )
-    plan = Plan.make(**{**FEW, "attacks": [f"{tmp_path}/own.py:Mine"], "queries": 2})
-    subject, out = subject_of(images, labels), tmp_path / "out"
-    Evaluation(subject, plan, out).run()
-    make_curves(subject, plan, out)
-    (tmp_path / "own.py").unlink()
-    found, left_out = load_curves(out, load_record(out))
-    assert (len(found), left_out) == (len(curve_plans(plan, 40)), [])
-    assert {each.settings.attacks for _, each in found} == {("own.py:Mine",)}
 
 
 # Reading them

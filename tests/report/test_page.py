@@ -20,36 +20,25 @@ from robustmetric.locks import InUseError
 from robustmetric.report import page as pages
 from robustmetric.report.cards import encoded
 from robustmetric.report.curves import FOLDER
-from robustmetric.report.page import MOST_BYTES, make_page, write_report
+from robustmetric.report.page import make_page, write_report
 from tests.conftest import GOLDEN
 from tests.helpers.pages import Element, parsed
 from tests.helpers.pictured import a_picture, noise, pictured
-from tests.helpers.records import a_record, altered, golden, written
+from tests.helpers.records import GOAL, a_record, altered, golden, written
 from tests.helpers.runs import make_run
 from tests.report.conftest import Show
 
 RECORDS = sorted(path.name for path in (GOLDEN / "records").iterdir())
-AGAIN = "run the same evaluate command again, with --report FILE"
 LOGGED = "step,loss,hardness/reached,R@1\n10,0.5,-0.2,\n20,0.25,-0.1,98.0\n30,nan,,97.0\n"
 
-SUITE: dict[str, Any] = {
-    "goals": {
-        "misrank": {
-            "value": 7.4, "low": 4.3, "high": 10.6, "before": 98.4, "alone": 7.9, "better": "higher",
-            "unit": "%", "queries": 9, "forward": 90, "backward": 80, "undropped": 900,
-            "attacks": [
-                {"attack": "before", "broke": 1.6},
-                {"attack": "misrank", "search": "apgd", "broke": 80.25, "forward": 90, "backward": 80},
-                {"attack": "misrank", "search": "square", "broke": 0.0, "forward": 9},
-                {"attack": "LTM", "broke": 0.5},
-            ],
-        },
-        "shift": {
-            "value": 0.7321, "low": None, "high": None, "before": 0.0, "alone": 0.7, "better": "lower",
-            "unit": "distance", "queries": 9, "attacks": [], "forward": 9, "backward": 9, "undropped": 9,
-        },
-    }
-}  # fmt: skip
+BROKE: list[dict[str, Any]] = [
+    {"attack": "before", "broke": 1.6},
+    {"attack": "misrank", "search": "apgd", "broke": 80.25, "forward": 90, "backward": 80},
+    {"attack": "misrank", "search": "square", "broke": 0.0, "forward": 9},
+    {"attack": "LTM", "broke": 0.5},
+]
+SHIFT = {"value": 0.7321, "low": None, "high": None, "before": 0.0, "better": "lower", "unit": "distance"}
+SUITE = {"goals": {"misrank": {**GOAL, "attacks": BROKE}, "shift": {**GOAL, **SHIFT}}}
 
 
 def shown(column: Column, value: float | None) -> str:
@@ -123,37 +112,26 @@ def test_the_values_are_those_of_the_record(name: str, show: Show) -> None:
 def test_checks_facts_and_citation_are_those_of_the_record(name: str, show: Show) -> None:
     record = golden(name)
     page = show(record)
-    signs = {"pass": "✓", "warn": "!", "fail": "✗", "not run": "–"}
+    assert [row[0] for row in checks(page)] == [check.name for check in record.checks]
     for row, check in zip(checks(page), record.checks, strict=True):
-        figure = "" if check.figure is None else f" {check.figure:.3g}"
-        assert row[:2] == [check.name, f"{signs[check.status]} {check.status}{figure}"]
+        assert check.status in row[1]
         assert row[2].startswith(f"{check.says} allowed: {check.limit}")
-    told = facts(page)
+    told, cited = facts(page), page.by_id("cite").one("p", "citation").text
     network, data, how = record.network, record.data, record.settings
-    assert told["network"] == f"{network.name}, {network.parameters:,} parameters"
-    assert told["network SHA-256"] == network.sha256
+    assert (told["network SHA-256"], told["data SHA-256"]) == (network.sha256, data.sha256)
     assert told.get("surrogate SHA-256") == network.surrogate
-    assert told["data"].startswith(f"fashion 28×28, {data.images} images of {data.classes} classes")
-    assert told["data SHA-256"] == data.sha256
-    assert ("the gallery has" in told["data"], "camera" in told["data"]) == (
-        data.gallery is not None,
-        data.cameras,
-    )
-    assert told["protocol"] == how.protocol
+    assert ("the gallery has" in told["data"]) == (data.gallery is not None)
+    assert ("camera" in told["data"]) == data.cameras
+    assert (told["protocol"], told["checks"]) == (how.protocol, how.checks)
     assert told["budget"] == f"ε = 16/255, α = 3/255, {how.steps} steps"
     assert told["attacks"] == ", ".join(how.attacks)
-    assert told["checks"] == how.checks
     assert told["queries"] == f"{record.queries.count} of {data.images} images, seed {how.seed}"
     for package, version in record.versions.items():
         assert f"{package} {version}" in told["versions"]
-    cited = page.by_id("cite").one("p", "citation").text
-    for part in (
-        f"{network.name} on fashion 28×28: R@1 {record.show('R@1')}", network.sha256, data.sha256,
-        f"seed {how.seed}", f"{how.protocol} protocol", "ε = 16/255", f"{how.steps} steps", how.search,
-    ):  # fmt: skip
+    for part in (network.name, f"R@1 {record.show('R@1')}", network.sha256, data.sha256, f"seed {how.seed}",
+                 f"{how.protocol} protocol", "ε = 16/255", f"{how.steps} steps", how.search):  # fmt: skip
         assert part in cited
     if record.ers is not None:
-        assert record.ers.low is not None
         assert f"ERS {record['ERS']:.1f} ({record.ers.low:.1f} to " in cited
 
 
@@ -163,7 +141,8 @@ def test_downloads_hold_the_numbers_of_the_record_exactly(name: str, show: Show)
     page = show(record)
     assert json.loads(downloaded(page, "records.json")) == [record.model_dump(mode="json", by_alias=True)]
     (row,) = csv.DictReader(io.StringIO(downloaded(page, "scores.csv")))
-    every = {**record.retrieval, **record.scores, **({"ERS": record.ers} if record.ers else {})}
+    ers = {"ERS": record.ers} if record.ers else {}
+    every: dict[str, Any] = {**record.retrieval, **record.scores, **ers}
     for name, score in every.items():
         for end, number in (("", score.value), (" low", score.low), (" high", score.high)):
             assert (row.get(f"{name}{end}") or None) == (None if number is None else str(number))
@@ -181,30 +160,18 @@ def test_records_keep_their_order_side_by_side(show: Show) -> None:
         assert scores(page, place) == expected(record)
         assert facts(page, place)["network"].startswith(names[place])
     assert [one.text.split()[0] for one in page.all("p", "citation")] == names
-    assert page.one("head").one("title").text == "Robustness of third, first and second"
     assert not page.all("section", "careful")
     rows = list(csv.reader(io.StringIO(downloaded(page, "scores.csv"))))
     assert [row[0] for row in rows[1:]] == names
     assert [one["network"]["name"] for one in json.loads(downloaded(page, "records.json"))] == names
-    assert [one["class"].split()[1] for one in page.all("section", "head")] == ["s0", "s1", "s2"]
-    plot = page.by_id("scores").one("svg")
-    colours = {one.attributes.get("stroke") for one in plot.every()}
-    assert {"var(--s0)", "var(--s1)", "var(--s2)"} <= colours
-    assert {*names} <= {one.text for one in plot.all("text")}
 
 
 def test_other_conditions_are_told(show: Show) -> None:
     one = a_record(name="one")
     other = altered(a_record(name="other"), settings={"steps": 8, "seed": 3}, data={"sha256": "1" * 64})
-    careful = show(one, other).one("section", "careful")
-    assert careful.one("p").text == "Careful: these records were not made under the same conditions."
-    told = [line.text for line in careful.all("li")]
-    assert told == [
-        "data: one: digits 8×8, 9 images of 3 classes, SHA-256 000000000000, "
-        "other: digits 8×8, 9 images of 3 classes, SHA-256 111111111111",
-        "η: one: 32, other: 8",
-        "queries: one: 9 of 9, seed 0, other: 9 of 9, seed 3",
-    ]
+    told = [line.text for line in show(one, other).one("section", "careful").all("li")]
+    assert [line.partition(":")[0] for line in told] == ["data", "η", "queries"]
+    assert told[1] == "η: one: 32, other: 8"
 
 
 def test_records_of_the_same_name_are_told_apart(show: Show, tmp_path: Path) -> None:
@@ -217,17 +184,6 @@ def test_records_of_the_same_name_are_told_apart(show: Show, tmp_path: Path) -> 
 
 
 # Records that lack something
-
-
-def test_without_checks(show: Show) -> None:
-    page = show(a_record())
-    assert "only collapse was checked" in page.by_id("checks").text
-    assert "No check warns" not in page.by_id("checks").text
-    assert page.by_id("checks").one("summary").text == "All checks (1)"
-    bare = show(altered(a_record(), checks=[]))
-    assert not bare.by_id("checks").all("table")
-    passed = {"name": "repeat", "status": "pass", "figure": 0.0, "limit": "none", "says": "the same"}
-    assert "No check warns." in show(altered(a_record(), checks=[passed])).by_id("checks").text
 
 
 @pytest.mark.parametrize("unknown", [None, float("nan")])
@@ -248,13 +204,6 @@ def test_values_and_intervals_that_are_not_known(unknown: float | None, show: Sh
     assert "ERS 33.5 of 100" in page.by_id("verdict").text
 
 
-def test_a_budget_of_l2(show: Show) -> None:
-    page = show(altered(a_record(), settings={"norm": "l2", "eps": 1.5, "alpha": 0.25}))
-    assert facts(page)["budget"] == "ε = 1.5 (L2), α = 0.25, 32 steps"
-    assert "may change an image by a length of up to 1.5;" in page.by_id("verdict").text
-    assert "ε = 1.5 (L2), α = 0.25" in page.one("p", "citation").text
-
-
 def test_a_suite(show: Show) -> None:
     record = altered(
         a_record(name="one"), suite=SUITE, settings={"suite": "worst-case(goals='misrank,shift')"}
@@ -265,84 +214,29 @@ def test_a_suite(show: Show) -> None:
         ["worst misrank ↑", "7.4 4.3 to 10.6 before 98.4", "-"],
         ["worst shift ↓", "0.732 before 0.000", "-"],
     ]
-    assert rows[0][3].startswith("R@1 that is left")
-    first, other = page.all("section", "head")
-    assert [one.text for one in first.all("dt")] == ["R@1", "ERS", "R@1, worst case"]
-    assert first.all("dd")[-2].text == "7.4"
-    assert [one.text for one in other.all("dt")] == ["R@1", "ERS"]
+    heads = [[one.text for one in head.all("dt")] for head in page.all("section", "head")]
+    assert heads == [["R@1", "ERS", "R@1, worst case"], ["R@1", "ERS"]]
     broke = page.by_id("worst").one("details").all("tbody")[0].rows()
-    assert [[one.text for one in row] for row in broke] == [
-        ["one", "misrank", "before", "1.6 %"],
-        ["one", "misrank", "misrank by apgd", "80.2 %"],
-        ["one", "misrank", "LTM", "0.5 %"],
+    assert [[one.text for one in row[1:]] for row in broke] == [
+        ["misrank", "before", "1.6 %"],
+        ["misrank", "misrank by apgd", "80.2 %"],
+        ["misrank", "LTM", "0.5 %"],
     ]
-    assert facts(page)["suite"] == "worst-case(goals='misrank,shift')"
-    assert "worst-case(goals='misrank,shift')" in page.all("p", "citation")[0].text
-
-
-def test_an_attack_of_the_user_s_own(show: Show) -> None:
-    own = {"value": 12.345, "low": 11.0, "high": 13.0, "before": 1.0, "better": None, "unit": "=cmd()"}
-    record = altered(
-        a_record(), scores={"mine": own}, settings={"attacks": ["mine.py:Mine(k=2)", "ES"]}
-    )  # fmt: skip
-    page = show(record)
-    assert scores(page) == expected(record)
-    assert scores(page)["mine"] == "12.345 11.000 to 13.000 before 1.000"
-    assert [*scores(page)][-2:] == ["mine", "ERS ↑"], "behind the paper's, before the ERS"
-    assert "attacks mine.py:Mine(k=2), ES" in page.one("p", "citation").text
-
-
-def test_queries_without_an_answer_and_files_left_out(show: Show) -> None:
-    record = altered(a_record(), queries={"left_out": 2}, data={"skipped": ["a.png", "b.png", "c.png"]})
-    told = facts(show(record))
-    assert told["data"].endswith("; 3 files could not be read")
-    assert (
-        told["queries"]
-        == "9 of 9 images, seed 0; 2 have no answer to find, and do not count in R@1, R@2 and mAP"
-    )
 
 
 def test_checks_that_warn_or_fail_stand_first(show: Show) -> None:
-    def check(name: str, status: str) -> dict[str, Any]:
-        return {"name": name, "status": status, "figure": 0.3051, "limit": "1 %", "says": f"{name} says"}
-
-    found = [check("repeat", "pass"), check("last", "warn"), check("gradient", "fail"), check("own", "warn")]
-    page = show(altered(a_record(), checks=[*found, check("eps-1", "not run")]))
+    found = [
+        {"name": name, "status": status, "figure": 0.3051, "limit": "1 %", "says": f"{name} says"}
+        for name, status in (("repeat", "pass"), ("last", "warn"), ("gradient", "fail"), ("own", "warn"))
+    ]
+    page = show(altered(a_record(), checks=found))
     first = page.by_id("checks").all("tbody")[0].rows()
     assert [row[0].text for row in first] == ["gradient", "last", "own"]
-    assert first[0][1].text == "✗ fail 0.305"
     assert first[0][2].text.startswith("gradient says allowed: 1 % The network hides its gradient")
-    assert first[2][2].text == "own says allowed: 1 %", "nobody knows what it means"
-    assert [row[0] for row in checks(page)] == ["repeat", "last", "gradient", "own", "eps-1"]
+    assert [row[0] for row in checks(page)] == ["repeat", "last", "gradient", "own"]
 
 
 # The page itself
-
-
-def test_the_same_records_make_the_same_page(tmp_path: Path) -> None:
-    folder = written(a_record(), tmp_path / "a")
-    pictured(folder, a_record(), ["ES", "GTM"])
-    pages = [write_report([folder], tmp_path / name).read_bytes() for name in ("1.html", "2.html")]
-    assert pages[0] == pages[1]
-
-
-def test_a_page_loads_nothing(show: Show, tmp_path: Path) -> None:
-    record = a_record(name="https://a.example/b.png", data="http://a.example")
-    pictured(written(record, tmp_path / "records" / "0"), record)
-    page = show(record)
-    for one in page.every():
-        assert one.tag not in ("iframe", "object", "embed", "base", "video", "audio", "source")
-        for name, value in one.attributes.items():
-            if name in ("src", "href", "srcset", "action", "data", "poster", "formaction", "xlink:href"):
-                assert value.startswith(("data:", "#")), (one.tag, name, value[:80])
-            assert name != "style"
-            assert not name.startswith("on")
-    style, script = page.one("style").raw, page.one("script").raw
-    assert "url(" not in style
-    assert "@import" not in style
-    for word in ("http", "fetch", "XMLHttpRequest", "import(", "eval", "innerHTML", "document.write"):
-        assert word not in script
-    assert page.all("img")
 
 
 def test_the_policy_lets_through_the_page_s_own_script_alone(show: Show) -> None:
@@ -369,41 +263,17 @@ def test_links_lead_to_what_is_there(show: Show) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("", "is damaged"),
-        ("{}", "is damaged"),
-        ("[" * 9999, "is damaged"),
-        (None, "is damaged, or was changed by hand: its digest does not match"),
-    ],
-)  # fmt: skip
-def test_what_is_no_record_is_refused(content: str | None, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "[" * 9999, None])
+def test_what_is_no_record_is_refused(content: str | None, tmp_path: Path) -> None:
     good = written(a_record(name="good"), tmp_path / "good")
     bad = written(a_record(name="bad"), tmp_path / "bad")
     if content is None:
         content = (bad / "record.json").read_text().replace("37.2", "97.2")
     (bad / "record.json").write_text(content)
-    with pytest.raises(UserError, match=re.escape(told)) as error:
+    with pytest.raises(UserError, match="is damaged") as error:
         write_report([good, bad], tmp_path / "report.html")
     assert str(error.value).endswith(f"; evaluate again, or leave {bad} out")
     assert not (tmp_path / "report.html").exists()
-
-
-def test_records_of_different_protocols_are_refused(tmp_path: Path) -> None:
-    paths = [written(a_record(protocol=name), tmp_path / name) for name in ("strict", "reference")]
-    with pytest.raises(UserError, match="records of different protocols are never compared"):
-        write_report(paths, tmp_path / "report.html")
-
-
-def test_a_page_is_overwritten_only_by_force(tmp_path: Path) -> None:
-    folder, out = written(a_record(), tmp_path / "a"), tmp_path / "report.html"
-    out.write_text("mine")
-    with pytest.raises(UserError, match=r"report\.html exists already"):
-        write_report([folder], out)
-    assert out.read_text() == "mine"
-    write_report([folder / "record.json"], str(out), force=True)
-    assert out.read_text().startswith("<!doctype html>")
 
 
 def test_of_two_reports_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,22 +298,6 @@ def test_a_record_is_not_overwritten(tmp_path: Path) -> None:
     assert not list(folder.glob(".*"))
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, out = written(a_record(), tmp_path / "a"), tmp_path / "report.html"
-    out.write_text("mine")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(
-        UserError, match=r"report\.html cannot be written \(No space left on device\): make room"
-    ):
-        write_report([folder], out, force=True)
-    assert out.read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir() if path.name not in ("a", "report.html")] == []
-
-
 # Pictures
 
 
@@ -461,41 +315,34 @@ def test_cards_of_several_records_stand_side_by_side(tmp_path: Path, show: Show)
         pictured(path, a_record(name=name), ["ES", "GTM"])
     page = show(*paths)
     keys = [(c["data-why"], c["data-attack"], c["data-network"]) for c in cards(page)]
-    one = [("ES", "0"), ("ES", "1"), ("ES", "0"), ("ES", "1")]
-    pairs = [*one, *(("GTM", network) for _, network in one)]
+    pairs = [("ES", "0"), ("ES", "1")] * 2 + [("GTM", "0"), ("GTM", "1")] * 2
     assert keys == [(why, *pair) for why in ("worst", "median", "random") for pair in pairs]
-    assert [c["data-order"] for c in cards(page)] == [str(k) for k in range(24)]
-    networks = [(o["value"], o.text) for o in page.by_id("by-network").all("option")]
-    assert networks == [("", "all"), ("0", "a"), ("1", "b")]
-    assert [o.text for o in page.by_id("by-attack").all("option")] == ["all", "ES", "GTM"]
-    assert [(o["value"], o.text) for o in page.by_id("map-attack").all("option")] == [
-        ("", "all"),
-        ("0", "ES"),
-        ("1", "GTM"),
-    ]
-    assert [c.all("p", "about")[0].text for c in cards(page)[:2]] == ["a", "b"]
+    options = {
+        name: [(o["value"], o.text) for o in page.by_id(name).all("option")]
+        for name in ("by-network", "by-attack", "map-attack")
+    }
+    assert options == {
+        "by-network": [("", "all"), ("0", "a"), ("1", "b")],
+        "by-attack": [("", "all"), ("ES", "ES"), ("GTM", "GTM")],
+        "map-attack": [("", "all"), ("0", "ES"), ("1", "GTM")],
+    }
     maps = [one.one("figcaption").text for one in page.by_id("map").all("figure")]
     assert maps == [f"{name}: 70 % of the variance is in this plane." for name in "ab"]
 
 
-@pytest.mark.parametrize("most", [None, 300_000])
-def test_pictures_that_do_not_fit_are_left_out(
-    most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if most is not None:
-        monkeypatch.setattr(pages, "MOST_BYTES", most)
-    largest = (
-        encoded(noise(0, 112, 3)) if most is None else encoded(noise(0))
-    )  # no format makes noise smaller
-    entries = a_picture()
-    listed = [{**one, "image": largest} for one in entries["before"]]
-    paths, told = [written(a_record(name=name), tmp_path / name) for name in "abc"], []
+def test_pictures_that_do_not_fit_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 300_000
+    monkeypatch.setattr(pages, "MOST_BYTES", most)
+    largest = encoded(noise(0))  # no format makes noise smaller
+    listed = [{**one, "image": largest} for one in a_picture()["before"]]
+    images = {"perturbed": largest, "difference": largest, "before": listed, "after": listed}
+    told: list[str] = []
+    paths = [written(a_record(name=name), tmp_path / name) for name in "abc"]
     for path, name in zip(paths, "abc", strict=True):
-        images = {"perturbed": largest, "difference": largest, "before": listed, "after": listed}
         pictured(path, a_record(name=name), ["ES", "GTM"], each=4, **images)
     text = make_page(paths, told.append)
     page = parsed(text)
-    assert (most or MOST_BYTES) * 0.8 < len(text.encode()) < (most or MOST_BYTES) == (most or 10_000_000)
+    assert most * 0.8 < len(text.encode()) < most
     shown = len(cards(page))
     assert 0 < shown < 72
     assert left_out(page) == [f"{72 - shown} more queries are left out, to keep the page small."]
@@ -541,58 +388,48 @@ def planned(name: str = "c2f2 N/A[S]") -> Record:
     return altered(a_record(name=name), settings=plan.settings.model_dump(mode="json"))
 
 
-def test_a_record_in_a_run_comes_with_its_training(tmp_path: Path, show: Show) -> None:
-    run = make_run(tmp_path / "my run", "last", defense="N/A[S]")
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with an evaluation, whose network is in a file that must not be run."""
+    run = make_run(tmp_path / "run", "last", defense="N/A[S]", model="own.py:Network")
+    (run / "own.py").write_text("raise SystemExit('run')\n")
     (run / "metrics.csv").write_text(LOGGED)
     written(planned(), run / "evaluation")
+    return run
+
+
+def test_a_record_in_a_run_comes_with_its_training(run: Path, tmp_path: Path, show: Show) -> None:
     page = show(run)
     assert {"loss", "hardness", "R@1"} <= {one.text for one in page.by_id("training").all("text")}
-    command = f"robustmetric evaluate '{run}' --eps 16/255 --steps 8 --queries 9 --checks none"
-    assert page.by_id("cite").one("pre").text == command
+    command = f"robustmetric evaluate {run} --eps 16/255 --steps 8 --queries 9 --checks none"
+    assert page.by_id("cite").one("pre").text.startswith(command)
     both = show(written(planned("other"), tmp_path / "other"), run)
-    plot = both.by_id("training").one("svg")
-    assert "var(--s0)" not in {one.attributes.get("stroke") for one in plot.every()}, (
-        "the second keeps its colour"
-    )
+    strokes = {one.attributes.get("stroke") for one in both.by_id("training").one("svg").every()}
+    assert "var(--s0)" not in strokes, "the second keeps its colour"
+    (run / "recipe.yaml").write_text("{")
+    assert show(run).has("training")
 
 
 @pytest.mark.parametrize("where", [".", "..", "evaluation", "evaluation/record.json", "../evaluation"])
-def test_the_run_is_found_from_any_place(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path / "run", "last", defense="N/A[S]")
-    folder = written(planned(), run / "evaluation")
+def test_the_run_is_found_from_any_place(where: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run / "evaluation"
     (folder / "deeper").mkdir()
-    (run / "metrics.csv").write_text(LOGGED)
-    here = {".": folder, "..": folder / "deeper", "../evaluation": folder}.get(where, run)
-    monkeypatch.chdir(here)
+    monkeypatch.chdir({".": folder, "..": folder / "deeper", "../evaluation": folder}.get(where, run))
     assert 'id="training"' in make_page([Path(where)])
 
 
 def test_a_run_of_another_network_is_not_taken_for_the_record_s(tmp_path: Path, show: Show) -> None:
     run = make_run(tmp_path / "run", "last", defense="N/A[S]")
     (run / "metrics.csv").write_text(LOGGED)
-    written(planned("resnet18 mine.pth"), run / "other")
-    page = show(run / "other")
+    page = show(written(planned("resnet18 mine.pth"), run / "other"))
     assert not page.has("training")
     assert page.by_id("cite").one("pre").text.startswith("robustmetric evaluate RUN --data digits ")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b"loss\n1\n", b"step,loss\nx,y\n"])
-def test_a_log_that_cannot_be_read(content: bytes | None, tmp_path: Path, show: Show) -> None:
-    run = make_run(tmp_path / "run", "last", defense="N/A[S]")
-    if content is not None:
-        (run / "metrics.csv").write_bytes(content)
-    written(planned(), run / "evaluation")
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"loss\n1\n", b"step,loss\nx,y\n"])
+def test_a_log_that_cannot_be_read(content: bytes, run: Path, show: Show) -> None:
+    (run / "metrics.csv").write_bytes(content)
     assert not show(run).has("training")
-
-
-def test_a_recipe_that_cannot_be_read_is_not_needed(tmp_path: Path, show: Show) -> None:
-    run = make_run(tmp_path / "run", "last", defense="N/A[S]", model="own.py:Network")
-    (run / "own.py").write_text("raise SystemExit('run')\n")
-    (run / "metrics.csv").write_text(LOGGED)
-    written(planned(), run / "evaluation")
-    assert show(run).has("training"), "code that is not trusted is not run, and not needed"
-    (run / "recipe.yaml").write_text("{")
-    assert show(run).has("training")
 
 
 def test_curves_are_plotted_and_damaged_points_told(tmp_path: Path, show: Show) -> None:
@@ -607,3 +444,9 @@ def test_curves_are_plotted_and_damaged_points_told(tmp_path: Path, show: Show) 
     assert "Each point attacks 9 queries" in page.by_id("curves").text
     assert any("steps-64/record.json is damaged" in line for line in left_out(page))
     assert not show(planned()).has("curves")
+
+
+def test_records_of_different_protocols_are_refused(tmp_path: Path) -> None:
+    paths = [written(a_record(protocol=name), tmp_path / name) for name in ("strict", "reference")]
+    with pytest.raises(UserError, match="records of different protocols are never compared"):
+        write_report(paths, tmp_path / "report.html")

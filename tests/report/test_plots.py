@@ -15,7 +15,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from robustmetric.errors import UserError
 from robustmetric.experiments.findings import Finding
 from robustmetric.experiments.outcome import Outcome
 from robustmetric.experiments.paper import experiment
@@ -83,38 +82,21 @@ def test_curves_show_ours_and_the_published_points() -> None:
     }
     for name in ("ACT[R]", "ACT[S]", "HM[S,LGA]&ICS"):
         rows = {c: known[name, c] for c in (3, 5, 9, 17, 33)}
-        assert lines_of(cost)[f"{name} published"] == [(c, s["ERS"]) for c, s in rows.items()]
-        assert lines_of(recall)[f"{name} published"] == [(c, s["R@1"]) for c, s in rows.items()]
-        assert lines_of(both)[f"{name} published"] == [(s["R@1"], s["ERS"]) for s in rows.values()]
         kept = {c: s for c, s in rows.items() if name != "ACT[R]" or c not in (5, 9)}
-        assert lines_of(cost)[f"{name} ours"] == [(c, s["ERS"]) for c, s in kept.items()]
-        assert lines_of(recall)[f"{name} ours"] == [(c, s["R@1"] + 1) for c, s in kept.items()]
-        assert lines_of(both)[f"{name} ours"] == [(s["R@1"] + 1, s["ERS"]) for s in kept.values()]
-    solid = {str(c.get_label()): c.lines[0] for c in cost.containers}
-    assert solid["ACT[S] ours"].get_linestyle() == "-"
-    assert solid["ACT[S] published"].get_linestyle() == "--"
-    assert solid["ACT[S] published"].get_markerfacecolor() == "white"
-    assert solid["ACT[S] ours"].get_marker() != solid["ACT[R] ours"].get_marker()
+        for label, points, shift in (("published", rows, 0), ("ours", kept, 1)):
+            key = f"{name} {label}"
+            assert lines_of(cost)[key] == [(c, s["ERS"]) for c, s in points.items()]
+            assert lines_of(recall)[key] == [(c, s["R@1"] + shift) for c, s in points.items()]
+            assert lines_of(both)[key] == [(s["R@1"] + shift, s["ERS"]) for s in points.values()]
     crosses = [_points(line) for line in cost.lines if line.get_marker() == "x"]
-    assert crosses == [[(9.0, 0.03)]]  # at the foot
-    legend = part.axes[3].get_legend()
-    assert legend is not None
-    told = [text.get_text() for text in legend.get_texts()]
-    assert told == ["ACT[R]", "ACT[S]", "HM[S,LGA]&ICS", "ours", "published", "collapsed"]
-    assert [label.get_text() for label in recall.get_xticklabels()] == ["3", "5", "9", "17", "33"]
+    assert crosses == [[(9.0, 0.03)]]  # collapsed, at the foot
     drawn(figure)
 
 
 def test_error_bars_are_the_interval_or_the_deviation() -> None:
-    cost = figure_1()[0].subfigs[0].axes[0]
-    act = bars_of(cost)[0]
-    assert act[0] == pytest.approx([3, 5.8 - 1, 3, 5.8 + 1])
-    both = figure_1()[0].subfigs[0].axes[1]
-    across, up = bars_of(both)[:2]
-    assert across[0] == pytest.approx([47.5 - 1, 5.8, 47.5 + 1, 5.8])
-    assert up[0] == pytest.approx([47.5, 5.8 - 1, 47.5, 5.8 + 1])
-    cost = figure_1(seeds=2)[0].subfigs[0].axes[0]
+    assert bars_of(figure_1()[0].subfigs[0].axes[0])[0][0] == pytest.approx([3, 5.8 - 1, 3, 5.8 + 1])
     mean, deviation = 5.8 + 0.5, math.sqrt(0.5)
+    cost = figure_1(seeds=2)[0].subfigs[0].axes[0]
     assert bars_of(cost)[0][0] == pytest.approx([3, mean - deviation, 3, mean + deviation])
 
 
@@ -136,11 +118,8 @@ def test_histograms_are_shares_of_each_samplers_triplets() -> None:
         values, edges, _ = steps.get_data()
         np.testing.assert_allclose(values[190:210], found / 10)
         np.testing.assert_array_equal(edges, EDGES)
-        assert axes.get_xlim() == pytest.approx((-0.12, 0.12))
     assert figure.axes[1].lines[0].get_xdata() == [-0.1, -0.1]
-    told = [axes.texts[0].get_text() for axes in figure.axes]
-    assert told[0] == "E[H] 0.000\nVar[H] –\nwithin 0.05000", "of a single batch"
-    assert told[1] == "E[H] −0.100\nVar[H] 0.00100\nwithin 0.05000"
+    assert figure.axes[0].texts[0].get_text().splitlines()[1] == "Var[H] –", "of a single batch"
     drawn(figure)
 
 
@@ -155,9 +134,7 @@ ROWS = [
 
 
 def test_a_training_shows_what_was_logged() -> None:
-    figure = plots.training(
-        {"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs", validated=True
-    )
+    figure = plots.training({"mine": ROWS, "other": [{"step": "5", "loss": "1.5"}]}, "two runs")
     hardness, perturbed, loss, recall = figure.axes
     assert [axes.get_ylabel() for axes in figure.axes] == ["hardness", "perturbed, %", "loss", "R@1"]
     assert lines_of(recall) == {"mine": [(15, 98)]}
@@ -173,14 +150,6 @@ def test_a_training_shows_what_was_logged() -> None:
     drawn(figure)
 
 
-@pytest.mark.parametrize("rows", [[], [{"step": "1", "lr": "0.1"}], [{"loss": "0.1"}]])
-def test_a_training_without_figures_is_refused(rows: list[dict[str, str]]) -> None:
-    with pytest.raises(
-        UserError, match="there is nothing to plot of mine: no row has any of hardness/source"
-    ):
-        plots.training({"mine": rows})
-
-
 def test_records_show_ers_recall_and_terms() -> None:
     named = {
         "plain": a_record({"R@1": 53.9, "CA+": 20.0, "TMA": 0.75}, width=2.0),
@@ -188,27 +157,21 @@ def test_records_show_ers_recall_and_terms() -> None:
     }
     figure = plots.records(named)
     scatter, terms = figure.axes
-    for name, record in named.items():
+    for number, (name, record) in enumerate(named.items()):
         assert record.ers is not None
-        (point,) = lines_of(scatter)[name]
-        assert point == (record["R@1"], record["ERS"])
+        assert lines_of(scatter)[name] == [(record["R@1"], record["ERS"])]
+        values, places = np.transpose(lines_of(terms)[name])
+        assert values.tolist() == pytest.approx(list(record.ers.terms.values()))
+        np.testing.assert_allclose(places, np.arange(10) + 0.35 * (number - 0.5))
     across, up = bars_of(scatter)[:2]
     ers = named["plain"]["ERS"]
     assert across == [pytest.approx([51.9, ers, 55.9, ers])]
     assert up == [pytest.approx([53.9, ers - 2, 53.9, ers + 2])]
-    for number, (name, record) in enumerate(named.items()):
-        assert record.ers is not None
-        values, places = np.transpose(lines_of(terms)[name])
-        assert values.tolist() == pytest.approx(list(record.ers.terms.values()))
-        np.testing.assert_allclose(places, np.arange(10) + 0.35 * (number - 0.5))
     bars = bars_of(terms)[0]
     assert bars[0][::2] == pytest.approx([40 - 4, 40 + 4])  # CA+: twice the rank
     assert bars[4][::2] == pytest.approx([25 - 2, 25 + 2])  # TMA
-    assert [tick.get_text() for tick in terms.get_yticklabels()][:2] == ["CA+", "CA−"]
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told == ["plain", "fallen (ERS not valid)"]
-    faces = {c.get_label(): c.lines[0].get_markerfacecolor() for c in scatter.containers}
-    assert (faces["plain"], faces["fallen"]) == ("#0072B2", "white")
     drawn(figure)
 
 
@@ -253,14 +216,6 @@ def test_hostile_and_foreign_names_are_shown_as_they_are(tmp_path: Path) -> None
     assert len(told) == len(names)
 
 
-def test_plots_do_not_touch_matplotlibs_settings_or_windows() -> None:
-    before = dict(mpl.rcParams)
-    figure_1()
-    assert dict(mpl.rcParams) == before
-    for file in Path(plots.__file__).parent.glob("*.py"):
-        assert "pyplot" not in file.read_text(encoding="utf-8")
-
-
 def test_curves_stand_at_their_budgets() -> None:
     record = altered(a_record(), settings={"eps": 16 / 255})
     points = [
@@ -273,17 +228,11 @@ def test_curves_stand_at_their_budgets() -> None:
     found = plots.budgets(named)
     assert [*found] == ["ε, in levels of 255", "ε, a length (L2)", "steps"]
     levels, lengths, steps = (figure.axes for figure in found.values())
-    assert [axes.get_ylabel() for axes in levels] == ["ERS ↑", "ES:R ↑"]
     assert lines_of(levels[0]) == {"one": [(8, record["ERS"]), (16, record["ERS"])]}
     assert lines_of(lengths[0]) == {"two": [(2, 50)]}
     assert lines_of(steps[1]) == {"one": [(4, record["ES:R"])]}
     for figure in found.values():
         drawn(figure)
-    few = record.model_copy(
-        update={"ers": None, "scores": {n: record.scores[n] for n in ("GTM", "CA+", "TMA")}}
-    )
-    (figure,) = plots.budgets({"few": [(points[0], few)]}).values()
-    assert [axes.get_ylabel() for axes in figure.axes] == ["CA+ ↑", "TMA ↓"]
     assert plots.budgets({"none": []}) == {}
 
 
@@ -307,21 +256,14 @@ def test_a_plot_within_a_page_has_no_styles_and_the_page_s_colours() -> None:
     text = inline(plots.records({name: a_record() for name in names}), 'about "it" <b>', "key")
     svg = parsed(text).one("svg")
     assert svg["aria-label"] == 'about "it" <b>'
-    assert svg["fill"] == "currentColor"
-    assert not svg.all("style")
-    assert not svg.all("metadata")
-    assert not svg.all("script")
+    assert not [*svg.all("style"), *svg.all("metadata"), *svg.all("script")]
     assert names[1] in svg.text, "a name is a text, whatever it looks like"
-    every = {name: value for one in svg.every() for name, value in one.attributes.items()}
-    assert "style" not in every
+    assert not [one for one in svg.every() if "style" in one.attributes]
     ids = [one["id"] for one in svg.every() if "id" in one.attributes]
     assert len(ids) == len(set(ids))
     assert all(name.startswith("key-") for name in ids)
-    for one in svg.every():
-        for value in one.attributes.values():
-            assert all(link in ids for link in re.findall(r"(?:^|url\()#([\w-]+)", value)), (
-                "links lead to ids"
-            )
+    values = [value for one in svg.every() for value in one.attributes.values()]
+    assert all(link in ids for value in values for link in re.findall(r"(?:^|url\()#([\w-]+)", value))
     colours = {one.attributes.get(name, "") for one in svg.every() for name in ("stroke", "fill")}
     assert {"var(--s0)", "var(--s1)"} <= colours
     assert not [colour for colour in colours if colour.startswith("#")]

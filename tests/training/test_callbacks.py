@@ -142,15 +142,17 @@ def test_without_a_spread_nan_is_still_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_nan_in_the_first_step_leaves_no_good_weights(tmp_path: Path) -> None:
-    with pytest.raises(CollapsedError, match=r"began with it, at step 1: the loss is NaN.*look at the"):
-        fit(tmp_path, Bare(nan_at=1), 9)
-    assert not (tmp_path / "good.safetensors").exists()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("spread", [0.0, -1e-9, 1e-8])
-def test_a_spread_of_nothing_from_the_start_is_a_collapse(tmp_path: Path, spread: float) -> None:
-    with pytest.raises(CollapsedError, match=r"collapsed at about step 1: .* from the first step on"):
-        fit(tmp_path, Bare(spread=spread), 9)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"nan_at": 1}, r"began with it, at step 1: the loss is NaN.*look at the"),
+        ({"spread": 0.0}, r"collapsed at about step 1: .* from the first step on"),
+        ({"spread": -1e-9}, r"collapsed at about step 1"),
+    ],
+)
+def test_a_failure_from_the_first_step_on_leaves_no_good_weights(
+    tmp_path: Path, how: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(CollapsedError, match=told):
+        fit(tmp_path, Bare(**how), 9)
     assert not (tmp_path / "good.safetensors").exists()

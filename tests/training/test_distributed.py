@@ -17,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 import robustmetric as rm
 from robustmetric.data.pairs import PairLoader
 from robustmetric.locks import LOCK
-from robustmetric.training import MetricModule, load_recipe
+from robustmetric.training import load_recipe
 from robustmetric.training.sets import set_apart
 from tests.helpers.command import refused
 from tests.helpers.processes import alive, needs_proc, until
@@ -246,7 +246,3 @@ def test_machines_that_cannot_find_each_other_are_refused(
         monkeypatch.setenv(name, value)
     assert told in refused("train", "--nodes", 2, "--device", "cpu", "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_module_is_lazy_but_there() -> None:
-    assert rm.training.MetricModule is MetricModule

@@ -19,22 +19,9 @@ from robustmetric.errors import UserError
 from robustmetric.training.folder import RunFolder, Weights
 from robustmetric.training.recipe import load_recipe
 from robustmetric.training.run import train
+from tests.helpers.runs import make_run
 
 QUICK: dict[str, Any] = {"defense": "N/A[R]", "batch": 1024, "epochs": 1, "validation": 0}
-
-
-def make_run(folder: Path, *weights: str, about: str | None = None, validation: float = 0.1) -> RunFolder:
-    """Write a run's recipe and some of its weights, each of another network."""
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text(
-        f"data: digits\nmodel: c2f2\ndim: 16\nseed: 3\nvalidation: {validation}\n"
-    )
-    for number, name in enumerate(weights):
-        torch.manual_seed(number)
-        rm.save_weights(rm.model("c2f2", size=8, dim=16), folder / f"{name}.safetensors")
-    if about is not None:
-        (folder / "run.json").write_text(about)
-    return RunFolder(folder)
 
 
 def equal(network: nn.Module, file: Path) -> bool:
@@ -68,7 +55,7 @@ UNDECIDED = '{"choice": {"images": "validation images", "weights": "last"}}'
 def test_weights_of_a_run(
     about: str | None, share: float, which: Any, taken: str, chosen: str, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "run", "last", "best", about=about, validation=share)
+    run = RunFolder(make_run(tmp_path / "run", "last", "best", about=about, validation=share))
     file = run.path / f"{taken}.safetensors"
     assert run.weights(which) == Weights(file, chosen)
     assert equal(run.source(which).make(1, 8), file)
@@ -77,17 +64,8 @@ def test_weights_of_a_run(
     assert equal(loaded.network, file)
 
 
-def test_the_last_weights_count_by_the_reference(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last", "best", about=ON_VALIDATION)
-    with run.recipe_file.open("a") as file:
-        file.write("reference: true\n")
-    assert run.weights() == Weights(run.last, "last weights")
-    assert run.weights("best") == Weights(run.best, "chosen on validation images")
-    assert equal(rm.load_run(run.path).network, run.last)
-
-
 def test_weights_that_are_given_are_of_unknown_choice(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last", "best", "mine")
+    run = RunFolder(make_run(tmp_path / "run", "last", "best", "mine"))
     assert run.choose(run.path / "mine.safetensors") == Weights(run.path / "mine.safetensors", None)
     loaded = rm.load_run(run.path, run.path / "mine.safetensors")
     assert loaded.chosen is None
@@ -95,14 +73,14 @@ def test_weights_that_are_given_are_of_unknown_choice(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_there(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "last")
+    run = RunFolder(make_run(tmp_path / "run", "last"))
     told = r"no weights .*best\.safetensors: the folder holds last weights; ask for others"
     with pytest.raises(FileNotFoundError, match=told):
         run.weights("best")
     with pytest.raises(
         FileNotFoundError, match=r"no weights .*best\.safetensors: the folder holds no weights"
     ):
-        make_run(tmp_path / "new").weights("best")
+        RunFolder(make_run(tmp_path / "new")).weights("best")
     with pytest.raises(FileNotFoundError, match=r"no weights file .*nowhere\.safetensors"):
         run.source(tmp_path / "nowhere.safetensors")
 
@@ -206,12 +184,8 @@ def test_a_run_needs_neither_the_files_nor_the_working_directory(
 
 def test_copies_are_the_files_that_the_user_names(home: Path, tmp_path: Path) -> None:
     run = trained(home, tmp_path / "run")
-    entries = {
-        **QUICK,
-        "data": f"{home}/sets.py:mine(first=300)",
-        "model": f"{home}/net.py:build",
-        "epochs": 2,
-    }
+    own = {"data": f"{home}/sets.py:mine(first=300)", "model": f"{home}/net.py:build"}
+    entries = {**QUICK, **own, "epochs": 2}
     train(load_recipe("digits", entries), run.path, resume=True, progress=False)
     (home / "deeper.py").write_text("WIDTH = 9\n")
     with pytest.raises(UserError, match=r"holds other code than the files that you name \(deeper\.py\)"):

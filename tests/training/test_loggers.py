@@ -87,7 +87,6 @@ def test_one_curve_over_all_starts(stop: int, whole: Path, tmp_path: Path) -> No
 def test_the_recipe_is_there(whole: Path) -> None:
     text = (whole / "tensorboard" / "hparams.yaml").read_text(encoding="utf-8")
     assert all(f"{key}:" in text for key in Recipe.model_fields)
-    assert "batch: 128" in text
     found = events.EventAccumulator(str(whole / "tensorboard"))
     found.Reload()
     content = found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
@@ -119,8 +118,6 @@ def test_loggers_of_ones_own(tmp_path: Path) -> None:
     assert type(make_logger(f"{tmp_path}/own.py:Alone", tmp_path / "run")).__name__ == "Alone"
     for name, told in {
         "number": "made a int; it must make a Logger",
-        "Mine(depth=3)": "unexpected keyword argument 'depth'; its options: flag",
-        "Mein": r"unknown name 'Mein' \(did you mean 'Mine'",
         "Mine(step=3)": "step is given already; leave it out",
     }.items():
         with pytest.raises(UserError, match=told):

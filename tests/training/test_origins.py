@@ -50,33 +50,20 @@ def noise(file: Path) -> None:
     Image.fromarray(np.random.default_rng(7).integers(0, 256, (10, 10, 3), dtype=np.uint8)).save(file)
 
 
-def add(data: Path) -> None:
-    noise(data / "class03" / "9.png")
-
-
-def remove(data: Path) -> None:
-    (data / "class03" / "1.png").unlink()
-
-
-def change(data: Path) -> None:
-    noise(data / "class03" / "1.png")
-
-
-def move(data: Path) -> None:
-    (data / "class03" / "3.png").rename(data / "class04" / "0a.png")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("do", "told"),
     [
-        (add, "24 of 6 classes, are 25 of 6"),
-        (remove, "24 of 6 classes, are 23 of 6"),
-        (change, "some have other pixels"),
-        (move, "some are in other classes"),
+        (lambda data: noise(data / "class03" / "9.png"), "24 of 6 classes, are 25 of 6"),
+        (lambda data: (data / "class03" / "1.png").unlink(), "24 of 6 classes, are 23 of 6"),
+        (lambda data: noise(data / "class03" / "1.png"), "some have other pixels"),
+        (
+            lambda data: (data / "class03" / "3.png").rename(data / "class04" / "0a.png"),
+            "some are in other classes",
+        ),
     ],
 )
-def test_other_images_are_noticed(own: Path, tmp_path: Path, do: Callable[[Path], None], told: str) -> None:
+def test_other_images_are_noticed(own: Path, tmp_path: Path, do: Callable[[Path], object], told: str) -> None:
     shutil.copytree(tmp_path / "data", tmp_path / "kept", copy_function=shutil.copy2)
     before = contents(own)
     do(tmp_path / "data")

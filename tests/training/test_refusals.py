@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 import robustmetric as rm
 from robustmetric import cli
+from robustmetric.training.module import make_network
 from robustmetric.training.parts import suited_recipe
-from robustmetric.training.recipe import load_recipe
+from robustmetric.training.recipe import load_recipe, make_recipe
 from robustmetric.training.run import train
 from tests.helpers.runs import make_pictures
 
@@ -22,8 +23,13 @@ NETS = """
 import torch
 from torch import nn
 
-def fits():
-    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8))
+
+    def forward(self, images):
+        return self.net(images)
 
 def narrow():
     return nn.Sequential(nn.Flatten(), nn.Linear(27, 8))
@@ -31,23 +37,33 @@ def narrow():
 def maps():
     return nn.Conv2d(3, 4, 3)
 
-class Blind(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = fits()
+def fixed():
+    return Net().requires_grad_(False)
 
+def normalised():
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 8))
+
+class Blind(Net):
     def forward(self, images):
         return self.net(images.detach())
 
-class Late(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = fits()
+class Constant(Net):
+    def forward(self, images):
+        return self.net(images * 0)
 
+class Mixing(Net):
+    def forward(self, images):
+        return self.net(images - images.mean(0)) + self.net(images)
+
+class Late(Net):
     def forward(self, images):
         if self.training:
             raise KeyError("only in training")
         return self.net(images)
+
+class Nan(Net):
+    def forward(self, images):
+        return self.net(images) * (torch.nan if self.training else 1)
 """
 
 
@@ -80,6 +96,9 @@ WRONG: list[tuple[list[object], str]] = [
     (["--model", "NETS:narrow"], "the network failed on images of shape (1, 3, 16, 16) and type float32 ("),
     (["--model", "NETS:maps"], "the network returned float32 of shape (1, 4, 14, 14)"),
     (["--model", "NETS:Blind"], "the embeddings do not depend on the images"),
+    (["--model", "NETS:Constant"], "4 different images the same embedding: look at its layers"),
+    (["--model", "NETS:Mixing"], "depends on the batch it is in"),
+    (["--model", "NETS:fixed"], "no parameters that learn"),
     (["--weights", "gone.pth"], "there is no weights file "),
     (["--weights", "OTHER"], "does not fit this C2F2"),
     (["--device", "cuda"], "give another device, number of devices or precision"),
@@ -105,9 +124,6 @@ def test_refused_before_images_are_decoded(
     assert "\n" not in str(done.exception) or "--defense" in arguments  # which points at the letter
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "cache").exists()
-    # Nothing stands in the way of the corrected command.
-    right = command(tmp_path, "--model", "c2f2", "--size", 8)
-    assert right.exit_code == 0, (right.output, right.exception)
 
 
 # A start that fails nevertheless
@@ -146,11 +162,24 @@ def test_a_start_that_fails_before_its_first_step_leaves_nothing(
     train(recipe, out, progress=False)
 
 
-def test_a_network_that_fails_in_its_first_step_leaves_nothing(tmp_path: Path, nets: Path) -> None:
-    recipe = load_recipe("digits", {**QUICK, "dim": None, "model": f"{nets}:Late"})
-    with pytest.raises(rm.UserError, match="only in training"):
+@pytest.mark.parametrize(
+    ("name", "told"), [("Late", "only in training"), ("Nan", "the training began with it, at step 0")]
+)
+def test_a_network_that_fails_in_its_first_step_leaves_nothing(
+    name: str, told: str, tmp_path: Path, nets: Path
+) -> None:
+    recipe = load_recipe("digits", {**QUICK, "dim": None, "model": f"{nets}:{name}"})
+    with pytest.raises(rm.UserError, match=told):
         train(recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_mixes_its_batch_in_training_alone_is_trained(tmp_path: Path, nets: Path) -> None:
+    train(
+        load_recipe("digits", {**QUICK, "dim": None, "model": f"{nets}:normalised"}),
+        tmp_path / "run",
+        progress=False,
+    )
 
 
 def test_a_network_of_nan_leaves_nothing(tmp_path: Path) -> None:
@@ -167,17 +196,15 @@ def test_a_network_of_nan_leaves_nothing(tmp_path: Path) -> None:
 # The network is tried
 
 
-def test_trying_a_network_draws_nothing(tmp_path: Path) -> None:
-    seen: list[torch.Tensor] = []
-
-    class Watch(L.Callback):
-        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append(torch.get_rng_state())
-
-    train(load_recipe("digits", QUICK), tmp_path / "run", progress=False, callbacks=[Watch()])
-    torch.manual_seed(0)
-    rm.model("c2f2", size=8, dim=16)
-    assert torch.equal(seen[0], torch.get_rng_state())
+@pytest.mark.parametrize(
+    ("model", "resumed", "told"),
+    [("resnet18(mean=(0,0,0))", False, 1), ("resnet18", True, 0), ("c2f2", False, 0)],
+)
+def test_a_resnet_without_weights_says_so(model: str, resumed: bool, told: int) -> None:
+    said: list[str] = []
+    recipe = make_recipe({"resize": 32, "dim": 4, "model": model})
+    make_network(recipe, torch.device("cpu"), said.append, resumed=resumed)
+    assert sum("starts from random weights" in line for line in said) == told == len(said)
 
 
 # The usual recipe

@@ -241,14 +241,6 @@ def test_killed_in_pgd_in_adam_and_in_saving(tmp_path: Path, dropout: str) -> No
 
 
 @needs_fork
-def test_killed_with_c2f2(tmp_path: Path) -> None:
-    plans: list[Plan] = [("forward", 14), ("half", 2), ("adam", 4), ("fsync", 4), ("after validation", 1)]
-    ends, steps = run(tmp_path, plans, model="c2f2", epochs=1)
-    assert ends == ["killed"] * len(plans), (ends, steps)
-    assert_as_uninterrupted(tmp_path)
-
-
-@needs_fork
 def test_killed_with_a_schedule_and_images_set_apart(tmp_path: Path, dropout: str) -> None:
     # An epoch is 15 steps here, and the learning rate is another in each of them.
     plans: list[Plan] = [("adam", 5), ("half", 2), ("after validation", 1), ("adam", 6), ("forward", 20)]

@@ -72,14 +72,6 @@ def test_classes_of_the_training_where_the_test_has_others(tmp_path: Path) -> No
     assert sets.learn.source.classes == tuple(f"class{k:02}" for k in range(6))
 
 
-def test_images_of_each_class_where_training_and_test_share_them() -> None:
-    sets = load_sets(make_recipe({"data": "digits", "validation": 0.2}))
-    assert len(sets.learn) + len(sets.score) == 1000
-    assert len(sets.score) == pytest.approx(200, abs=5)
-    for images in (sets.learn, sets.score):
-        assert len(images.source.labels[images.rows].unique()) == 10
-
-
 def test_without_validation_the_test_images_score(tmp_path: Path) -> None:
     sets = load_sets(tiny(make_pictures(tmp_path / "data"), validation=0), tmp_path / "cache")
     assert sets.scored == "test images"
@@ -130,18 +122,3 @@ def test_the_training_learns_from_the_others_and_is_scored_on_these(tmp_path: Pa
     expected = retrieval_scores(z, sets.learn.source.labels[sets.score.rows])
     for name, value in spy.scores[-1].items():
         assert value == pytest.approx(expected[name], abs=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("share", "images", "count"), [(0.1, "validation images", 100), (0, "test images", 797)]
-)
-def test_the_run_says_which_images_chose(share: float, images: str, count: int, tmp_path: Path) -> None:
-    spy = Spy()
-    train(quick(epochs=3, validation=share), tmp_path / "run", progress=False, callbacks=[spy])
-    choice = json.loads((tmp_path / "run" / "run.json").read_text())["choice"]
-    assert (choice["images"], choice["count"]) == (images, count)
-    scores = [score["R@1"] for score in spy.scores]
-    best = max(k for k, score in enumerate(scores) if score == max(scores))
-    assert choice["best"] == {"R@1": scores[best], "step": 2 * best + 2}
-    assert choice["last"] == {"R@1": scores[-1], "step": 6}

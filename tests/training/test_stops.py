@@ -107,14 +107,3 @@ def test_another_thread_trains_without_signals() -> None:
     thread.start()
     thread.join()
     assert failed == []
-
-
-def test_a_stop_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("robustmetric.training.run.load_sets", interrupted)
-    said = command("train", *QUICK, "--epochs", 1, "--out", tmp_path / "run")
-    assert said.code == 130
-    assert "run the same command again" in said.err
-    assert not (tmp_path / "run").exists()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,10 +15,8 @@ from torch import nn
 import robustmetric as rm
 from robustmetric.data.inputs import Inputs
 from robustmetric.errors import UserError
-from robustmetric.evaluation.identity import digest_of
 from robustmetric.sphere import ROUNDING
 from robustmetric.training import Run, load_recipe
-from robustmetric.training.folder import RunFolder
 from tests.helpers.runs import make_pictures, make_run
 
 
@@ -71,19 +68,6 @@ def test_vectors_are_those_of_each_image_alone(
     assert far(z, one_by_one(run, files)) < ROUNDING
 
 
-def test_the_same_image_has_the_same_vector_in_every_shape(run: Run, tmp_path: Path) -> None:
-    """What training does with images of other sizes and modes is done here too."""
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
-    grey = Image.fromarray(pixels)
-    grey.save(tmp_path / "grey.png")
-    grey.convert("RGB").save(tmp_path / "colour.png")
-    exif = Image.Exif()
-    exif[0x0112] = 3  # it lies on its head
-    grey.rotate(180).save(tmp_path / "turned.png", exif=exif)
-    z = run.embed(sorted(tmp_path.glob("*.png")))
-    assert far(z, z[:1].expand(3, -1)) < ROUNDING
-
-
 def test_the_network_comes_back_as_it_was() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Flatten()).train()
     network[0].weight.requires_grad_(False)
@@ -94,15 +78,6 @@ def test_the_network_comes_back_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(module.training for module in network.modules())
     assert [p.requires_grad for p in network[0].parameters()] == [False, True]
-
-
-def test_a_run_knows_its_name_and_the_digest_of_its_network(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "last", defense="N/A[S]")
-    run = rm.load_run(folder)
-    assert run.name == RunFolder(folder).name == "c2f2 N/A[S]"
-    assert run.digest == digest_of(run.network)
-    next(run.network.parameters()).data.flatten()[0] += 1
-    assert run.digest != rm.load_run(folder).digest
 
 
 # What is refused
@@ -123,16 +98,6 @@ def test_a_run_knows_its_name_and_the_digest_of_its_network(tmp_path: Path) -> N
 def test_what_is_no_image_is_refused(given: Any, said: str, run: Run) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         run.embed(given)
-
-
-def test_a_file_that_is_no_image_is_named(run: Run, files: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "notes.png").write_text("no image")
-    (tmp_path / "cut.png").write_bytes(files[0].read_bytes()[:60])
-    for name in ("notes.png", "cut.png"):
-        with pytest.raises(UserError, match=rf"{name} cannot be read: .*; give an image file"):
-            run.embed([files[0], tmp_path / name, files[1]], batch=2)
-    with pytest.raises(UserError, match="cannot be read: Is a directory; give an image file"):
-        run.embed(tmp_path)
 
 
 def test_the_files_of_a_generator_are_not_held_all_at_once(run: Run, files: list[Path]) -> None:

@@ -197,13 +197,25 @@ class Attack(Contract, ABC):
         self._require("select", not outside, f"positions {shorten(outside)}", wanted)
         return index
 
+    def checked_aim(self, index: Tensor, queries: Queries, gallery: Gallery) -> Target:
+        """Call `aim`."""
+        target = self.aim(index, queries, gallery)
+        self._require("aim", isinstance(target, Target), target, "return a Target, such as Target(index)")
+        return target
+
     def checked_objective(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Tensor:
         """Call `objective`."""
         return self._checked_value("objective", self.objective(z, target, queries, gallery), z)
 
     def checked_appraise(self, z: Tensor, target: Target, queries: Queries, gallery: Gallery) -> Appraisal:
         """Call `appraise`."""
-        value, won = self.appraise(z, target, queries, gallery)
+        found = self.appraise(z, target, queries, gallery)
+        pair = isinstance(found, tuple) and len(found) == 2
+        self._require("appraise", pair, found, "return the values, and which queries succeeded, or None")
+        value, won = found
+        bools = isinstance(won, Tensor) and won.dtype == torch.bool and won.shape == (len(z),)
+        wanted = f"return None next to the values, or ({len(z)},) bools if a column has a success_value"
+        self._require("appraise", won is None or (bools and self.can_win), won, wanted)
         return self._checked_value("appraise", value, z), won
 
     def checked_measure(

@@ -11,7 +11,7 @@ import typer
 
 from robustmetric.cli import options
 from robustmetric.cli.app import app
-from robustmetric.cli.sheets import show_sheet
+from robustmetric.cli.show import show_sheet
 from robustmetric.cli.terminal import Terminal
 from robustmetric.errors import UserError
 from robustmetric.evaluation import Record

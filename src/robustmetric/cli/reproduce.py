@@ -14,7 +14,7 @@ from robustmetric.cli import options
 from robustmetric.cli.app import RESUME, app, exit_code, read_changes
 from robustmetric.cli.options import ATTACK, IMAGES, MACHINE, NETWORK, OUTPUT, option
 from robustmetric.cli.progress import Progress
-from robustmetric.cli.sheets import show_sheet
+from robustmetric.cli.show import show_sheet
 from robustmetric.cli.terminal import Terminal
 from robustmetric.data import DATA
 from robustmetric.errors import UserError

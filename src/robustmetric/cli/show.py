@@ -1,4 +1,4 @@
-"""Scores, checks and the worst case on a terminal."""
+"""Scores, checks, the worst case and tables on a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from robustmetric.cli.terminal import Cell, Terminal, styled
 from robustmetric.evaluation import COLUMNS, Certificate, Record, Verification
 from robustmetric.evaluation.intervals import Score
 from robustmetric.report.records import alpha_of, data_of, eps_of
+from robustmetric.report.sheet import Sheet
 
 _CLEAN = ("R@1", "R@2", "mAP", "NMI")
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not run": "dim"}
@@ -140,3 +141,11 @@ def _attempts(record: Record) -> list[list[str]]:
         if idle:
             rows.append([f"  {len(idle)} more", "0.0 %", f"{sum(idle):,}"])
     return rows
+
+
+def show_sheet(console: Terminal, sheet: Sheet) -> None:
+    """Print a table with its title and notes; columns that do not fit follow in further tables."""
+    console.print(styled((sheet.title, "bold")))
+    console.table(sheet.headers, sheet.texts, keys=len(sheet.headers) - len(sheet.columns))
+    for note in sheet.notes:
+        console.say(styled((note, "dim")))

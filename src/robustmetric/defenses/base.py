@@ -196,9 +196,9 @@ class Defense(Contract, nn.Module):
         if step.triplets is not None:
             instance(f"triplets that {who} returns", step.triplets, Triplets)
         logs: dict[str, float] = {}
-        for name, value in instance(f"logs that {who} returns", step.logs, dict).items():
+        for name, value in instance(f"logs that {who} returns", step.logs, Mapping).items():  # type: ignore[type-abstract]
             try:
-                logs[name] = float(value.detach() if isinstance(value, Tensor) else value)
+                logs[str(name)] = float(value.detach() if isinstance(value, Tensor) else value)
             except (TypeError, ValueError, RuntimeError):
                 told = f"{who} logged {name!r} as {describe(value)}; a log must be a number"
                 raise UserError(told) from None

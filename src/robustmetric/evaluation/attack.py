@@ -55,7 +55,7 @@ class NetworkView:
         where = self.ranking_gallery.z.device
         if index is None:
             index = attack.checked_select(queries.to(where), self.ranking_gallery, draws=draws)
-        return attack.aim(index.to(queries.z.device), queries, self.gallery)
+        return attack.checked_aim(index.to(queries.z.device), queries, self.gallery)
 
     def measure(
         self, attack: Attack, z: Tensor, target: Target, queries: Queries, won: Tensor | None = None
@@ -181,7 +181,7 @@ def run_attack(
     seen = queries if surrogate is None else surrogate.asking(numbers)
     with torch.no_grad():
         target = view.aim(attack, queries, Draws(threat.seed, attack.drawn_as, listed), index)
-        goal = target if surrogate is None else attack.aim(target.index, seen, surrogate.gallery)
+        goal = target if surrogate is None else attack.checked_aim(target.index, seen, surrogate.gallery)
         first = attack.checked_objective(queries.z, target, queries, view.gallery)
     draws = Draws(threat.seed, purpose or f"{attack.name}/search", listed)
     best, early = first.clone(), seen.z.clone()

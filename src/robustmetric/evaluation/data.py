@@ -165,18 +165,18 @@ class Data:
             raise UserError("own describes a gallery, and none is given: pass gallery too")
         if self.ranked.gallery is not None and self.gallery is not None:
             raise UserError("the gallery has a gallery of its own: give its images without one")
-        shapes = []
+        sides = []
         for side in (self, self.ranked):
             images = side.images
             if isinstance(images, list | tuple):
                 raise UserError(f"the images are {describe(images)}; give one tensor: torch.stack(images)")
             one = images[torch.arange(min(1, len(images)))]
             check_images(images if isinstance(images, Tensor) and images.ndim != 4 else one)
-            shapes.append(tuple(one.shape[1:]))
+            sides.append(describe(one[0]))
             check_labels(side.labels, len(images))
-        if shapes[0] != shapes[1]:
-            told = f"queries have shape {shapes[0]}, images of the gallery {shapes[1]}"
-            raise UserError(f"{told}: resize them to one size")
+        if sides[0] != sides[1]:
+            told = f"queries are {sides[0]}, images of the gallery {sides[1]}"
+            raise UserError(f"{told}: bring them to one size and type")
         check_cameras(self.ranked.cameras, self.cameras, len(self.ranked.images), len(self.images))
 
 

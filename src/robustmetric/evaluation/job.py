@@ -134,13 +134,6 @@ class Job(ABC, Generic[P, D]):
         """Hold the networks in evaluation mode, frozen."""
         return self.subject.frozen()
 
-    @property
-    def costs(self) -> dict[str, list[int]]:
-        """The cost of each piece by stage; empty if the document is there."""
-        if self.form.there(self.folder):
-            return {}
-        return {name: [piece.cost for piece in pieces] for name, pieces in self.stages.items()}
-
     @cached_property
     def stages(self) -> dict[str, list[Piece]]:
         """The pieces by stage."""

@@ -231,7 +231,7 @@ def _plots(entries: Sequence[Entry], attacks: Sequence[str]) -> dict[str, list[M
             add("map", plots.embedding_map(entry.pictures.map, attacks), about)
     with suppress(UserError):
         logged = {name: entry.rows for name, entry in named.items()}
-        add("training", plots.training(logged, validated=True), "The course of training")
+        add("training", plots.training(logged), "The course of training")
     return found
 
 

@@ -246,18 +246,15 @@ def hardness_histograms(hardness: Mapping[str, Any], title: str) -> Figure:
     return figure
 
 
-def training(
-    runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "", *, validated: bool = False
-) -> Figure:
-    """Return the course of trainings: hardness, share of perturbed triplets and loss.
+def training(runs: Mapping[str, Sequence[Mapping[str, str]]], title: str = "") -> Figure:
+    """Return the course of trainings: hardness, share of perturbed triplets, loss and R@1 of validations.
 
     `runs` are the rows of each one's metrics.csv by its name. A column that a run does not have is left out;
-    of long runs, means of neighbouring rows are shown. `validated` adds the R@1 of validations.
+    of long runs, means of neighbouring rows are shown.
     """
     found = {
         (panel, column, name): values
         for panel, columns in _COURSES.items()
-        if validated or panel != "R@1"
         for column in columns
         for name, rows in runs.items()
         if len(values := course(rows, column))
