@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from robustmetric.attacks import ATTACKS
-from robustmetric.cli.request import Request, Tested
+from robustmetric.cli import request
 from robustmetric.errors import UserError
 from robustmetric.evaluation import CHECKS, COLUMNS, Plan, Settings
 from robustmetric.evaluation.suite import GOALS
@@ -20,15 +20,15 @@ from tests.helpers.command import refused
 from tests.helpers.records import a_record, altered
 
 
-def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tested, Settings]:
+def asked(line: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[request.Tested, Settings]:
     """Run a command as far as its options are read, and return what they ask for."""
-    seen: list[tuple[Tested, Settings]] = []
+    seen: list[tuple[request.Tested, Settings]] = []
 
-    def stop(tested: Tested, settings: Mapping[str, Any]) -> Request:
+    def stop(tested: request.Tested, settings: Mapping[str, Any]) -> request.Request:
         seen.append((tested, Plan.make(**settings).settings))
         raise UserError("read")
 
-    monkeypatch.setattr(Request, "of", stop)
+    monkeypatch.setattr(request.Request, "of", stop)
     program, *words = shlex.split(line)
     assert program == "robustmetric"
     assert refused(*words, "--out", out) == "error: read\n"
