@@ -78,6 +78,10 @@ class Trial:
         return whole("number", given, 0, len(self.data.images) - 1)
 
 
+STYLE = ".shot { color: var(--text); } .min_value, .max_value { color: inherit !important; }"
+"""The page's own rules, for texts that gradio makes too pale."""
+
+
 def _told(error: UserError) -> str:
     return Markup('<p role="alert">{}</p>').format(str(error))
 
@@ -159,7 +163,7 @@ def serve(trial: Trial, port: int, say: Callable[[str], object], *, browser: boo
             mcp_server=False,
             app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None, **guard},
             theme=gr.themes.Base(**fonts),
-            css=CARD_STYLE,
+            head=f"<style>{CARD_STYLE}{STYLE}</style>",  # css= would scope the rules of :root
         )
         say(f"the page is at http://{HOST}:{port}, for this machine alone; Ctrl-C stops it")
         if browser:
